@@ -1,0 +1,160 @@
+"""The metadata store: one page, and its docstrings are the contract.
+
+Sorted by danger. *Writing*: `apply` is the only write; everything else that changes the store is built on it.
+*Reading*: linearizable. *Hints*: `watch` and `ephemeral` are fast and helpful, and no safety may rest on them.
+
+All methods are coroutines of one event loop. Every call ends within the deadline the store was opened with, by an
+answer or by one of `metastore.errors`. A cancelled `apply` may still take effect.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Self
+
+from metastore import keys
+from metastore.errors import CheckFailed
+from metastore.types import (
+    Applied,
+    Batch,
+    IndexDefinition,
+    RangeResult,
+    Record,
+    Revision,
+    Snapshot,
+    WatchItem,
+)
+
+
+class Watch(ABC, AsyncIterator[WatchItem]):
+    """A stream of `Changes` and `Resync` items. Iterate it from one task; leaving its `async with` ends it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def __anext__(self) -> WatchItem: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+
+class Ephemeral(ABC):
+    """A record that goes away with the process that wrote it. Liveness only, never safety."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Delete the record now."""
+
+
+class MetadataStore(ABC):
+    """See the module docstring. `indexes` are declared once, when the store is opened."""
+
+    def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:
+        self.indexes = tuple(indexes)
+
+    # -- writing, linearizable ---------------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        """An empty batch that knows this store's indexes."""
+        return Batch(self.indexes)
+
+    @abstractmethod
+    async def apply(self, batch: Batch) -> Applied:
+        """Do all of `batch`, atomically, if all of its checks hold; otherwise nothing.
+
+        Checks see the state before the batch. Two applies of one client that touch (one writes a key which the
+        other checks, writes or deletes) take effect in the order in which they were called. Independent applies
+        that are waiting together travel as one request and do not see each other.
+
+        Raises `CheckFailed` (with the current record), `InvalidBatch`, `StoreUnavailable`, `StoreFull`,
+        `StoreClosed`: nothing happened. Raises `OutcomeUnknown`: it may have happened, and never happens later
+        than the end of the store's own deadline plus what a request may spend on the way.
+        """
+
+    async def lease_ids(self, key: str, count: int) -> range:
+        """A block of `count` numbers that no other call, in any process, was or will ever be given.
+
+        The record `key` holds the next free number; the first block starts at 1. A block whose reply was lost is
+        wasted, never handed out twice.
+        """
+        assert count > 0
+        record = await self.get(key)
+        while True:
+            first = int(record.value) if record else 1
+            value = str(first + count).encode()
+            batch = self.batch()
+            if record:
+                batch.replace(record, value)
+            else:
+                batch.create(key, value)
+            try:
+                await self.apply(batch)
+            except CheckFailed as lost:
+                record = lost.current
+                continue
+            return range(first, first + count)
+
+    # -- reading, linearizable ---------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Record | None:
+        """The record now, or None. Raises `StoreUnavailable`, `StoreClosed`."""
+        return (await self.get_many([key])).records[key]
+
+    @abstractmethod
+    async def get_many(self, wanted: Sequence[str]) -> Snapshot:
+        """Several records, read at one revision (up to 100 keys; more are read in chunks, and the revision is the
+        first chunk's). With no key at all: just the current revision. Raises `StoreUnavailable`, `StoreClosed`."""
+
+    @abstractmethod
+    async def range(
+        self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
+    ) -> RangeResult:
+        """Records with keys in `[start, end)`, all read at one revision; `limit` 0 means all.
+
+        With `keys_only` the values come back empty. Raises `StoreUnavailable`, `StoreClosed`.
+        """
+
+    async def scan(self, prefix: str, *, limit: int = 0, keys_only: bool = False) -> RangeResult:
+        """`range` over every key that starts with `prefix`."""
+        return await self.range(prefix, keys.prefix_end(prefix), limit=limit, keys_only=keys_only)
+
+    async def query_index(
+        self, name: str, start: str = "", end: str | None = None, *, limit: int = 0, reverse: bool = False
+    ) -> list[str]:
+        """Entries of a declared index in `[start, end)` (`end` None: to its end), in order, as `entries` named them."""
+        root = f"/idx/{name}/"
+        assert any(index.name == name for index in self.indexes), f"index {name} is not declared"
+        stop = keys.prefix_end(root) if end is None else root + end
+        found = await self.range(root + start, stop, limit=limit, reverse=reverse, keys_only=True)
+        return [record.key.removeprefix(root) for record in found.records]
+
+    async def current_revision(self) -> Revision:
+        """A revision not older than any `apply` that had been answered, to anyone, when this call began."""
+        return (await self.get_many(())).revision
+
+    # -- hints -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def watch(self, prefix: str, from_revision: Revision) -> Watch:
+        """Changes below `prefix` at `from_revision` and later, in order, none twice.
+
+        After `listing = await store.scan(prefix)`, `store.watch(prefix, listing.revision + 1)` continues without
+        gap or duplicate. When that is not possible (the revision is compacted away, the session expired, the
+        consumer was too slow) a `Resync` says so, and the stream goes on behind it. A watch that loses its
+        connection reconnects by itself and never ends in an error; it ends only by `close`.
+        """
+
+    @abstractmethod
+    async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
+        """Put a record that disappears some time after this process stops (at most about `ttl_ms` later)."""
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what was sent, end the watches, release files and connections. Idempotent."""

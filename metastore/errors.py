@@ -1,0 +1,70 @@
+"""What a store call can fail with.
+
+    MetastoreError
+    ├── CheckFailed        a check did not hold; nothing happened               definite
+    ├── InvalidBatch       malformed, too large, key written twice              definite
+    ├── StoreUnavailable   did not reach the store; nothing happened            definite, retriable
+    ├── StoreFull          the store refuses writes until there is space        definite, retriable
+    ├── StoreInUse         another process holds this embedded store            definite
+    ├── StoreClosed        this client has been closed                          definite
+    └── OutcomeUnknown     sent, no answer: it may or may not have happened     NOT definite
+
+Two facts decide what a caller may do. `retriable`: the same call can succeed later without anyone changing it.
+`definite`: the operation certainly did not happen. The answer to an error that is not definite is to read the
+records again, never to send the write again blindly.
+"""
+
+from __future__ import annotations
+
+from metastore.types import Check, Record, Revision
+
+
+class MetastoreError(Exception):
+    """Root of the tree. Not raised itself."""
+
+    retriable = False
+    definite = True
+
+
+class CheckFailed(MetastoreError):
+    """A check of the batch did not hold. Carries what the loser needs, so that it need not read again.
+
+    `check` is the first one that failed, in the order of the batch; `current` the record that made it fail (None:
+    the key is absent; for `EmptyRange` the first record found); `revision` the store revision of that observation.
+    """
+
+    def __init__(self, check: Check, current: Record | None, revision: Revision) -> None:
+        super().__init__(f"check failed: {check}, found {current}")
+        self.check = check
+        self.current = current
+        self.revision = revision
+
+
+class InvalidBatch(MetastoreError):
+    """The batch can never be applied: too large for the store, a malformed key, the same key written twice."""
+
+
+class StoreUnavailable(MetastoreError):
+    """The store did not answer and nothing was sent that could still take effect."""
+
+    retriable = True
+
+
+class StoreFull(MetastoreError):
+    """The store has no space left (etcd: NOSPACE alarm; SQLite: disk full) and takes no writes until it has."""
+
+    retriable = True
+
+
+class StoreInUse(MetastoreError):
+    """An embedded store is open in another process."""
+
+
+class StoreClosed(MetastoreError):
+    """`close` has been called on this client."""
+
+
+class OutcomeUnknown(MetastoreError):
+    """The request was sent and its answer was lost. Read the records to learn what happened."""
+
+    definite = False

@@ -1,0 +1,36 @@
+"""Transaction ids: 128 bits as in PIP-31.
+
+    | 16 bits coordinator id | 112 bits number, from leased blocks, starting at 1 |
+
+Text form: 32 lower-case hex digits, so that key order is numeric order.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_SEQUENCE_BITS = 112
+_TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TxnId:
+    coordinator: int
+    sequence: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.coordinator < 1 << 16, self.coordinator
+        assert 0 <= self.sequence < 1 << _SEQUENCE_BITS, self.sequence
+
+    def __str__(self) -> str:
+        return f"{self.coordinator << _SEQUENCE_BITS | self.sequence:032x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `ValueError` unless `text` is 32 lower-case hex digits."""
+        if not _TEXT.fullmatch(text):
+            raise ValueError(f"{text!r} is not a transaction id: 32 lower-case hex digits are expected")
+        number = int(text, 16)
+        return cls(number >> _SEQUENCE_BITS, number & ((1 << _SEQUENCE_BITS) - 1))

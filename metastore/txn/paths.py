@@ -1,0 +1,137 @@
+"""The whole schema: every key of the public layout, built here and nowhere else.
+
+    /txn/<txnId>                                      Header
+    /txn-lease/<txnId>                                Lease
+    /txn-writers/<txnId>                              RememberedWriters
+    /txn-prepared/<txnId>                             Prepared
+    /txn-op/<txnId>/<seq>                             WriteOp | AckOp
+    /txn-key/<owner>&<key>                            TransactionKey
+    /txn-seq/<coordinatorId>                          next free id (see MetadataStore.lease_ids)
+    /idx/writes-by-segment/<segment>/<txnId>/<seq>    empty
+    /idx/acks-by-segment-subscription/<segment>/<subscription>/<txnId>/<seq>   empty
+    /idx/txn-by-deadline/<ms20>/<txnId>               empty, open transactions only
+    /idx/txn-by-final-state/<state>/<ms20>/<txnId>    empty, decided transactions only
+    /segment-state/<segment>/outcome/<txnId>          Outcome
+    /cursor/<segment>/<subscription>/…                cursors
+    /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
+    /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: who serves where
+    /gc/horizon                                       GcHorizon
+    /batch/<process>/<slot>                           group-commit markers (etcd)
+
+`<seq>` is `<segment>:w:<generation>:<counter>` for a write and `<segment>:a:<subscription>:<generation>:<counter>`
+for an ack. A colon is always escaped inside a part, so one participant's operations are exactly one key prefix: it
+writes them without contention and deletes nobody else's.
+
+The escape and padding rules are those of `metastore.keys`.
+"""
+
+from __future__ import annotations
+
+from metastore.keys import escape, number, unescape
+from metastore.txn.ids import TxnId
+from metastore.txn.states import TxnState
+
+HEADERS = "/txn/"
+OPS = "/txn-op/"
+TRANSACTION_KEYS = "/txn-key/"
+DEADLINE_INDEX = "/idx/txn-by-deadline/"
+FINAL_STATE_INDEX = "/idx/txn-by-final-state/"
+TOPICS = "/topic/"
+SEGMENTS = "/segment/"
+COORDINATORS = "/cluster/coordinator/"
+BROKERS = "/cluster/broker/"
+GC_HORIZON = "/gc/horizon"
+
+
+def header(txn_id: TxnId) -> str:
+    return f"{HEADERS}{txn_id}"
+
+
+def txn_id_of_header(key: str) -> TxnId:
+    return TxnId.parse(key.removeprefix(HEADERS))
+
+
+def lease(txn_id: TxnId) -> str:
+    return f"/txn-lease/{txn_id}"
+
+
+def remembered_writers(txn_id: TxnId) -> str:
+    return f"/txn-writers/{txn_id}"
+
+
+def prepared(txn_id: TxnId) -> str:
+    return f"/txn-prepared/{txn_id}"
+
+
+def ops_of_transaction(txn_id: TxnId) -> str:
+    return f"{OPS}{txn_id}/"
+
+
+def write_ops_of_segment(txn_id: TxnId, segment: str) -> str:
+    """Prefix of the write operations of one transaction on one segment."""
+    return f"{OPS}{txn_id}/{escape(segment)}:w:"
+
+
+def write_op(txn_id: TxnId, segment: str, generation: int, counter: int) -> str:
+    return f"{write_ops_of_segment(txn_id, segment)}{number(generation)}:{number(counter)}"
+
+
+def op_key_parts(key: str) -> tuple[str, str]:
+    """(transaction id, seq) of an operation record's key."""
+    txn_id, _, seq = key.removeprefix(OPS).partition("/")
+    return txn_id, seq
+
+
+def writes_by_segment(segment: str) -> str:
+    """Prefix, inside the index `writes-by-segment`, of one segment's entries."""
+    return f"{escape(segment)}/"
+
+
+def transaction_key(owner: str | None, key: str) -> str:
+    """A key is unique per owner; `&` is escaped in both, so the pair is never ambiguous."""
+    return f"{TRANSACTION_KEYS}{escape(owner) if owner else ''}&{escape(key)}"
+
+
+def parse_transaction_key(path: str) -> tuple[str | None, str]:
+    owner, _, key = path.removeprefix(TRANSACTION_KEYS).partition("&")
+    return unescape(owner) or None, unescape(key)
+
+
+def id_sequence(coordinator: int) -> str:
+    return f"/txn-seq/{number(coordinator)}"
+
+
+def deadline_entry(deadline_ms: int, txn_id: TxnId) -> str:
+    return f"{DEADLINE_INDEX}{number(deadline_ms)}/{txn_id}"
+
+
+def final_state_entry(state: TxnState, finalized_ms: int, txn_id: str) -> str:
+    return f"{FINAL_STATE_INDEX}{state}/{number(finalized_ms)}/{txn_id}"
+
+
+def outcomes(segment: str) -> str:
+    return f"/segment-state/{escape(segment)}/outcome/"
+
+
+def outcome(segment: str, txn_id: TxnId) -> str:
+    return f"{outcomes(segment)}{txn_id}"
+
+
+def topic(name: str) -> str:
+    return f"{TOPICS}{escape(name)}"
+
+
+def segment(segment_id: str) -> str:
+    return f"{SEGMENTS}{escape(segment_id)}"
+
+
+def segment_owner(segment_id: str) -> str:
+    return f"/segment-owner/{escape(segment_id)}"
+
+
+def coordinator_process(process_id: str) -> str:
+    return f"{COORDINATORS}{escape(process_id)}"
+
+
+def broker_process(process_id: str) -> str:
+    return f"{BROKERS}{escape(process_id)}"

@@ -1,0 +1,132 @@
+"""The values of the transaction records: compact JSON, read by people with `etcdctl`.
+
+Unknown fields are ignored when reading, so that an older process can read what a newer one wrote. Times are epoch
+milliseconds. Positions are `ledger:entry`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from metastore.txn.states import ExpiredBy, TxnState
+
+
+class JsonRecord(BaseModel):
+    """A record that is stored as compact JSON; absent fields are left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(exclude_none=True).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        return cls.model_validate_json(value)
+
+
+class Header(JsonRecord):
+    """`/txn/<txnId>`: the linearization point. Written exactly twice: created OPEN, made final.
+
+    `timeout_ms` is the absolute deadline given at begin; a keep-alive or a prepare moves the deadline in a record of
+    its own, because the header must stay at its first version while it is OPEN. `writers`, once COMMITTED, is the
+    list of writers that count (None: all of them; empty: only operations without a writer).
+    """
+
+    state: TxnState
+    timeout_ms: int
+    created_ms: int
+    finalized_ms: int | None = None
+    owner: str | None = None
+    key: str | None = None
+    epoch: int | None = None
+    version: int | None = None
+    writers: tuple[str, ...] | None = None
+    reason: str | None = None
+    expired_by: ExpiredBy | None = None
+    properties: dict[str, str] | None = None
+
+
+class Lease(JsonRecord):
+    """`/txn-lease/<txnId>`: exists only after a keep-alive; its deadline replaces the header's."""
+
+    deadline_ms: int
+
+
+class Prepared(JsonRecord):
+    """`/txn-prepared/<txnId>`: exists only between an external prepare and the decision."""
+
+    prepared_ms: int
+    deadline_ms: int
+
+
+class RememberedWriters(JsonRecord):
+    """`/txn-writers/<txnId>`: writers that count, remembered before the commit."""
+
+    writers: tuple[str, ...]
+
+
+class WriteOp(JsonRecord):
+    """One transactional append. `after` is a lower bound of where its frame lands, known before it is appended."""
+
+    kind: Literal["write"] = "write"
+    segment: str
+    after: str
+    count: int
+    writer: str | None = None
+    sequence: int | None = None
+
+
+class AckOp(JsonRecord):
+    """One transactional acknowledgement."""
+
+    kind: Literal["ack"] = "ack"
+    segment: str
+    subscription: str
+    incarnation: int
+    position: str
+    batch_index: int | None = None
+    cumulative: bool | None = None
+    writer: str | None = None
+
+
+OpRecord = Annotated[WriteOp | AckOp, Field(discriminator="kind")]
+_OP: TypeAdapter[WriteOp | AckOp] = TypeAdapter(OpRecord)
+
+
+def decode_op(value: bytes) -> WriteOp | AckOp:
+    return _OP.validate_json(value)
+
+
+class TransactionKey(JsonRecord):
+    """`/txn-key/<owner>&<key>`: fencing and idempotence. Deleting leaves a tombstone, so that epochs never repeat.
+
+    `session` names the connection that holds `epoch`, when it gave a name: connecting again under the same name
+    finds the epoch instead of bumping it. `fenced_sessions` are the last ones it took over from.
+    """
+
+    epoch: int
+    updated_ms: int
+    txn_id: str | None = None
+    last_version: int | None = None
+    session: str | None = None
+    fenced_sessions: tuple[str, ...] = ()
+    deleted: bool | None = None
+
+
+class Outcome(JsonRecord):
+    """`/segment-state/<segment>/outcome/<txnId>`: what a reader must hide of a transaction on one segment.
+
+    Exists only where the transaction is not simply committed. `highest` is the last position a frame of it can have.
+    """
+
+    highest: str
+    aborted: bool | None = None
+    counted_writers: tuple[str, ...] | None = None
+
+
+class GcHorizon(JsonRecord):
+    """`/gc/horizon`: the highest decision revision whose header was deleted."""
+
+    revision: int

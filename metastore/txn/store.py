@@ -1,0 +1,173 @@
+"""Typed access to the transaction records: the only code that joins their keys, values, checks and indexes.
+
+Reads are coroutines. Writes come as functions that add to a `Batch`, because what they belong to (a key's epoch, a
+segment's ownership) must travel in the same `apply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from metastore.api import MetadataStore
+from metastore.keys import number
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import GcHorizon, Header, Lease, Prepared, RememberedWriters, WriteOp, decode_op
+from metastore.txn.states import TxnState, may_become
+from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision
+
+
+def _writes_by_segment(key: str, value: bytes) -> Iterable[str]:
+    op = decode_op(value)
+    if op.kind == "write":
+        yield paths.writes_by_segment(op.segment) + "/".join(paths.op_key_parts(key))
+
+
+def _by_final_state(key: str, value: bytes) -> Iterable[str]:
+    header = Header.decode(value)
+    if header.state.final:
+        assert header.finalized_ms is not None
+        entry = paths.final_state_entry(header.state, header.finalized_ms, key.removeprefix(paths.HEADERS))
+        yield entry.removeprefix(paths.FINAL_STATE_INDEX)
+
+
+INDEXES = (
+    IndexDefinition("writes-by-segment", paths.OPS, _writes_by_segment),
+    IndexDefinition("txn-by-final-state", paths.HEADERS, _by_final_state),
+)
+"""What a store of transactions is opened with. The deadline index is not here: its entry depends on three records
+(header, lease, prepared), so `TransactionRecords` moves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecords:
+    """All of one transaction but its operations, read at one revision. Absent records are None."""
+
+    txn_id: TxnId
+    revision: Revision
+    header_record: Record
+    header: Header
+    lease_record: Record | None
+    prepared_record: Record | None
+    writers_record: Record | None
+
+    @property
+    def prepared(self) -> Prepared | None:
+        return Prepared.decode(self.prepared_record.value) if self.prepared_record else None
+
+    @property
+    def remembered_writers(self) -> tuple[str, ...] | None:
+        return RememberedWriters.decode(self.writers_record.value).writers if self.writers_record else None
+
+    @property
+    def deadline_ms(self) -> int:
+        """The deadline in force: the prepared one, else the last keep-alive's, else the one given at begin."""
+        if self.prepared_record:
+            return Prepared.decode(self.prepared_record.value).deadline_ms
+        if self.lease_record:
+            return Lease.decode(self.lease_record.value).deadline_ms
+        return self.header.timeout_ms
+
+    def finalize(self, batch: Batch, final: Header) -> Batch:
+        """Decide (DESIGN §5.1): the header at the version read, the side records at theirs, all gone or final at once.
+
+        A keep-alive, prepare or add-writers that slipped in makes the apply fail; the caller reads again.
+        """
+        assert may_become(self.header.state, final.state) and final.finalized_ms is not None
+        batch.replace(self.header_record, final.encode())
+        batch.delete(paths.deadline_entry(self.deadline_ms, self.txn_id))
+        for record, key in (
+            (self.lease_record, paths.lease(self.txn_id)),
+            (self.prepared_record, paths.prepared(self.txn_id)),
+            (self.writers_record, paths.remembered_writers(self.txn_id)),
+        ):
+            if record:
+                batch.remove(record)
+            else:
+                batch.check(Absent(key))
+        return batch
+
+    def keep_alive(self, batch: Batch, deadline_ms: int) -> Batch:
+        """Move the deadline of an open, unprepared transaction."""
+        batch.check(FirstVersion(self.header_record.key), Absent(paths.prepared(self.txn_id)))
+        value = Lease(deadline_ms=deadline_ms).encode()
+        if self.lease_record:
+            batch.replace(self.lease_record, value)
+        else:
+            batch.create(paths.lease(self.txn_id), value)
+        return self._move_deadline(batch, deadline_ms)
+
+    def prepare(self, batch: Batch, prepared: Prepared) -> Batch:
+        """Close an open transaction for operations; the prepared record's deadline is now the one in force."""
+        batch.check(FirstVersion(self.header_record.key))
+        if self.lease_record:
+            batch.remove(self.lease_record)
+        else:
+            batch.check(Absent(paths.lease(self.txn_id)))
+        batch.create(paths.prepared(self.txn_id), prepared.encode())
+        return self._move_deadline(batch, prepared.deadline_ms)
+
+    def remember_writers(self, batch: Batch, writers: tuple[str, ...]) -> Batch:
+        batch.check(FirstVersion(self.header_record.key), Absent(paths.prepared(self.txn_id)))
+        value = RememberedWriters(writers=writers).encode()
+        if self.writers_record:
+            return batch.replace(self.writers_record, value)
+        return batch.create(paths.remembered_writers(self.txn_id), value)
+
+    def _move_deadline(self, batch: Batch, deadline_ms: int) -> Batch:
+        if deadline_ms != self.deadline_ms:
+            batch.delete(paths.deadline_entry(self.deadline_ms, self.txn_id))
+            batch.put(paths.deadline_entry(deadline_ms, self.txn_id), b"")
+        return batch
+
+
+class TxnStore:
+    """The transaction records of one metadata store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self.store = store
+
+    async def read(self, txn_id: TxnId) -> TransactionRecords | None:
+        """Header and side records at one revision; None when the header is unknown."""
+        keys = (
+            paths.header(txn_id),
+            paths.lease(txn_id),
+            paths.prepared(txn_id),
+            paths.remembered_writers(txn_id),
+        )
+        snapshot = await self.store.get_many(keys)
+        header, lease, prepared, writers = (snapshot.records[key] for key in keys)
+        if header is None:
+            return None
+        return TransactionRecords(
+            txn_id, snapshot.revision, header, Header.decode(header.value), lease, prepared, writers
+        )
+
+    async def due(self, until_ms: int, limit: int) -> list[TxnId]:
+        """Open transactions whose deadline is at or before `until_ms`, the oldest deadline first."""
+        found = await self.store.range(
+            paths.DEADLINE_INDEX, paths.DEADLINE_INDEX + number(until_ms + 1), limit=limit, keys_only=True
+        )
+        return [TxnId.parse(record.key.rpartition("/")[2]) for record in found.records]
+
+    async def gc_horizon(self) -> Revision:
+        """The highest decision revision whose header may be gone; 0 while none is."""
+        record = await self.store.get(paths.GC_HORIZON)
+        return GcHorizon.decode(record.value).revision if record else 0
+
+
+def begin(batch: Batch, txn_id: TxnId, header: Header) -> Batch:
+    """Create an OPEN header and its deadline entry."""
+    assert header.state is TxnState.OPEN
+    batch.create(paths.header(txn_id), header.encode())
+    return batch.put(paths.deadline_entry(header.timeout_ms, txn_id), b"")
+
+
+def put_write_op(batch: Batch, txn_id: TxnId, generation: int, counter: int, op: WriteOp) -> Batch:
+    """The guarded intent (DESIGN §5.1): only while the header is at its first version and nothing is prepared.
+
+    The caller adds the third guard, its ownership of the segment.
+    """
+    batch.check(FirstVersion(paths.header(txn_id)), Absent(paths.prepared(txn_id)))
+    return batch.create(paths.write_op(txn_id, op.segment, generation, counter), op.encode())

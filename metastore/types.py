@@ -1,0 +1,225 @@
+"""The nouns of the store: records, checks, batches, watch items.
+
+Keys are text and sort by their UTF-8 bytes (which for Python strings is code point order). Values are bytes.
+A *revision* is a number that grows with every successful `apply`; a *version* is what a record carries to be
+compared with later. Both are opaque beyond `==`, `<` and `>`: on etcd a version is the record's modification
+revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from metastore.keys import prefix_end
+
+Revision = int
+Version = int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One key as it was read.
+
+    `first` is true while the record has been written exactly once since it was created. A transaction header is
+    written exactly twice in its life, so `first` means OPEN without anyone having read it before.
+    """
+
+    key: str
+    value: bytes
+    version: Version
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Check: no record has this key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtVersion:
+    """Check: the record exists and nobody has written it since it was read at `version`."""
+
+    key: str
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class FirstVersion:
+    """Check: the record exists and has been written exactly once since its creation (see `Record.first`)."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyRange:
+    """Check: no record has a key in `[start, end)`."""
+
+    start: str
+    end: str
+
+
+Check = Absent | AtVersion | FirstVersion | EmptyRange
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDefinition:
+    """A secondary index over the records below `prefix`.
+
+    `entries(key, value)` names the index entries of one record, as escaped key parts joined by `/` (see
+    `metastore.keys.join`). It must be a pure function: the entries of an old value are found by calling it again.
+    An entry is stored as the empty record `/idx/<name>/<entry>`, in the same `apply` as its record, so an index
+    can never disagree with what it indexes.
+    """
+
+    name: str
+    prefix: str
+    entries: Callable[[str, bytes], Iterable[str]]
+
+    @property
+    def root(self) -> str:
+        return f"/idx/{self.name}/"
+
+    def keys(self, key: str, value: bytes) -> set[str]:
+        return {self.root + entry for entry in self.entries(key, value)}
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one `apply` checks and changes, all or nothing.
+
+    Two ways to write. `create`, `replace` and `remove` carry their own check (absent, or still at the version that
+    was read) and move index entries along; they are the only way to touch an indexed record. `put`, `delete` and
+    `delete_range` are bare and refuse keys below an indexed prefix (a programming error, so an `AssertionError`).
+    A key may be written once per batch.
+    """
+
+    indexes: tuple[IndexDefinition, ...] = ()
+    checks: list[Check] = field(default_factory=list)
+    puts: dict[str, bytes] = field(default_factory=dict)
+    deletes: set[str] = field(default_factory=set)
+    range_deletes: list[tuple[str, str]] = field(default_factory=list)
+
+    def check(self, *checks: Check) -> Self:
+        self.checks.extend(checks)
+        return self
+
+    def create(self, key: str, value: bytes) -> Self:
+        """Put a record that must not exist yet."""
+        self.checks.append(Absent(key))
+        return self._write(key, None, value)
+
+    def replace(self, record: Record, value: bytes) -> Self:
+        """Put a record that must still be at the version of `record`."""
+        self.checks.append(AtVersion(record.key, record.version))
+        return self._write(record.key, record.value, value)
+
+    def remove(self, record: Record) -> Self:
+        """Delete a record that must still be at the version of `record`."""
+        self.checks.append(AtVersion(record.key, record.version))
+        return self._write(record.key, record.value, None)
+
+    def put(self, key: str, value: bytes) -> Self:
+        self._assert_bare(key)
+        return self._set(key, value)
+
+    def delete(self, key: str) -> Self:
+        self._assert_bare(key)
+        return self._unset(key)
+
+    def delete_range(self, start: str, end: str) -> Self:
+        """Delete every key in `[start, end)`. Keep ranges small: a backend may refuse more than a few hundred keys."""
+        for index in self.indexes:
+            assert end <= index.prefix or start >= prefix_end(index.prefix), f"{start} holds indexed records"
+        self.range_deletes.append((start, end))
+        return self
+
+    def written(self) -> set[str]:
+        return set(self.puts) | self.deletes
+
+    @property
+    def empty(self) -> bool:
+        return not (self.checks or self.puts or self.deletes or self.range_deletes)
+
+    def _write(self, key: str, old: bytes | None, new: bytes | None) -> Self:
+        for index in self.indexes:
+            if not key.startswith(index.prefix):
+                continue
+            before = index.keys(key, old) if old is not None else set()
+            after = index.keys(key, new) if new is not None else set()
+            for entry in before - after:
+                self._unset(entry)
+            for entry in after - before:
+                self._set(entry, b"")
+        return self._set(key, new) if new is not None else self._unset(key)
+
+    def _set(self, key: str, value: bytes) -> Self:
+        assert key not in self.puts and key not in self.deletes, f"{key} is written twice in one batch"
+        self.puts[key] = value
+        return self
+
+    def _unset(self, key: str) -> Self:
+        assert key not in self.puts and key not in self.deletes, f"{key} is written twice in one batch"
+        self.deletes.add(key)
+        return self
+
+    def _assert_bare(self, key: str) -> None:
+        for index in self.indexes:
+            assert not key.startswith(index.prefix), f"{key} is indexed by {index.name}: use create/replace/remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A successful `apply`: the store revision at which it took effect, which is the version of every record it put."""
+
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """Records in key order (or reverse), as they were at `revision`; `more` tells that `limit` cut the list."""
+
+    records: list[Record]
+    revision: Revision
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Several keys read at one `revision`; an absent key maps to None."""
+
+    records: Mapping[str, Record | None]
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change: `record` is what the key holds now, None when it was deleted."""
+
+    key: str
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """All events of one revision below the watched prefix, in the order in which they were applied."""
+
+    revision: Revision
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Events may have been lost (compaction, session expiry, slow consumer): read again, then trust events after it.
+
+    The watch goes on behind this item: every change later than `revision` will be delivered, none at or before it.
+    """
+
+    revision: Revision
+    reason: str
+
+
+WatchItem = Changes | Resync

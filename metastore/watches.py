@@ -1,0 +1,200 @@
+"""Watches inside one process: a log of recent changes, fanned out to any number of bounded queues.
+
+Every backend feeds one `ChangeLog`: memory and SQLite from their own writes, etcd and ZooKeeper from one server
+watch per prefix. Watch callbacks only enqueue; the owner of a `QueueWatch` drains it at its own pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from metastore.api import MetadataStore, Watch
+from metastore.errors import StoreUnavailable
+from metastore.types import Changes, Event, Record, Resync, Revision, WatchItem
+
+MAX_QUEUED_EVENTS = 100_000
+MAX_LOGGED_EVENTS = 100_000
+
+
+class QueueWatch(Watch):
+    """A bounded queue of watch items. A consumer that falls too far behind gets a `Resync` instead of the backlog."""
+
+    def __init__(
+        self, prefix: str, on_close: Callable[[QueueWatch], None], max_events: int = MAX_QUEUED_EVENTS
+    ) -> None:
+        self.prefix = prefix
+        self._on_close = on_close
+        self._max_events = max_events
+        self._items: deque[WatchItem] = deque()
+        self._queued_events = 0
+        self._wakeup = asyncio.Event()
+        self._closed = False
+
+    def offer(self, changes: Changes) -> None:
+        """Enqueue the events below this watch's prefix. Never blocks."""
+        events = tuple(event for event in changes.events if event.key.startswith(self.prefix))
+        if not events:
+            return
+        if self._queued_events + len(events) > self._max_events:
+            self.resync(changes.revision, "the consumer was too slow")
+            return
+        self._items.append(Changes(changes.revision, events))
+        self._queued_events += len(events)
+        self._wakeup.set()
+
+    def resync(self, revision: Revision, reason: str) -> None:
+        """Drop the backlog and tell the consumer to read again at or after `revision`."""
+        self._items.clear()
+        self._queued_events = 0
+        self._items.append(Resync(revision, reason))
+        self._wakeup.set()
+
+    async def __anext__(self) -> WatchItem:
+        while not self._items:
+            if self._closed:
+                raise StopAsyncIteration
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        item = self._items.popleft()
+        if isinstance(item, Changes):
+            self._queued_events -= len(item.events)
+        return item
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._items.clear()
+            self._wakeup.set()
+            self._on_close(self)
+
+
+class ChangeLog:
+    """Recent changes in memory, so that a watch can start a little in the past, and the queues that follow it.
+
+    `floor` is the last revision that is no longer in the log: a watch from at or below it starts with a `Resync`.
+    """
+
+    def __init__(self, revision: Revision, max_events: int = MAX_LOGGED_EVENTS) -> None:
+        self.floor = revision
+        self.revision = revision
+        self._max_events = max_events
+        self._changes: deque[Changes] = deque()
+        self._logged_events = 0
+        self._watches: list[QueueWatch] = []
+
+    def publish(self, changes: Changes) -> None:
+        assert changes.revision > self.revision, "revisions grow"
+        self.revision = changes.revision
+        self._changes.append(changes)
+        self._logged_events += len(changes.events)
+        while self._logged_events > self._max_events:
+            self.compact(self._changes[0].revision)
+        for watch in self._watches:
+            watch.offer(changes)
+
+    def compact(self, revision: Revision) -> None:
+        """Forget the changes at or below `revision`."""
+        while self._changes and self._changes[0].revision <= revision:
+            self._logged_events -= len(self._changes.popleft().events)
+        self.floor = max(self.floor, min(revision, self.revision))
+
+    def resync(self, revision: Revision, reason: str) -> None:
+        """The feed itself lost events up to `revision`: forget everything and tell every watch."""
+        self._changes.clear()
+        self._logged_events = 0
+        self.floor = self.revision = max(revision, self.revision)
+        for watch in self._watches:
+            watch.resync(self.revision, reason)
+
+    def watch(self, prefix: str, from_revision: Revision) -> QueueWatch:
+        watch = QueueWatch(prefix, self._watches.remove)
+        if from_revision <= self.floor:
+            watch.resync(self.revision, f"revision {from_revision} is compacted away")
+        else:
+            for changes in self._changes:
+                if changes.revision >= from_revision:
+                    watch.offer(changes)
+        self._watches.append(watch)
+        return watch
+
+    async def close(self) -> None:
+        for watch in list(self._watches):
+            await watch.close()
+
+
+class Mirror:
+    """A live copy of every record below a prefix: listed at a revision, then kept by a watch.
+
+    `records` is the state at `revision`; it only moves forward. `on_change` is called for every change, after
+    `records` was updated; after a gap the mirror lists again and reports the difference the same way, so a
+    consumer sees every key's latest state and never needs to know about gaps. `resyncs` counts them.
+    """
+
+    def __init__(self, store: MetadataStore, prefix: str, on_change: Callable[[Event], None]) -> None:
+        self._store = store
+        self.prefix = prefix
+        self._on_change = on_change
+        self._records: dict[str, Record] = {}
+        self.revision: Revision = 0
+        self.resyncs = 0
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        return self._records
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """List, then follow the prefix in a task until the block is left. Entered once the list is complete."""
+        await self._list()
+        task = asyncio.create_task(self._follow(), name=f"mirror of {self.prefix}")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        async with self._store.watch(self.prefix, self.revision + 1) as watch:
+            async for item in watch:
+                if isinstance(item, Resync):
+                    self.resyncs += 1
+                    await self._list_until_answered()
+                elif item.revision > self.revision:
+                    for event in item.events:
+                        self._take(event)
+                    self.revision = item.revision
+
+    async def _list_until_answered(self) -> None:
+        """List again after a gap; the store may be away for a while, so try until it answers."""
+        pause_s = 0.05
+        while True:
+            try:
+                await self._list()
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(pause_s * 2, 2.0)
+
+    async def _list(self) -> None:
+        listing = await self._store.scan(self.prefix)
+        if listing.revision < self.revision:
+            return
+        now = {record.key: record for record in listing.records}
+        for key in [key for key in self._records if key not in now]:
+            self._take(Event(key, None))
+        for key, record in now.items():
+            known = self._records.get(key)
+            if known is None or known.version != record.version:
+                self._take(Event(key, record))
+        self.revision = listing.revision
+
+    def _take(self, event: Event) -> None:
+        if event.record is None:
+            self._records.pop(event.key, None)
+        else:
+            self._records[event.key] = event.record
+        self._on_change(event)

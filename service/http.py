@@ -1,0 +1,138 @@
+"""The HTTP shell of a service: FastAPI with routing on the raw path and problem+json for every failure."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import AfterValidator, BeforeValidator
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from metastore.errors import MetastoreError, OutcomeUnknown, StoreFull
+from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
+
+RETRY_AFTER_SECONDS = 1
+log = structlog.get_logger()
+
+
+def _unquote_segment(value: object) -> object:
+    """Path parameters arrive percent-encoded (see `RawPath`)."""
+    if isinstance(value, str):
+        try:
+            return unquote(value, errors="strict")
+        except UnicodeDecodeError:
+            raise ValueError("is not percent-encoded UTF-8") from None
+    return value
+
+
+def _no_control_characters(value: str) -> str:
+    if any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in value):
+        raise ValueError("must not hold control characters")
+    return value
+
+
+PathText = Annotated[str, BeforeValidator(_unquote_segment), AfterValidator(_no_control_characters)]
+"""A path parameter: any UTF-8 name, percent-encoded as one path segment."""
+
+
+class RawPath:
+    """ASGI middleware: route on the path as it was sent, so that an encoded `/` stays inside its parameter."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope.get("raw_path"):
+            scope = dict(scope, path=scope["raw_path"].decode("latin-1"))
+        await self._app(scope, receive, send)
+
+
+def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    headers = dict(headers or {})
+    if problem.code in (ErrorCode.STORE_UNAVAILABLE, ErrorCode.STORAGE_FULL, ErrorCode.RATE_LIMITED):
+        headers.setdefault("Retry-After", str(math.ceil(RETRY_AFTER_SECONDS)))
+    return Response(
+        problem.model_dump_json(exclude_none=True), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers
+    )
+
+
+def from_store(error: MetastoreError) -> ServiceError:
+    """What a store failure that nobody handled means to an HTTP client."""
+    if isinstance(error, OutcomeUnknown):
+        return ServiceError(ErrorCode.OUTCOME_UNKNOWN, str(error))
+    if isinstance(error, StoreFull):
+        return ServiceError(ErrorCode.STORAGE_FULL, str(error))
+    return ServiceError(ErrorCode.STORE_UNAVAILABLE, str(error))
+
+
+def _field_of(error: dict[str, Any]) -> str:
+    """The name of the offending field, without FastAPI's `body`/`query`/`path` prefix and union tags."""
+    where = [str(part) for part in error["loc"]]
+    return ".".join(where[1:]) or where[0]
+
+
+def create_app(title: str, description: str, version: str, registry: CollectorRegistry) -> FastAPI:
+    """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`."""
+    app = FastAPI(title=title, description=description, version=version, redoc_url=None)
+    app.add_middleware(RawPath)
+
+    @app.exception_handler(ServiceError)
+    async def service_error(_: Request, error: ServiceError) -> Response:
+        headers = {"Location": str(error.members["location"])} if error.code is ErrorCode.NOT_OWNER else None
+        return problem_response(error.problem(), headers)
+
+    @app.exception_handler(MetastoreError)
+    async def store_error(_: Request, error: MetastoreError) -> Response:
+        return problem_response(from_store(error).problem())
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        field = _field_of(first)
+        message = str(first["msg"]).removeprefix("Value error, ")
+        return problem_response(ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {message}", field=field).problem())
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        code = ErrorCode.NOT_FOUND if error.status_code == 404 else ErrorCode.INVALID_ARGUMENT
+        kind = KINDS[code]
+        problem = Problem(
+            status=error.status_code,
+            title=str(error.detail),
+            detail=str(error.detail),
+            code=code,
+            retriable=False,
+            definite=True,
+            action="See /docs for the paths and methods of this service."
+            if error.status_code in (404, 405)
+            else kind.action,
+        )
+        return problem_response(problem, dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("unhandled error", path=request.url.path, exc_info=error)
+        problem = Problem(
+            status=500,
+            title="Internal error",
+            detail="the service failed to answer; its log says why",
+            code=ErrorCode.OUTCOME_UNKNOWN,
+            retriable=False,
+            definite=False,
+            action="Read the transaction again to learn what happened, and report the log.",
+        )
+        return problem_response(problem)
+
+    @app.get("/metrics", tags=["operations"], response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus metrics, text format."""
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
