@@ -1,0 +1,165 @@
+"""Wire models of the broker. Imported by the client library too, so nothing but pydantic is needed here."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
+ARROW_MEDIA_TYPE = "application/vnd.apache.arrow.stream"
+MESSAGES_MEDIA_TYPE = "application/vnd.metatxn.messages+json"
+BYTES_MEDIA_TYPE = "application/octet-stream"
+
+NEXT_HEADER = "Metatxn-Next"
+"""Where to go on: pass it as `after`."""
+REVISION_HEADER = "Metatxn-Revision"
+"""Of a snapshot read: the store revision it was taken at."""
+END_HEADER = "Metatxn-End"
+"""`true` when nothing more was readable behind this page at the time it was read."""
+
+MAX_ENTRY_BYTES = 16 * 1024 * 1024
+MAX_SEGMENTS = 1024
+HASH_RANGE_END = 0xFFFF
+
+Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]
+
+
+def hash_of_key(key: str) -> int:
+    """Where a key falls in the hash range 0…65535 of its topic: the low 16 bits of the CRC-32 of its UTF-8 form."""
+    return zlib.crc32(key.encode()) & HASH_RANGE_END
+
+
+class Request(BaseModel):
+    """Request bodies refuse unknown fields, and numbers written as text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SchemaField(BaseModel):
+    """One column; `type` is Arrow's name for it (`int64`, `string`, `double`, `timestamp[us]`, …)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+class TopicSchema(BaseModel):
+    """The columns of a topic. `arrow` is the serialized Arrow schema, base64, and wins over `fields` where both are
+    given: it can carry nested types. Answers hold both."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fields: list[SchemaField] | None = None
+    arrow: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> TopicSchema:
+        if self.fields is None and self.arrow is None:
+            raise ValueError("give `fields` or `arrow`")
+        return self
+
+
+class CreateTopicRequest(Request):
+    name: Annotated[str, Field(min_length=1, max_length=512)]
+    segments: Annotated[int, Field(ge=1, le=MAX_SEGMENTS)] = 1
+    topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
+
+
+class SegmentInfo(BaseModel):
+    """A segment in its topic. `range` is its inclusive part of the hash range; `owner` the owning broker's URL."""
+
+    segment: str
+    range: tuple[int, int]
+    state: Literal["active", "sealed"]
+    parents: list[str]
+    children: list[str]
+    owner: str | None = None
+
+
+class TopicInfo(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str
+    topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
+    segments: list[SegmentInfo]
+
+
+class TopicPage(BaseModel):
+    items: list[TopicInfo]
+    next_page_token: str | None = None
+
+
+class OpenTransaction(BaseModel):
+    """A transaction that is undecided here; entries behind `max_read_position` wait for it."""
+
+    txn_id: str
+    max_read_position: str
+    since_ms: int
+
+
+class SegmentDetail(BaseModel):
+    """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 stands before the first one."""
+
+    segment: str
+    topic: str
+    state: Literal["active", "sealed"]
+    owner: str
+    generation: int
+    first_position: str
+    last_position: str
+    max_read_position: str
+    pinned_by: str | None = None
+    open_transactions: list[OpenTransaction]
+    aborted_count: int
+    entries: int
+    size_bytes: int
+
+
+class PublishAnswer(BaseModel):
+    position: str
+    duplicate: bool = False
+
+
+class Message(Request):
+    """What one `value` or `value_base64` (exactly one of them) carries."""
+
+    key: str | None = None
+    value: Any = None
+    value_base64: str | None = None
+    properties: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _one_value(self) -> Message:
+        if ("value" in self.model_fields_set) == ("value_base64" in self.model_fields_set):
+            raise ValueError("give exactly one of `value` and `value_base64`")
+        return self
+
+
+class PublishMessagesRequest(Request):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    producer: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    sequence: Annotated[int, Field(ge=0, le=2**53 - 1)] | None = None
+
+
+class PublishMessagesAnswer(BaseModel):
+    message_ids: list[str]
+
+
+class ReadMessage(BaseModel):
+    message_id: str
+    key: str | None = None
+    value: Any = None
+    value_base64: str | None = None
+    properties: dict[str, str] = {}
+    publish_ms: int
+    txn_id: str | None = None
+
+
+class ReadMessagesAnswer(BaseModel):
+    messages: list[ReadMessage]
+    next: str
+    revision: int | None = None
