@@ -1,0 +1,265 @@
+"""Frames: how an entry looks in a ledger file and on the wire.
+
+The format is public. Clients decode it, so a change needs a new format version. All numbers are unsigned and
+little-endian, except the transaction id, whose 16 bytes stand in the order of its hex text.
+
+    offset  size  field
+         0     4  length          number of bytes behind the crc field
+         4     4  crc             CRC-32 (the zlib one) of those `length` bytes
+    ------------------------------------------------------------------------
+         8     1  format version  1
+         9     1  payload kind    0 opaque bytes, 1 Arrow IPC stream, 2 JSON list of messages
+        10     1  flags           1 txn id, 2 writer, 4 producer, 8 sequence; the other bits are zero
+        11     4  count           messages (rows) in the payload
+        15     8  publish time    milliseconds since the epoch
+        23     8  ledger      |  the position: a frame knows where it belongs,
+        31     8  entry       |  so it can never be served as another one
+        39    16  txn id          only with flag 1
+         .     2  writer length   only with flag 2: bytes of UTF-8
+         .     n  writer
+         .     2  producer length only with flag 4: bytes of UTF-8
+         .     n  producer
+         .     8  sequence        only with flag 8
+         .     .  payload         up to the end of the frame, at most 16 MiB
+
+Frames follow each other without padding. A frame has exactly one encoding. An area of zero bytes, which a crashed
+file system likes to leave behind, is not a frame: `length` is at least 31.
+
+`docs/ledger-format.md` repeats the table for readers outside and works through an example.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from metastore.txn.ids import TxnId
+from participants.ledger.position import Position
+
+FORMAT_VERSION = 1
+
+_PREFIX = struct.Struct("<II")
+_FIXED = struct.Struct("<BBBIQQQ")
+_U16 = struct.Struct("<H")
+_U64 = struct.Struct("<Q")
+
+_HAS_TXN, _HAS_WRITER, _HAS_PRODUCER, _HAS_SEQUENCE = 1, 2, 4, 8
+_ALL_FLAGS = _HAS_TXN | _HAS_WRITER | _HAS_PRODUCER | _HAS_SEQUENCE
+_TXN_BYTES = 16
+
+MAX_PAYLOAD_BYTES = 16 << 20
+MAX_NAME_BYTES = (1 << 16) - 1
+MIN_FRAME_BYTES = _PREFIX.size + _FIXED.size
+MAX_HEADER_BYTES = MIN_FRAME_BYTES + _TXN_BYTES + 2 * (_U16.size + MAX_NAME_BYTES) + _U64.size
+MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADER_BYTES
+
+POSITION_OFFSET = 23
+"""Where the position (ledger, entry) lies in a frame; recovery looks for it."""
+
+
+class PayloadKind(IntEnum):
+    BYTES = 0
+    ARROW = 1
+    MESSAGES = 2
+
+
+class FrameError(ValueError):
+    """These bytes are not a whole frame."""
+
+
+class CorruptFrame(FrameError):
+    """No bytes that could follow would make this a frame."""
+
+
+class IncompleteFrame(FrameError):
+    """The bytes end before the frame does. `needed` is its size as far as it is known, from its own offset on."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(f"the frame needs {needed} bytes and the buffer ends before")
+        self.needed = needed
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One entry. `payload` of a decoded frame is a view into the buffer it was decoded from."""
+
+    position: Position
+    payload: bytes | memoryview
+    kind: PayloadKind
+    count: int
+    publish_ms: int
+    txn_id: TxnId | None = None
+    writer: str | None = None
+    producer: str | None = None
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """A frame without its payload: `buffer[start:end]` is the whole frame, `buffer[payload_start:end]` its payload."""
+
+    position: Position
+    kind: PayloadKind
+    count: int
+    publish_ms: int
+    txn_id: TxnId | None
+    writer: str | None
+    producer: str | None
+    sequence: int | None
+    start: int
+    payload_start: int
+    end: int
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of `frame`. Raises as `encode_parts`."""
+    return b"".join(encode_parts(frame))
+
+
+def encode_parts(frame: Frame) -> tuple[bytes, bytes | memoryview]:
+    """Header and payload of `frame`, in this order in the file; the payload is not copied.
+
+    Raises `ValueError` when a field does not fit the format: a payload above `MAX_PAYLOAD_BYTES`, a name above
+    `MAX_NAME_BYTES` or with a lone surrogate, a negative or too large number, a position that is only a bound.
+    """
+    payload = frame.payload
+    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    if size > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a payload of {size} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
+    flags, optional = _encode_optional(frame)
+    try:
+        fixed = _FIXED.pack(
+            FORMAT_VERSION,
+            PayloadKind(frame.kind),
+            flags,
+            frame.count,
+            frame.publish_ms,
+            frame.position.ledger,
+            frame.position.entry,
+        )
+    except struct.error as error:
+        raise ValueError(f"a number of the frame is out of range: {error}") from error
+    body = fixed + optional
+    crc = zlib.crc32(payload, zlib.crc32(body))
+    return _PREFIX.pack(len(body) + size, crc) + body, payload
+
+
+def _encode_optional(frame: Frame) -> tuple[int, bytes]:
+    flags, parts = 0, b""
+    if frame.txn_id is not None:
+        flags |= _HAS_TXN
+        parts += bytes.fromhex(str(frame.txn_id))
+    if frame.writer is not None:
+        flags |= _HAS_WRITER
+        parts += _encode_name(frame.writer)
+    if frame.producer is not None:
+        flags |= _HAS_PRODUCER
+        parts += _encode_name(frame.producer)
+    if frame.sequence is not None:
+        flags |= _HAS_SEQUENCE
+        if not 0 <= frame.sequence < 1 << 64:
+            raise ValueError(f"sequence {frame.sequence} is out of range")
+        parts += _U64.pack(frame.sequence)
+    return flags, parts
+
+
+def _encode_name(name: str) -> bytes:
+    raw = name.encode()
+    if len(raw) > MAX_NAME_BYTES:
+        raise ValueError(f"a name of {len(raw)} bytes is above the limit of {MAX_NAME_BYTES}")
+    return _U16.pack(len(raw)) + raw
+
+
+def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
+    """The header of the frame at `offset`, its CRC checked over the whole frame.
+
+    Raises `IncompleteFrame` when the buffer ends before the frame, `CorruptFrame` for anything else that is not a
+    frame; nothing else, on any bytes.
+    """
+    view = memoryview(buffer)
+    assert 0 <= offset <= len(view), (offset, len(view))
+    available = len(view) - offset
+    if available < _PREFIX.size:
+        raise IncompleteFrame(_PREFIX.size)
+    length, crc = _PREFIX.unpack_from(view, offset)
+    if not _FIXED.size <= length <= MAX_FRAME_BYTES - _PREFIX.size:
+        raise CorruptFrame(f"a frame length of {length} bytes is impossible")
+    if available < _PREFIX.size + length:
+        raise IncompleteFrame(_PREFIX.size + length)
+    start = offset + _PREFIX.size
+    end = start + length
+    if zlib.crc32(view[start:end]) != crc:
+        raise CorruptFrame("the frame does not match its CRC")
+    return _decode_header(view, offset, end)
+
+
+def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
+    """The fields of a frame whose CRC holds. What is wrong here was never written by `encode`."""
+    version, kind, flags, count, publish_ms, ledger, entry = _FIXED.unpack_from(view, start + _PREFIX.size)
+    if version != FORMAT_VERSION:
+        raise CorruptFrame(f"format version {version} is unknown")
+    if kind > PayloadKind.MESSAGES:
+        raise CorruptFrame(f"payload kind {kind} is unknown")
+    if flags & ~_ALL_FLAGS:
+        raise CorruptFrame(f"flags {flags:#04x} are unknown")
+    at = start + MIN_FRAME_BYTES
+    txn_id = writer = producer = sequence = None
+    if flags & _HAS_TXN:
+        txn_id = TxnId.parse(bytes(_take(view, at, _TXN_BYTES, end)).hex())
+        at += _TXN_BYTES
+    if flags & _HAS_WRITER:
+        writer, at = _decode_name(view, at, end)
+    if flags & _HAS_PRODUCER:
+        producer, at = _decode_name(view, at, end)
+    if flags & _HAS_SEQUENCE:
+        (sequence,) = _U64.unpack(_take(view, at, _U64.size, end))
+        at += _U64.size
+    if end - at > MAX_PAYLOAD_BYTES:
+        raise CorruptFrame(f"a payload of {end - at} bytes is above the limit")
+    position = Position(ledger, entry)
+    return FrameHeader(
+        position, PayloadKind(kind), count, publish_ms, txn_id, writer, producer, sequence, start, at, end
+    )
+
+
+def _take(view: memoryview, at: int, size: int, end: int) -> memoryview:
+    if at + size > end:
+        raise CorruptFrame("a field reaches beyond the end of its frame")
+    return view[at : at + size]
+
+
+def _decode_name(view: memoryview, at: int, end: int) -> tuple[str, int]:
+    (size,) = _U16.unpack(_take(view, at, _U16.size, end))
+    at += _U16.size
+    try:
+        return str(_take(view, at, size, end), "utf-8"), at + size
+    except UnicodeDecodeError as error:
+        raise CorruptFrame("a name is not UTF-8") from error
+
+
+def decode(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
+    """The frame at `offset` and the offset behind it. Its payload is a view into `buffer`. Raises as `peek`."""
+    header = peek(buffer, offset)
+    frame = Frame(
+        position=header.position,
+        payload=memoryview(buffer)[header.payload_start : header.end],
+        kind=header.kind,
+        count=header.count,
+        publish_ms=header.publish_ms,
+        txn_id=header.txn_id,
+        writer=header.writer,
+        producer=header.producer,
+        sequence=header.sequence,
+    )
+    return frame, header.end
+
+
+def decode_all(buffer: bytes | memoryview) -> Iterator[Frame]:
+    """All frames of `buffer`, which must end where a frame ends. Raises as `peek`."""
+    offset = 0
+    while offset < len(buffer):
+        frame, offset = decode(buffer, offset)
+        yield frame

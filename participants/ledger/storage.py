@@ -1,0 +1,241 @@
+"""Ledger storage: one page, and its docstrings are the contract.
+
+A segment owns a list of ledgers. A ledger is a run of entries 0, 1, 2, … that is appended to while it is open, then
+sealed at its final length for ever. The storage knows segments by name and ledgers by number; which ledgers a
+segment has, and how long the sealed ones are, is recorded by the layer above.
+
+    LedgerError
+    ├── LedgerMissing    there is no such ledger in this storage                   definite
+    ├── LedgerExists     `create` found one of that number                         definite
+    ├── LedgerCorrupt    its bytes are not what was written; never served          definite
+    ├── LedgerStopped    this open ledger takes no appends (failed or closed)      definite
+    ├── StorageFull      no space; nothing was written, later appends may succeed  definite, retriable
+    ├── StorageLocked    another process (or object) has this storage open         definite, retriable
+    ├── StorageRefused   this place cannot hold ledgers safely                     definite
+    └── StorageFailed    a read, write or sync failed; an append may be there      NOT definite
+
+The two facts mean what they mean in `metastore.errors`. The answer to a `StorageFailed` append is to seal the ledger
+and to read it: what is in the sealed ledger happened, everything else did not.
+
+All methods run on one event loop. `append`, the properties and `on_durable` belong to that loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from metastore.txn.ids import TxnId
+from participants.ledger.frames import PayloadKind
+from participants.ledger.position import Position
+
+
+class LedgerError(Exception):
+    """Root of the tree. Not raised itself."""
+
+    retriable = False
+    definite = True
+
+
+class LedgerMissing(LedgerError):
+    """There is no such ledger here. It was deleted, or this is not the storage that it was written to."""
+
+
+class LedgerExists(LedgerError):
+    """A ledger of that number has been created before. Numbers are never reused: take the next one."""
+
+
+class LedgerCorrupt(LedgerError):
+    """The ledger is damaged, or shorter or longer than it must be. Nothing of the damaged part is ever served."""
+
+
+class LedgerStopped(LedgerError):
+    """This ledger takes no appends: an earlier one failed, or it was sealed or closed. Nothing was written."""
+
+
+class StorageFull(LedgerError):
+    """There was no space. The append is undone, durably, and its position will be given to a later append."""
+
+    retriable = True
+
+
+class StorageLocked(LedgerError):
+    """The storage is open elsewhere. Its owner is alive; only its end makes the storage free."""
+
+    retriable = True
+
+
+class StorageRefused(LedgerError):
+    """The place cannot be used: a network file system, or a directory whose storage id was lost."""
+
+
+class StorageFailed(LedgerError):
+    """The device failed. An append that ends so may be in the ledger or not; the ledger is stopped until sealed."""
+
+    definite = False
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """An append that was begun: `durable` is done once the frame and all frames before it are on the device.
+
+    It fails with `StorageFull` (certainly not there) or `StorageFailed` (unknown). Cancelling it does not take the
+    append back, so shield it: `await asyncio.shield(append.durable)`.
+    """
+
+    position: Position
+    durable: asyncio.Future[None]
+
+
+class ReadableLedger(ABC):
+    """What open and sealed ledgers share. An open ledger reads as if it ended at its last durable entry."""
+
+    id: int
+
+    @property
+    @abstractmethod
+    def entries(self) -> int:
+        """Number of (durable) entries."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Size of the (durable) frames together."""
+
+    @property
+    def first(self) -> Position:
+        """Position of the first entry, whether there is one or not."""
+        return Position(self.id, 0)
+
+    @property
+    def last(self) -> Position:
+        """Position of the last (durable) entry; entry -1 when there is none."""
+        return Position(self.id, self.entries - 1)
+
+    @abstractmethod
+    async def read(self, first_entry: int, max_bytes: int) -> list[memoryview]:
+        """Whole frames from entry `first_entry` on: as many as fit into `max_bytes`, but one when there is one.
+
+        An empty list: there is no such entry (yet). The views share one buffer of their own, which no one changes.
+        The CRC and the position of every frame are checked in each read.
+
+        Raises `LedgerCorrupt` when one of them is damaged: none is returned. `LedgerMissing`: the ledger was
+        deleted meanwhile. `StorageFailed`: the device did not give the bytes.
+        """
+
+
+class SealedLedger(ReadableLedger):
+    """A ledger that never changes again. Holds no resource that needs closing."""
+
+
+class OpenLedger(ReadableLedger):
+    """The ledger that takes a segment's appends.
+
+    `on_durable` is called on the loop each time `last_durable` has moved, after the futures of those appends were
+    resolved.
+    """
+
+    on_durable: Callable[[], None] | None = None
+
+    @abstractmethod
+    def append(
+        self,
+        payload: bytes | memoryview,
+        *,
+        kind: PayloadKind,
+        count: int,
+        publish_ms: int,
+        txn_id: TxnId | None = None,
+        writer: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+    ) -> Append:
+        """Begin to append one frame. Returns at once; the order of the calls is the order of the positions.
+
+        `payload` must not change before `durable` is done. Raises `ValueError` when the frame does not fit the
+        format (see `frames.encode_parts`) and `LedgerStopped`; then nothing was begun.
+
+        After `StorageFull` the positions of all appends not yet durable are given out again: whoever remembers one
+        of them must forget it when its future fails. All futures that fail are failed in one step, before any
+        later `append` can run.
+        """
+
+    @property
+    @abstractmethod
+    def last_assigned(self) -> Position:
+        """Position of the last append begun (and not failed); entry -1 when there is none."""
+
+    @property
+    def last_durable(self) -> Position:
+        """Position of the last append that is durable; entry -1 when there is none. Never moves backwards."""
+        return self.last
+
+    @property
+    @abstractmethod
+    def stopped(self) -> LedgerError | None:
+        """Why this ledger takes no appends any more; None while it does."""
+
+    @abstractmethod
+    async def seal(self) -> SealedLedger:
+        """Take no more appends, wait for the begun ones, and fix the length. Idempotent.
+
+        After a failure this is `LedgerStorage.seal`, except that everything behind the last durable entry is known
+        to be unfinished: damage there is cut whatever follows it. Appends that ended with `StorageFailed` may be in
+        the result. Raises `LedgerCorrupt`, `LedgerMissing`, `StorageFull`, `StorageFailed`: try again.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Take no more appends, wait for the begun ones, and let the file go, unsealed. Idempotent."""
+
+
+class LedgerStorage(ABC):
+    """One place that holds ledgers, opened by at most one process at a time. `storage_id` names it for ever."""
+
+    storage_id: str
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def create(self, segment: str, ledger: int) -> OpenLedger:
+        """A new, empty ledger; it survives a crash from the moment this returns.
+
+        Raises `LedgerExists`. `StorageFull`: it was not created. `StorageFailed`: it may exist; never use that
+        number again.
+        """
+
+    @abstractmethod
+    async def seal(self, segment: str, ledger: int) -> SealedLedger:
+        """Recovery: read a ledger through, cut what was not finished, and fix its length. Idempotent.
+
+        A bad or incomplete frame with no valid frame behind it is a torn tail, which no one was told about: it is
+        cut. With a valid frame behind it, it is damage to what was acknowledged, and the ledger stays as it is.
+        What this returns is durable, also when an earlier sync of these bytes had failed.
+
+        A ledger that is open in this process is sealed as by its own `seal`. Raises `LedgerMissing`,
+        `LedgerCorrupt` (also when it was sealed before and its bytes do not reach that length any more),
+        `StorageFull`, `StorageFailed`: try again.
+        """
+
+    @abstractmethod
+    async def open_sealed(self, segment: str, ledger: int, entries: int) -> SealedLedger:
+        """A ledger that is recorded to have exactly `entries` entries.
+
+        It never recovers as another length, nor as empty. Raises `LedgerMissing`; `LedgerCorrupt` when it is
+        shorter, longer, or not readable as frames; `StorageFailed`.
+        """
+
+    @abstractmethod
+    async def delete(self, segment: str, ledger: int) -> None:
+        """Remove a ledger's bytes; done already is success. Raises `StorageFailed`: try again."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the open ledgers as by their `close` and let the storage go. Idempotent."""
