@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from typing import Self
 
 from metastore import keys
-from metastore.errors import CheckFailed
+from metastore.errors import CheckFailed, InvalidBatch
 from metastore.types import (
     Applied,
+    AtVersion,
     Batch,
     IndexDefinition,
     RangeResult,
     Record,
     Revision,
     Snapshot,
+    Version,
     WatchItem,
 )
 
@@ -48,11 +51,16 @@ class Ephemeral(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Delete the record now."""
+        """Delete the record now, unless somebody else has written it since. Idempotent."""
+
+
+MAX_BATCH_BYTES = 1 << 20
 
 
 class MetadataStore(ABC):
     """See the module docstring. `indexes` are declared once, when the store is opened."""
+
+    max_batch_bytes: int = MAX_BATCH_BYTES
 
     def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:
         self.indexes = tuple(indexes)
@@ -62,6 +70,20 @@ class MetadataStore(ABC):
     def batch(self) -> Batch:
         """An empty batch that knows this store's indexes."""
         return Batch(self.indexes)
+
+    def refuse_unfit(self, batch: Batch) -> None:
+        """Raises `InvalidBatch` for what no backend could store: an empty or undecodable key, or too many bytes.
+
+        Backends call it before anything is queued, so that a poisoned batch never meets its neighbours.
+        """
+        try:
+            size = batch.size_bytes
+        except UnicodeEncodeError as error:
+            raise InvalidBatch(f"the key {error.object!r} is not valid UTF-8 text") from None
+        if size > self.max_batch_bytes:
+            raise InvalidBatch(f"the batch has {size} bytes, more than the {self.max_batch_bytes} that are allowed")
+        if "" in batch.puts:
+            raise InvalidBatch("a record needs a key that is not empty")
 
     @abstractmethod
     async def apply(self, batch: Batch) -> Applied:
@@ -158,3 +180,17 @@ class MetadataStore(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Finish what was sent, end the watches, release files and connections. Idempotent."""
+
+
+class OwnRecord(Ephemeral):
+    """For stores that live in one process: the record ends by `close`, unless somebody has written it since."""
+
+    def __init__(self, store: MetadataStore, key: str, version: Version) -> None:
+        self._store = store
+        self._key = key
+        self._version = version
+
+    async def close(self) -> None:
+        batch = self._store.batch().check(AtVersion(self._key, self._version)).delete(self._key)
+        with suppress(CheckFailed):
+            await self._store.apply(batch)

@@ -6,6 +6,7 @@
     ├── StoreUnavailable   did not reach the store; nothing happened            definite, retriable
     ├── StoreFull          the store refuses writes until there is space        definite, retriable
     ├── StoreInUse         another process holds this embedded store            definite
+    ├── StoreUnusable      what was opened is not a store of this version       definite
     ├── StoreClosed        this client has been closed                          definite
     └── OutcomeUnknown     sent, no answer: it may or may not have happened     NOT definite
 
@@ -58,6 +59,10 @@ class StoreFull(MetastoreError):
 
 class StoreInUse(MetastoreError):
     """An embedded store is open in another process."""
+
+
+class StoreUnusable(MetastoreError):
+    """What was opened is not a metadata store, was written by a newer version, or cannot keep the promises of one."""
 
 
 class StoreClosed(MetastoreError):

@@ -42,6 +42,8 @@ def split(path: str) -> list[str]:
 
 def prefix_end(prefix: str) -> str:
     """The smallest key greater than every key that starts with `prefix`."""
+    # Nothing sorts after the last code point, so a prefix ending in it ends where its own parent does.
+    prefix = prefix.rstrip(chr(0x10FFFF))
     assert prefix, "an empty prefix has no end"
     last = ord(prefix[-1])
     if 0xD7FF <= last < 0xE000:

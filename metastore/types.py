@@ -1,9 +1,9 @@
 """The nouns of the store: records, checks, batches, watch items.
 
 Keys are text and sort by their UTF-8 bytes (which for Python strings is code point order). Values are bytes.
-A *revision* is a number that grows with every successful `apply`; a *version* is what a record carries to be
-compared with later. Both are opaque beyond `==`, `<` and `>`: on etcd a version is the record's modification
-revision.
+A *revision* is a number that grows with what is applied: an `apply` that changes nothing leaves it, and neighbours
+that travelled together may share one. A *version* is what a record carries to be compared with later. Both are
+opaque beyond `==`, `<` and `>`: on etcd a version is the record's modification revision.
 """
 
 from __future__ import annotations
@@ -133,12 +133,28 @@ class Batch:
     def delete_range(self, start: str, end: str) -> Self:
         """Delete every key in `[start, end)`. Keep ranges small: a backend may refuse more than a few hundred keys."""
         for index in self.indexes:
-            assert end <= index.prefix or start >= prefix_end(index.prefix), f"{start} holds indexed records"
+            for prefix in (index.prefix, index.root):
+                assert end <= prefix or start >= prefix_end(prefix), f"{start} holds indexed records or index entries"
+        for key in self.puts:
+            assert not start <= key < end, f"{key} is written twice in one batch"
         self.range_deletes.append((start, end))
         return self
 
     def written(self) -> set[str]:
         return set(self.puts) | self.deletes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values. Raises `UnicodeEncodeError` for a key that UTF-8 cannot express."""
+        total = sum(map(_encoded_length, self.puts)) + sum(map(len, self.puts.values()))
+        total += sum(map(_encoded_length, self.deletes))
+        total += sum(_encoded_length(start) + _encoded_length(end) for start, end in self.range_deletes)
+        for check in self.checks:
+            if isinstance(check, EmptyRange):
+                total += _encoded_length(check.start) + _encoded_length(check.end)
+            else:
+                total += _encoded_length(check.key)
+        return total
 
     @property
     def empty(self) -> bool:
@@ -158,6 +174,7 @@ class Batch:
 
     def _set(self, key: str, value: bytes) -> Self:
         assert key not in self.puts and key not in self.deletes, f"{key} is written twice in one batch"
+        assert not any(start <= key < end for start, end in self.range_deletes), f"{key} is written twice in one batch"
         self.puts[key] = value
         return self
 
@@ -169,6 +186,11 @@ class Batch:
     def _assert_bare(self, key: str) -> None:
         for index in self.indexes:
             assert not key.startswith(index.prefix), f"{key} is indexed by {index.name}: use create/replace/remove"
+            assert not key.startswith(index.root), f"{key} is an entry of index {index.name}: it moves with its record"
+
+
+def _encoded_length(key: str) -> int:
+    return len(key) if key.isascii() else len(key.encode())
 
 
 @dataclass(frozen=True, slots=True)

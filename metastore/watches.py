@@ -21,14 +21,23 @@ MAX_LOGGED_EVENTS = 100_000
 
 
 class QueueWatch(Watch):
-    """A bounded queue of watch items. A consumer that falls too far behind gets a `Resync` instead of the backlog."""
+    """A bounded queue of watch items. A consumer that falls too far behind gets a `Resync` instead of the backlog.
+
+    Changes before `from_revision` are dropped even when they are offered late: a read can be ahead of the feed, and
+    a watch that continues behind that read must not repeat what the read has shown.
+    """
 
     def __init__(
-        self, prefix: str, on_close: Callable[[QueueWatch], None], max_events: int = MAX_QUEUED_EVENTS
+        self,
+        prefix: str,
+        on_close: Callable[[QueueWatch], None],
+        max_events: int = MAX_QUEUED_EVENTS,
+        from_revision: Revision = 0,
     ) -> None:
         self.prefix = prefix
         self._on_close = on_close
         self._max_events = max_events
+        self._from_revision = from_revision
         self._items: deque[WatchItem] = deque()
         self._queued_events = 0
         self._wakeup = asyncio.Event()
@@ -36,6 +45,8 @@ class QueueWatch(Watch):
 
     def offer(self, changes: Changes) -> None:
         """Enqueue the events below this watch's prefix. Never blocks."""
+        if changes.revision < self._from_revision:
+            return
         events = tuple(event for event in changes.events if event.key.startswith(self.prefix))
         if not events:
             return
@@ -111,7 +122,7 @@ class ChangeLog:
             watch.resync(self.revision, reason)
 
     def watch(self, prefix: str, from_revision: Revision) -> QueueWatch:
-        watch = QueueWatch(prefix, self._watches.remove)
+        watch = QueueWatch(prefix, self._watches.remove, MAX_QUEUED_EVENTS, from_revision)
         if from_revision <= self.floor:
             watch.resync(self.revision, f"revision {from_revision} is compacted away")
         else:

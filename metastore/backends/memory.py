@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.api import Ephemeral, MetadataStore, OwnRecord, Watch
 from metastore.errors import CheckFailed, StoreClosed
 from metastore.types import (
     Absent,
@@ -53,6 +53,7 @@ class MemoryStore(MetadataStore):
 
     async def apply(self, batch: Batch) -> Applied:
         self._assert_open()
+        self.refuse_unfit(batch)
         for check in batch.checks:
             self._evaluate(check)
         deletes = {key for key in batch.deletes if key in self._slots}
@@ -94,8 +95,8 @@ class MemoryStore(MetadataStore):
         return self._log.watch(prefix, from_revision)
 
     async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
-        await self.apply(self.batch().put(key, value))
-        return _MemoryEphemeral(self, key)
+        applied = await self.apply(self.batch().put(key, value))
+        return OwnRecord(self, key, applied.revision)
 
     async def compact(self) -> None:
         """Forget all history up to now, so that watches from before it start with a `Resync` (for tests)."""
@@ -130,12 +131,3 @@ class MemoryStore(MetadataStore):
     def _assert_open(self) -> None:
         if self._closed:
             raise StoreClosed("this store is closed")
-
-
-class _MemoryEphemeral(Ephemeral):
-    def __init__(self, store: MemoryStore, key: str) -> None:
-        self._store = store
-        self._key = key
-
-    async def close(self) -> None:
-        await self._store.apply(self._store.batch().delete(self._key))
