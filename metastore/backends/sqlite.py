@@ -1,0 +1,699 @@
+"""The store in one SQLite file: embedded, durable, for one serving process.
+
+    meta                                        records
+    | name       | number                 |     | key (TEXT) | value (BLOB) | version | writes | ephemeral |
+    | revision   | grows with each change |
+    | last_group | token of the last commit group |
+
+`version` is the revision of the last write, `writes` how many there were since the record was created. The database
+is UTF-8 and keys compare as bytes (`BINARY`), which is the order the interface promises.
+
+Three threads of control. The event loop only queues and answers. The *writer* thread evaluates every waiting apply
+in order inside one transaction and commits once; the *reader* thread answers every waiting read from one snapshot.
+Each has its own connection, and each group costs the loop one wake-up. While a group is being committed the next one
+gathers, so an idle caller waits for nothing and a busy store pays one fsync for hundreds of applies.
+
+Durability is that of `journal_mode=WAL, synchronous=FULL`: an answered apply is on disk, as far as the disk tells.
+The file is opened through SQLite only: any other open and close of it by this process would drop SQLite's locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import secrets
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import quote
+
+from metastore.api import MAX_BATCH_BYTES, Ephemeral, MetadataStore, OwnRecord, Watch
+from metastore.errors import (
+    CheckFailed,
+    InvalidBatch,
+    MetastoreError,
+    OutcomeUnknown,
+    StoreClosed,
+    StoreFull,
+    StoreInUse,
+    StoreUnavailable,
+    StoreUnusable,
+)
+from metastore.types import (
+    Absent,
+    Applied,
+    AtVersion,
+    Batch,
+    Changes,
+    Check,
+    EmptyRange,
+    Event,
+    FirstVersion,
+    IndexDefinition,
+    RangeResult,
+    Record,
+    Revision,
+    Snapshot,
+)
+from metastore.watches import ChangeLog
+
+Connect = Callable[..., sqlite3.Connection]
+
+FORMAT_VERSION = 1
+APPLICATION_ID = 0x6D747831  # "mtx1": tells our file from any other SQLite database
+MAX_GROUP_APPLIES = 1_000
+WAL_BYTES_KEPT = 64 << 20
+
+_SCHEMA = f"""
+CREATE TABLE meta (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE records (
+    key TEXT PRIMARY KEY COLLATE BINARY,
+    value BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    writes INTEGER NOT NULL,
+    ephemeral INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX ephemeral_records ON records (key) WHERE ephemeral;
+INSERT INTO meta VALUES ('revision', 1), ('last_group', 0);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT_VERSION};
+"""
+_GET = "SELECT key, value, version, writes FROM records WHERE key = ?"
+_FIRST_IN_RANGE = "SELECT key, value, version, writes FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT 1"
+_PUT = """
+INSERT INTO records VALUES (?, ?, ?, 1, ?) ON CONFLICT (key) DO UPDATE
+SET value = excluded.value, version = excluded.version, writes = writes + 1, ephemeral = excluded.ephemeral
+RETURNING writes
+"""
+_DELETE = "DELETE FROM records WHERE key = ?"
+_DELETE_RANGE = "DELETE FROM records WHERE key >= ? AND key < ? RETURNING key"
+
+# What SQLite or its driver says about the data it was given. Everything else it says is about the store.
+_BAD_DATA = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+
+T = TypeVar("T")
+
+
+# eq=False: jobs are told apart by identity.
+@dataclass(slots=True, eq=False)
+class _Job(Generic[T]):
+    """A call on its way through a lane. `outcome` is set in the lane's thread, `future` on the loop."""
+
+    future: asyncio.Future[T]
+    outcome: T | Exception | None = None
+    begun: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Write(_Job[Applied]):
+    batch: Batch = field(default_factory=Batch)
+    ephemeral: bool = False
+    changes: Changes | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Read(_Job[T]):
+    query: Callable[[sqlite3.Connection], T] | None = None
+
+
+J = TypeVar("J", bound=_Job[Any])
+
+
+class SqliteStore(MetadataStore):
+    """See the module docstring. Open one with `SqliteStore.open`."""
+
+    def __init__(
+        self, database: _Database, indexes: Iterable[IndexDefinition], deadline_ms: int, max_batch_bytes: int
+    ) -> None:
+        super().__init__(indexes)
+        self.max_batch_bytes = max_batch_bytes
+        self._deadline_s = deadline_ms / 1000
+        self._database = database
+        self._writer: _Lane[_Write] = _Lane("sqlite writer", database.commit_group, self._publish)
+        self._reader: _Lane[_Read[Any]] = _Lane("sqlite reader", database.read_group)
+        self._log = ChangeLog(0)
+        self._closing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        indexes: Iterable[IndexDefinition] = (),
+        *,
+        deadline_ms: int = 10_000,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        read_only: bool = False,
+        connect: Connect = sqlite3.connect,
+    ) -> Self:
+        """Open the store in the file `path`; it and its directory are created when absent.
+
+        `read_only` looks into a file that another process may be serving: it takes no lock, refuses every apply and
+        its watches stay silent. Raises `StoreInUse`, `StoreUnusable`, `StoreUnavailable`, `StoreFull`.
+        """
+        database = _Database(Path(path), connect, deadline_ms / 2000, read_only)
+        store = cls(database, indexes, deadline_ms, max_batch_bytes)
+        try:
+            revision = await store._writer.call(database.open_writer)
+            await store._reader.call(database.open_reader)
+        except BaseException:
+            # Also when this task is cancelled: the threads may be about to take the lock and must give it back.
+            await asyncio.shield(asyncio.ensure_future(store._release()))
+            raise
+        store._log = ChangeLog(revision)
+        return store
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    async def apply(self, batch: Batch) -> Applied:
+        return await self._apply(batch)
+
+    async def _apply(self, batch: Batch, *, ephemeral: bool = False) -> Applied:
+        self._assert_open()
+        if self._database.read_only:
+            raise InvalidBatch("the store was opened read-only")
+        self.refuse_unfit(batch)
+        job = _Write(asyncio.get_running_loop().create_future(), batch=batch, ephemeral=ephemeral)
+        self._writer.submit(job)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await job.future
+        except TimeoutError:
+            if not job.future.cancelled():  # answered in the very turn of the loop in which the deadline passed
+                return job.future.result()
+            if job.begun:
+                raise OutcomeUnknown("the disk did not confirm the commit within the deadline") from None
+            raise StoreUnavailable("the disk was busy with other commits until the deadline") from None
+
+    def _publish(self, group: list[_Write]) -> None:
+        """Feed the watches, on the loop, before any caller of the group learns its answer."""
+        for job in group:
+            if isinstance(job.outcome, OutcomeUnknown):
+                self._log.resync(self._log.revision, "the outcome of a commit is unknown")
+            if job.changes is None:
+                continue
+            if job.changes.revision > self._log.revision + 1:
+                # A commit of unknown outcome has happened after all.
+                self._log.resync(job.changes.revision - 1, "the outcome of a commit was unknown")
+            self._log.publish(job.changes)
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    async def get_many(self, wanted: Sequence[str]) -> Snapshot:
+        keys = tuple(wanted)
+
+        def query(connection: sqlite3.Connection) -> Snapshot:
+            return Snapshot({key: _get(connection, key) for key in keys}, _revision(connection))
+
+        return await self._read(query)
+
+    async def range(
+        self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
+    ) -> RangeResult:
+        value = "x''" if keys_only else "value"
+        order = "DESC" if reverse else "ASC"
+        statement = (
+            f"SELECT key, {value}, version, writes FROM records WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT ?"
+        )
+
+        def query(connection: sqlite3.Connection) -> RangeResult:
+            # One row more than asked for tells whether there is more; a negative limit is none.
+            rows = connection.execute(statement, (start, end, limit + 1 if limit else -1)).fetchall()
+            more = bool(limit) and len(rows) > limit
+            return RangeResult([_record(row) for row in rows[: limit or None]], _revision(connection), more)
+
+        return await self._read(query)
+
+    async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        self._assert_open()
+        job: _Read[T] = _Read(asyncio.get_running_loop().create_future(), query=query)
+        self._reader.submit(job)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await job.future
+        except TimeoutError:
+            raise StoreUnavailable("the disk did not answer within the deadline") from None
+
+    # -- hints -------------------------------------------------------------------------------------------------
+
+    def watch(self, prefix: str, from_revision: Revision) -> Watch:
+        self._assert_open()
+        return self._log.watch(prefix, from_revision)
+
+    async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
+        """Only this process can serve the file, so the record is deleted when the file is opened next."""
+        applied = await self._apply(self.batch().put(key, value), ephemeral=True)
+        return OwnRecord(self, key, applied.revision)
+
+    async def compact(self) -> None:
+        """Forget all history up to now, so that watches from before it start with a `Resync` (for tests)."""
+        self._log.compact(self._log.revision)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """As the interface says. Raises `StoreUnavailable`, and keeps the lock, while the disk hangs in a commit."""
+        if self._closing is None or (self._closing.done() and self._closing.exception()):
+            self._closing = asyncio.create_task(self._close(), name="close of a sqlite store")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._writer.idle()
+                await self._reader.idle()
+        except TimeoutError:
+            # The lock stays: a commit that is still under way must not meet another process.
+            raise StoreUnavailable("a commit is still under way, the file stays locked") from None
+        finally:
+            await self._log.close()
+        await self._release()
+
+    async def _release(self) -> None:
+        await self._reader.call(self._database.close_reader)
+        await self._writer.call(self._database.close_writer)
+        self._reader.stop()
+        self._writer.stop()
+
+    def _assert_open(self) -> None:
+        if self._closing is not None:
+            raise StoreClosed("this store is closed")
+
+
+class _Lane(Generic[J]):
+    """One thread, and the jobs that gather while it works: they are handed to it together once it is free.
+
+    `work` runs in the thread and sets outcomes; `done` runs on the loop before the callers wake.
+    """
+
+    def __init__(
+        self, name: str, work: Callable[[list[J]], None], done: Callable[[list[J]], None] = lambda group: None
+    ) -> None:
+        self._work = work
+        self._done = done
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, name)
+        self._waiting: deque[J] = deque()
+        self._flush_is_due = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._working = False
+
+    def submit(self, job: J) -> None:
+        self._waiting.append(job)
+        self._idle.clear()
+        self._flush_soon()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run `function` alone in this lane's thread, behind the work that was handed to it."""
+        return await self._loop.run_in_executor(self._thread, function)
+
+    async def idle(self) -> None:
+        """Wait until everything submitted has been answered."""
+        await self._idle.wait()
+
+    def stop(self) -> None:
+        self._thread.shutdown(wait=False)
+
+    def _flush_soon(self) -> None:
+        # Not at once: callers that were woken in this turn of the loop join the same group.
+        if not (self._flush_is_due or self._working):
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        group: list[J] = []
+        while self._waiting and len(group) < MAX_GROUP_APPLIES:
+            job = self._waiting.popleft()
+            if not job.future.done():
+                job.begun = True
+                group.append(job)
+        if not group:
+            self._idle.set()
+            return
+        self._working = True
+        self._thread.submit(self._run, group)
+
+    def _run(self, group: list[J]) -> None:
+        failure: BaseException | None = None
+        try:
+            self._work(group)
+        except BaseException as error:  # noqa: BLE001 - a bug, and its place is with the callers
+            failure = error
+        self._loop.call_soon_threadsafe(self._answer, group, failure)
+
+    def _answer(self, group: list[J], failure: BaseException | None) -> None:
+        self._working = False
+        self._done(group)
+        for job in group:
+            if job.future.done():
+                continue
+            if job.outcome is None:
+                job.future.set_exception(failure or AssertionError("a job without outcome"))
+            elif isinstance(job.outcome, Exception):
+                job.future.set_exception(job.outcome)
+            else:
+                job.future.set_result(job.outcome)
+        self._flush_soon()
+
+
+class _Database:
+    """The blocking half: files, connections, transactions. Each method belongs to one of the two threads."""
+
+    def __init__(self, path: Path, connect: Connect, busy_timeout_s: float, read_only: bool) -> None:
+        self._path = path
+        self._connect = connect
+        self._busy_timeout_s = busy_timeout_s
+        self.read_only = read_only
+        self._lock: int | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+
+    # -- opening and closing -----------------------------------------------------------------------------------
+
+    def open_writer(self) -> Revision:
+        """Take the file and make it ready; gives its revision."""
+        try:
+            # Two names of one file (a symbolic link, a relative path) must meet at one lock.
+            self._path = self._path.resolve()
+            if self.read_only:
+                return 0
+            _make_directory(self._path.parent)
+            self._lock = _take_lock(self._path)
+            connection = self._writer = self._open()
+            self._prepare(connection)
+            _sync_directory(self._path.parent)
+            return _revision(connection)
+        except sqlite3.Error as error:
+            raise _opening_failure(self._path, error) from error
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (StoreFull if full else StoreUnavailable)(f"cannot open {self._path}: {error}") from error
+
+    def open_reader(self) -> None:
+        try:
+            self._reader = self._open()
+            self._reader.execute("PRAGMA query_only = ON")
+            self._assert_ours(self._reader)
+        except sqlite3.Error as error:
+            raise _opening_failure(self._path, error) from error
+
+    def close_writer(self) -> None:
+        """Close the connection, then give the lock back: never the other way round."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _open(self) -> sqlite3.Connection:
+        mode = "ro" if self.read_only else "rwc"
+        connection = self._connect(
+            f"file:{quote(str(self._path))}?mode={mode}",
+            uri=True,
+            timeout=self._busy_timeout_s,
+            isolation_level=None,
+        )
+        for pragma in (
+            "synchronous = FULL",
+            "fullfsync = ON",
+            "checkpoint_fullfsync = ON",
+            f"journal_size_limit = {WAL_BYTES_KEPT}",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        is_new = _one(connection, "SELECT count(*) FROM sqlite_schema") == 0
+        if not is_new:
+            self._assert_ours(connection)
+        if _one(connection, "PRAGMA journal_mode = WAL") != "wal":
+            raise StoreUnusable(f"{self._path} cannot use a write-ahead log here: put it on a local file system")
+        connection.execute("BEGIN IMMEDIATE")
+        if is_new:
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                connection.execute(statement)
+        # What a former process left behind of its liveness. A change like any other: it has its own revision.
+        if connection.execute("DELETE FROM records WHERE ephemeral").rowcount:
+            connection.execute("UPDATE meta SET number = number + 1 WHERE name = 'revision'")
+        connection.execute("COMMIT")
+
+    def _assert_ours(self, connection: sqlite3.Connection) -> None:
+        if _one(connection, "PRAGMA application_id") != APPLICATION_ID:
+            raise StoreUnusable(f"{self._path} is not a metadata store")
+        if _one(connection, "PRAGMA user_version") > FORMAT_VERSION:
+            raise StoreUnusable(f"{self._path} was written by a newer version of this software")
+
+    # -- the writer's thread -----------------------------------------------------------------------------------
+
+    def commit_group(self, group: list[_Write]) -> None:
+        """Evaluate the jobs in order in one transaction, commit it once, and set every outcome.
+
+        No verdict stands before the commit does: a job may have lost against a neighbour's write, and that write
+        is gone when the commit fails. Only `InvalidBatch` is a fact of its own.
+        """
+        connection = self._writer
+        assert connection is not None
+        token = secrets.randbits(62)
+        try:
+            _end_transaction(connection)  # what a failed group left
+            connection.execute("BEGIN IMMEDIATE")
+            before = revision = _revision(connection)
+            for job in group:
+                revision = _evaluate(connection, job, revision)
+            if revision == before:
+                connection.execute("ROLLBACK")
+                return
+            connection.execute("UPDATE meta SET number = ? WHERE name = 'revision'", (revision,))
+            connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (token,))
+        except sqlite3.Error as error:
+            _forget(group)
+            _fail(group, error)
+            return
+        except BaseException:
+            _forget(group)
+            raise
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._settle(connection, group, token, error)
+
+    def _settle(self, connection: sqlite3.Connection, group: list[_Write], token: int, error: sqlite3.Error) -> None:
+        """COMMIT failed: find out whether it took, and make the answer true for good.
+
+        Reading the token is not enough. After a failed fsync the frames of the lost commit may sit in the log, and
+        a recovery after a crash could still find them complete. Only a further commit settles it: its frames take
+        their place, or follow them. A full disk is the exception: the commit frame was never written.
+        """
+        try:
+            _end_transaction(connection)
+            taken = _one(connection, "SELECT number FROM meta WHERE name = 'last_group'") == token
+            if taken or not _is_full(error):
+                fence = secrets.randbits(62)
+                connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (fence,))
+        except sqlite3.Error:
+            for job in group:
+                changed, job.changes = job.changes is not None, None
+                if isinstance(job.outcome, InvalidBatch):
+                    continue
+                lost = f"the commit failed and could not be looked up: {error}"
+                job.outcome = OutcomeUnknown(lost) if changed else StoreUnavailable(lost)
+            return
+        if not taken:
+            _forget(group)
+            _fail(group, error)
+
+    # -- the reader's thread -----------------------------------------------------------------------------------
+
+    def read_group(self, group: list[_Read[Any]]) -> None:
+        """Answer the jobs from one snapshot: taken after all of them were asked, so it is new enough for each."""
+        connection = self._reader
+        assert connection is not None
+        try:
+            _end_transaction(connection)
+            connection.execute("BEGIN")
+            for job in group:
+                assert job.query is not None
+                try:
+                    job.outcome = job.query(connection)
+                except ValueError as error:  # a key that UTF-8 cannot express: the caller's own fault
+                    job.outcome = error
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            for job in group:
+                job.outcome = StoreUnavailable(f"cannot read the database: {error}")
+
+
+# -- one apply, inside the group's transaction -----------------------------------------------------------------
+
+
+def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -> Revision:
+    """Give one job its outcome on the state its predecessors left; returns the revision behind it."""
+    for check in job.batch.checks:
+        holds, current = _look(connection, check)
+        if not holds:
+            job.outcome = CheckFailed(check, current, revision)
+            return revision
+    connection.execute("SAVEPOINT job")
+    try:
+        events = _write(connection, job, revision + 1)
+    except _BAD_DATA as error:
+        connection.execute("ROLLBACK TO job")
+        connection.execute("RELEASE job")
+        job.outcome = InvalidBatch(f"the database refuses the batch: {error}")
+        return revision
+    connection.execute("RELEASE job")
+    if not events:
+        job.outcome = Applied(revision)
+        return revision
+    job.outcome = Applied(revision + 1)
+    job.changes = Changes(revision + 1, events)
+    return revision + 1
+
+
+def _look(connection: sqlite3.Connection, check: Check) -> tuple[bool, Record | None]:
+    match check:
+        case Absent(key):
+            current = _get(connection, key)
+            return current is None, current
+        case AtVersion(key, version):
+            current = _get(connection, key)
+            return current is not None and current.version == version, current
+        case FirstVersion(key):
+            current = _get(connection, key)
+            return current is not None and current.first, current
+        case EmptyRange(start, end):
+            row = connection.execute(_FIRST_IN_RANGE, (start, end)).fetchone()
+            return row is None, _record(row) if row else None
+
+
+def _write(connection: sqlite3.Connection, job: _Write, revision: Revision) -> tuple[Event, ...]:
+    batch = job.batch
+    deleted = {key for key in batch.deletes if connection.execute(_DELETE, (key,)).rowcount}
+    for start, end in batch.range_deletes:
+        deleted.update(key for (key,) in connection.execute(_DELETE_RANGE, (start, end)).fetchall())
+    events = [Event(key, None) for key in sorted(deleted)]
+    for key, value in batch.puts.items():
+        ((writes,),) = connection.execute(_PUT, (key, value, revision, job.ephemeral)).fetchall()
+        events.append(Event(key, Record(key, value, revision, writes == 1)))
+    return tuple(events)
+
+
+def _forget(group: list[_Write]) -> None:
+    """Take back what the jobs were told inside a transaction that is gone."""
+    for job in group:
+        job.changes = None
+        if not isinstance(job.outcome, InvalidBatch):
+            job.outcome = None
+
+
+def _fail(group: list[_Write], error: sqlite3.Error) -> None:
+    for job in group:
+        if job.outcome is None:
+            kind = StoreFull if _is_full(error) else StoreUnavailable
+            job.outcome = kind(f"nothing was written: {error}")
+
+
+# -- SQLite, in small pieces -----------------------------------------------------------------------------------
+
+
+def _one(connection: sqlite3.Connection, statement: str) -> Any:
+    (value,) = connection.execute(statement).fetchone()
+    return value
+
+
+def _revision(connection: sqlite3.Connection) -> Revision:
+    return int(_one(connection, "SELECT number FROM meta WHERE name = 'revision'"))
+
+
+def _get(connection: sqlite3.Connection, key: str) -> Record | None:
+    row = connection.execute(_GET, (key,)).fetchone()
+    return _record(row) if row else None
+
+
+def _record(row: tuple[str, bytes, int, int]) -> Record:
+    key, value, version, writes = row
+    return Record(key, value, version, writes == 1)
+
+
+def _end_transaction(connection: sqlite3.Connection) -> None:
+    # SQLite ends some failed transactions by itself, so ask before.
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def _opening_failure(path: Path, error: sqlite3.Error) -> MetastoreError:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return StoreUnusable(f"{path} is not a readable SQLite database: {error}")
+    kind = StoreFull if _is_full(error) else StoreUnavailable
+    return kind(f"cannot open {path}: {error}")
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def _take_lock(path: Path) -> int:
+    """An exclusive `flock` on `<path>.lock`, held until the descriptor is closed or the process ends.
+
+    The lock file is never unlinked: a second process could lock the old file while a third one locks a new file of
+    the same name. It holds the owner's process id, for the message only.
+    """
+    lock_path = path.with_name(path.name + ".lock")
+    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    except BlockingIOError:
+        owner = os.pread(lock, 20, 0).decode(errors="replace") or "unknown"
+        os.close(lock)
+        raise StoreInUse(
+            f"{path} is being served by process {owner}: stop that process, or give this one another file; "
+            "several processes can share a store on etcd"
+        ) from None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _make_directory(directory: Path) -> None:
+    """Create a directory and its parents so that they survive a power failure."""
+    if directory.exists():
+        return
+    _make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    _sync_directory(directory.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the entries of a directory durable: syncing a file does not sync its name."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

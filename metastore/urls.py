@@ -1,0 +1,123 @@
+"""Opening a store by its URL.
+
+    memory://                                     in this process, gone with it
+    sqlite:///path/file.db                        relative to the working directory
+    sqlite:////path/file.db                       absolute
+    etcd://host:port[,host:port…][/root]          with ?ca=&cert=&key=&user=&password_file=
+    zk://host:port[,host:port…][/root]            reserved, not there yet
+
+What follows `sqlite:///` up to a `?` is the path as it is, without percent-decoding. Secrets have no place in a URL:
+it is shown in process lists and logs, so etcd takes the password from a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from metastore.api import MetadataStore
+from metastore.backends.memory import MemoryStore
+from metastore.backends.sqlite import SqliteStore
+from metastore.txn.store import INDEXES
+from metastore.types import IndexDefinition
+
+FORMS = (
+    "memory://, sqlite:///relative/file.db, sqlite:////absolute/file.db, "
+    "etcd://host:port[,host:port...][/root][?ca=&cert=&key=&user=&password_file=]"
+)
+_ETCD_PARAMETERS = ("ca", "cert", "key", "user", "password_file")
+_ENDPOINT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
+
+
+class InvalidStoreUrl(ValueError):
+    """The URL names no store; the message is one line that lists the valid forms."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        shown = re.sub(r"//[^/]*@", "//…@", url)  # no password in a log
+        super().__init__(f"store URL {shown!r}: {problem} (valid forms: {FORMS})")
+
+
+class UnsupportedStore(InvalidStoreUrl):
+    """The URL is well formed, but its backend does not exist yet."""
+
+
+async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **options: Any) -> MetadataStore:
+    """Open the store that `url` names; `options` go to the backend as they are.
+
+    Raises `InvalidStoreUrl` (a `ValueError`) and whatever opening the backend raises.
+    """
+    scheme, separator, rest = url.partition("://")
+    location, _, query = rest.partition("?")
+    if not separator:
+        raise InvalidStoreUrl(url, "the scheme is missing")
+    match scheme:
+        case "memory":
+            _parameters(url, query, ())
+            return _open_memory(url, location, indexes, options)
+        case "sqlite":
+            _parameters(url, query, ())
+            return await _open_sqlite(url, location, indexes, options)
+        case "etcd":
+            parameters = _parameters(url, query, _ETCD_PARAMETERS)
+            return await _open_etcd(url, location, indexes, parameters | options)
+        case "zk":
+            raise UnsupportedStore(url, "ZooKeeper is not supported yet, it comes with issue 3")
+        case _:
+            raise InvalidStoreUrl(url, f"there is no store of the kind {scheme!r}")
+
+
+def _open_memory(url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]) -> MetadataStore:
+    if location:
+        raise InvalidStoreUrl(url, "nothing may follow memory://")
+    return MemoryStore(indexes, **options)
+
+
+async def _open_sqlite(
+    url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]
+) -> MetadataStore:
+    path = location.removeprefix("/")
+    if path == location:
+        raise InvalidStoreUrl(url, "the path of the file follows three slashes")
+    if path in ("", "/") or path.endswith("/"):
+        raise InvalidStoreUrl(url, "the name of the file is missing")
+    if path == ":memory:":
+        raise InvalidStoreUrl(url, "a store in memory is memory://")
+    return await SqliteStore.open(path, indexes, **options)
+
+
+async def _open_etcd(
+    url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]
+) -> MetadataStore:
+    authority, slash, path = location.partition("/")
+    endpoints = authority.split(",")
+    if "@" in authority:
+        raise InvalidStoreUrl(url, "credentials are given as ?user=&password_file=")
+    for endpoint in endpoints:
+        matched = _ENDPOINT.fullmatch(endpoint)
+        if not matched or not 0 < int(matched[1]) < 1 << 16:
+            raise InvalidStoreUrl(url, f"{endpoint!r} is not host:port")
+    root = (slash + unquote(path)).rstrip("/")
+
+    # Only here: whoever runs on SQLite does not load gRPC.
+    from metastore.backends.etcd import EtcdStore
+
+    store: MetadataStore = await EtcdStore.open(endpoints, root, indexes, **options)
+    return store
+
+
+def _parameters(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError:
+        raise InvalidStoreUrl(url, "the parameters after ? are not name=value pairs") from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            allowed = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise InvalidStoreUrl(url, f"the parameter {name!r} is not known to this kind of store, {allowed}")
+        if name in found:
+            raise InvalidStoreUrl(url, f"the parameter {name!r} is given twice")
+        found[name] = value
+    return found
