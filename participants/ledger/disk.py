@@ -1,0 +1,143 @@
+"""The system calls that local ledgers need, in one replaceable place.
+
+Tests and the simulator replace this class to make faults: short writes, no space, a failed sync, a crash that loses
+what was not synced. Nothing else in this package touches a file. All methods block, and raise `OSError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from participants.ledger.directory_lock import DirectoryLock
+
+_MAX_BUFFERS = 512  # below every system's IOV_MAX
+
+
+class Disk:
+    def lock(self, path: Path) -> DirectoryLock:
+        """Take the exclusive lock of a storage directory. Raises `StorageLocked`, `StorageRefused`."""
+        return DirectoryLock(path)
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer are not the end of the file, none are."""
+        return os.pread(fd, size, offset)
+
+    def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
+        """Write some of `buffers` at `offset`; returns how many bytes, which may be fewer than all."""
+        return os.pwritev(fd, buffers[:_MAX_BUFFERS], offset)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    # -- directories -------------------------------------------------------------------------------------------
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def names(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir())
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def rmdir(self, path: Path) -> None:
+        path.rmdir()
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Make the creations, renames and removals in a directory durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+# -- what is built from them -----------------------------------------------------------------------------------
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+    """Write all of `buffers` at `offset`, however short the single writes turn out."""
+    rest = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+    first = 0
+    while first < len(rest):
+        written = disk.write(fd, rest[first : first + _MAX_BUFFERS], offset)
+        assert written > 0, written
+        offset += written
+        while first < len(rest) and written >= len(rest[first]):
+            written -= len(rest[first])
+            first += 1
+        if written:
+            rest[first] = rest[first][written:]
+
+
+def read_all(disk: Disk, fd: int, size: int, offset: int) -> bytes:
+    """`size` bytes at `offset`; fewer only where the file ends."""
+    chunk = disk.read(fd, size, offset)
+    if len(chunk) == size:
+        return chunk
+    parts = [chunk]
+    missing = size - len(chunk)
+    while missing and chunk:
+        chunk = disk.read(fd, missing, offset + size - missing)
+        parts.append(chunk)
+        missing -= len(chunk)
+    return b"".join(parts)
+
+
+def make_directory(disk: Disk, path: Path) -> None:
+    """Create a directory, durably, if it is not there. Its parent must be."""
+    if disk.exists(path):
+        return
+    disk.mkdir(path)
+    disk.fsync_dir(path.parent)
+
+
+def replace_file(disk: Disk, path: Path, content: Sequence[bytes]) -> None:
+    """Write a whole file, durably; after a crash there is the old one or the new one, never a part."""
+    draft = path.with_name(path.name + ".tmp")
+    fd = disk.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(disk, fd, content, 0)
+        disk.fsync(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.unlink(draft)
+        raise
+    finally:
+        disk.close(fd)
+    disk.rename(draft, path)
+    disk.fsync_dir(path.parent)
+
+
+def read_file(disk: Disk, path: Path) -> bytes:
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        return read_all(disk, fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)

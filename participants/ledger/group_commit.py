@@ -1,0 +1,75 @@
+"""One write and one sync for all appends that are waiting.
+
+The step that runs in a writer thread. It decides what the outcome of a group is, which is the whole difficulty:
+
+    write      sync      truncate + sync    outcome
+    ------------------------------------------------------------------------------------------------
+    ok         ok                           durable
+    no space             ok                 `StorageFull`: undone, certainly
+    no space             fails              `StorageFailed`: a part may be there
+    fails                                   `StorageFailed`: a part may be there
+    ok         fails                        `StorageFailed`: all, a part or nothing may be there
+
+The truncation is synced before "no space" is answered: otherwise, after a power cut, a frame that was refused could
+be found in the file, whole and valid. A sync that failed is never tried again on these bytes (see `recovery`);
+"no space" out of a sync is such a failure too.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from participants.ledger.disk import Disk, write_all
+from participants.ledger.storage import LedgerError, LedgerMissing, StorageFailed, StorageFull
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """`error` is None when the group is durable; `fsync_seconds` when its sync was tried."""
+
+    error: StorageFull | StorageFailed | None = None
+    fsync_seconds: float | None = None
+
+
+def write_group(
+    disk: Disk, fd: int, parts: Sequence[bytes | memoryview], offset: int, clock: Callable[[], float]
+) -> GroupOutcome:
+    """Write `parts` at `offset`, the durable end of the file, and sync them. Raises nothing the device can cause."""
+    try:
+        write_all(disk, fd, parts, offset)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            return _undo(disk, fd, offset, error)
+        return GroupOutcome(StorageFailed(f"cannot write the ledger: {error}"))
+    began = clock()
+    try:
+        disk.fdatasync(fd)
+    except OSError as error:
+        return GroupOutcome(StorageFailed(f"cannot sync the ledger: {error}"), clock() - began)
+    return GroupOutcome(None, clock() - began)
+
+
+def _undo(disk: Disk, fd: int, offset: int, cause: OSError) -> GroupOutcome:
+    try:
+        disk.truncate(fd, offset)
+        disk.fsync(fd)
+    except OSError as error:
+        return GroupOutcome(StorageFailed(f"no space for the ledger ({cause}), and cannot take back a part: {error}"))
+    return GroupOutcome(StorageFull(f"no space for the ledger: {cause}"))
+
+
+@contextmanager
+def device_errors(what: str) -> Iterator[None]:
+    """Tells an `OSError` of the body in the words of `storage`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise LedgerMissing(f"{what}: there is no such ledger in this storage") from error
+    except OSError as error:
+        kind: type[LedgerError] = StorageFull if error.errno in _NO_SPACE else StorageFailed
+        raise kind(f"{what}: {error}") from error

@@ -1,0 +1,180 @@
+"""Ledgers in local files: as durable as that disk, no more.
+
+    <data directory>/
+        lock                                   flock, held for the life of the process, never unlinked
+        storage.json                           {"format": 1, "storage_id": "<32 hex digits>"}, written once
+        ledgers/<escaped segment>/
+            00000000000000000003.ledger        the frames, one after another
+            00000000000000000003.sealed        the seal mark: final length and index
+
+Everything that blocks runs in a small pool of threads; the objects themselves belong to the event loop. Of a ledger
+at most one group is being written at any time, and of a segment at most one file is being created, sealed or
+deleted, also when the task that asked for it was cancelled: the thread goes on, and `close` waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Self
+
+from participants.ledger.directory_lock import DirectoryLock
+from participants.ledger.disk import Disk, make_directory, read_file, replace_file
+from participants.ledger.group_commit import device_errors
+from participants.ledger.local_files import LedgerFiles
+from participants.ledger.local_ledger import LedgerMetrics, LocalOpenLedger, LocalSealedLedger
+from participants.ledger.storage import (
+    LedgerStopped,
+    LedgerStorage,
+    OpenLedger,
+    SealedLedger,
+    StorageRefused,
+)
+from participants.ledger.workers import Workers
+
+_FORMAT = 1
+_THREADS = 4
+_WRITER_THREADS = 8  # syncs of different ledgers run side by side; the file system joins them
+
+
+class LocalStorage(LedgerStorage):
+    """See the module docstring. Made by `open`."""
+
+    def __init__(
+        self,
+        storage_id: str,
+        lock: DirectoryLock,
+        files: LedgerFiles,
+        metrics: LedgerMetrics,
+        executor: Executor | None,
+    ) -> None:
+        self.storage_id = storage_id
+        self._lock = lock
+        self._files = files
+        self._workers = Workers(executor, _THREADS)
+        # Apart, so that the seals of a long recovery delay no append to the segments that are ready.
+        self._writers = Workers(executor, _WRITER_THREADS)
+        self._metrics = metrics
+        self._open: dict[tuple[str, int], LocalOpenLedger] = {}
+        self._creating: set[asyncio.Task[OpenLedger]] = set()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        data_dir: Path,
+        *,
+        disk: Disk | None = None,
+        metrics: LedgerMetrics | None = None,
+        executor: Executor | None = None,
+    ) -> Self:
+        """Lock `data_dir`, creating it when it is not there. Blocks, for a few syncs.
+
+        Raises `StorageLocked`, `StorageRefused`, `StorageFull`, `StorageFailed`.
+        """
+        disk = disk or Disk()
+        with device_errors(f"cannot open the storage {data_dir}"):
+            _make_directories(disk, data_dir)
+            lock = disk.lock(data_dir / "lock")
+            try:
+                storage_id = _storage_id(disk, data_dir)
+                make_directory(disk, data_dir / "ledgers")
+            except BaseException:
+                lock.close()
+                raise
+        files = LedgerFiles(disk, data_dir / "ledgers")
+        return cls(storage_id, lock, files, metrics or LedgerMetrics(), executor)
+
+    async def create(self, segment: str, ledger: int) -> OpenLedger:
+        self._check_open()
+        # A task of its own: a caller that is cancelled must not leave a file open that nobody knows.
+        task = asyncio.create_task(self._create(segment, ledger))
+        self._creating.add(task)
+        task.add_done_callback(self._created)
+        return await asyncio.shield(task)
+
+    async def _create(self, segment: str, ledger: int) -> OpenLedger:
+        fd = await self._workers.run(self._files.create, segment, ledger)
+        created = LocalOpenLedger(
+            self._files, self._workers, self._writers, segment, ledger, fd, self._metrics, self._ended
+        )
+        self._open[segment, ledger] = created
+        return created
+
+    def _created(self, task: asyncio.Task[OpenLedger]) -> None:
+        self._creating.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: the caller may have been cancelled
+
+    def _ended(self, ledger: LocalOpenLedger) -> None:
+        self._open.pop((ledger.segment, ledger.id), None)
+
+    async def seal(self, segment: str, ledger: int) -> SealedLedger:
+        self._check_open()
+        mine = self._open.get((segment, ledger))
+        if mine is not None:
+            return await mine.seal()
+        offsets = await self._workers.run(self._files.seal, segment, ledger)
+        return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets)
+
+    async def open_sealed(self, segment: str, ledger: int, entries: int) -> SealedLedger:
+        self._check_open()
+        offsets = await self._workers.run(self._files.open_sealed, segment, ledger, entries)
+        return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets)
+
+    async def delete(self, segment: str, ledger: int) -> None:
+        self._check_open()
+        mine = self._open.get((segment, ledger))
+        if mine is not None:
+            await mine.close()
+        await self._workers.run(self._files.delete, segment, ledger)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._creating:
+            await asyncio.wait(self._creating)
+        await asyncio.gather(*(ledger.close() for ledger in list(self._open.values())))
+        await self._writers.close()
+        await self._workers.close()
+        # Last: as long as a thread may still write, nobody else may open this storage.
+        self._lock.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LedgerStopped("this storage was closed")
+
+
+def _make_directories(disk: Disk, path: Path) -> None:
+    if not disk.exists(path):
+        _make_directories(disk, path.parent)
+        make_directory(disk, path)
+
+
+def _storage_id(disk: Disk, data_dir: Path) -> str:
+    path = data_dir / "storage.json"
+    if disk.exists(path):
+        return _parse_storage_id(path, read_file(disk, path))
+    if disk.exists(data_dir / "ledgers"):
+        # A new id would orphan these ledgers: every segment in them names the old one.
+        raise StorageRefused(f"{path} is missing although there are ledgers; restore it from a backup")
+    storage_id = uuid.uuid4().hex
+    content = json.dumps({"format": _FORMAT, "storage_id": storage_id}) + "\n"
+    replace_file(disk, path, [content.encode()])
+    return storage_id
+
+
+def _parse_storage_id(path: Path, content: bytes) -> str:
+    try:
+        described: Any = json.loads(content)
+    except ValueError as error:
+        raise StorageRefused(f"{path} is damaged; restore it from a backup") from error
+    if not isinstance(described, dict) or described.get("format") != _FORMAT:
+        raise StorageRefused(f"{path} is not of format {_FORMAT}")
+    storage_id = described.get("storage_id")
+    if not isinstance(storage_id, str) or not re.fullmatch(r"[0-9a-f]{32}", storage_id):
+        raise StorageRefused(f"{path} names no storage id")
+    return storage_id

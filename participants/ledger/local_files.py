@@ -1,0 +1,198 @@
+"""The blocking half of local ledgers: files in, offsets out. Runs in threads; `local` calls it from the loop.
+
+Per segment, the calls that change files exclude each other: a caller who gave up (a cancelled task) may ask again
+while the thread of the first call still works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from metastore import keys
+from participants.ledger.disk import Disk, make_directory, read_all
+from participants.ledger.frames import FrameError, peek
+from participants.ledger.group_commit import device_errors
+from participants.ledger.position import Position
+from participants.ledger.recovery import recover, scan
+from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
+from participants.ledger.storage import LedgerCorrupt, LedgerExists, StorageFull
+
+_NAME_BYTES = 200  # file systems take 255
+
+
+def segment_directory(segment: str) -> str:
+    """A directory name for any segment name, no two alike.
+
+    A name too long for a file system is cut and gets its hash. The result is longer than any name that is not cut,
+    so it can meet none of those.
+    """
+    escaped = keys.escape(segment)
+    if len(escaped) <= _NAME_BYTES:
+        return escaped
+    return f"{escaped[: _NAME_BYTES - 50]}~{hashlib.sha256(segment.encode()).hexdigest()}"
+
+
+class LedgerFiles:
+    """All methods block, and raise what `storage.LedgerStorage` says."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self.disk = disk
+        self._root = root
+        self._guard = threading.Lock()
+        self._segment_locks: dict[str, threading.Lock] = {}
+
+    def path(self, segment: str, ledger: int) -> Path:
+        return self._root / segment_directory(segment) / f"{keys.number(ledger)}.ledger"
+
+    @contextmanager
+    def _exclusive(self, segment: str) -> Iterator[None]:
+        with self._guard:
+            lock = self._segment_locks.setdefault(segment, threading.Lock())
+        with lock:
+            yield
+
+    def create(self, segment: str, ledger: int) -> int:
+        """A descriptor of the new file."""
+        path = self.path(segment, ledger)
+        with self._exclusive(segment), device_errors(f"cannot create ledger {ledger} of {segment}"):
+            make_directory(self.disk, path.parent)
+            if self.disk.exists(path) or self.disk.exists(_mark(path)):
+                raise LedgerExists(f"ledger {ledger} of {segment} exists")
+            fd = self.disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            try:
+                self.disk.fsync(fd)
+                self.disk.fsync_dir(path.parent)
+            except BaseException:
+                self.disk.close(fd)
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(path)
+                raise
+            return fd
+
+    def close(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # what it could tell, the sync has told
+            self.disk.close(fd)
+
+    def seal(self, segment: str, ledger: int) -> array[int]:
+        """Recovery, of a ledger that another process (or an earlier object) was appending to."""
+        path = self.path(segment, ledger)
+        with (
+            self._exclusive(segment),
+            device_errors(f"cannot seal ledger {ledger} of {segment}"),
+            self._opened(path, os.O_RDWR) as fd,
+        ):
+            try:
+                offsets = read_mark(self.disk, _mark(path))
+            except MarkDamaged:
+                offsets = self._read_through(fd, ledger)  # it was sealed, so nothing may be cut any more
+                self._write_mark(path, offsets)
+            if offsets is None:
+                offsets = recover(self.disk, fd, ledger)
+                self._write_mark(path, offsets)
+            self._check_size(fd, ledger, offsets)
+        return offsets
+
+    def seal_finished(self, segment: str, ledger: int, offsets: array[int]) -> array[int]:
+        """Seal a ledger all of whose appends are known to be durable at `offsets`."""
+        path = self.path(segment, ledger)
+        with self._exclusive(segment), device_errors(f"cannot seal ledger {ledger} of {segment}"):
+            with self._opened(path, os.O_RDONLY) as fd:
+                self._check_size(fd, ledger, offsets)
+            self._write_mark(path, offsets)
+        return offsets
+
+    def seal_failed(self, segment: str, ledger: int, durable_bytes: int) -> array[int]:
+        """Seal a ledger whose last group had an unknown outcome; up to `durable_bytes` it is known to be durable."""
+        path = self.path(segment, ledger)
+        with (
+            self._exclusive(segment),
+            device_errors(f"cannot seal ledger {ledger} of {segment}"),
+            self._opened(path, os.O_RDWR) as fd,
+        ):
+            offsets = recover(self.disk, fd, ledger, durable_bytes=durable_bytes)
+            self._write_mark(path, offsets)
+        return offsets
+
+    def open_sealed(self, segment: str, ledger: int, entries: int) -> array[int]:
+        path = self.path(segment, ledger)
+        with (
+            device_errors(f"cannot open ledger {ledger} of {segment}"),
+            self._opened(path, os.O_RDONLY) as fd,
+        ):
+            try:
+                offsets = read_mark(self.disk, _mark(path))
+            except MarkDamaged:
+                offsets = None
+            if offsets is None:
+                offsets = self._read_through(fd, ledger)
+            self._check_size(fd, ledger, offsets)
+        if len(offsets) - 1 != entries:
+            raise LedgerCorrupt(f"ledger {ledger} of {segment} has {len(offsets) - 1} entries, recorded are {entries}")
+        return offsets
+
+    def delete(self, segment: str, ledger: int) -> None:
+        path = self.path(segment, ledger)
+        with self._exclusive(segment), device_errors(f"cannot delete ledger {ledger} of {segment}"):
+            if not self.disk.exists(path.parent):
+                return
+            # All that bears the number, a draft of the mark too.
+            for name in self.disk.names(path.parent):
+                if name.startswith(f"{path.stem}."):
+                    self.disk.unlink(path.parent / name)
+            self.disk.fsync_dir(path.parent)
+            if not self.disk.names(path.parent):
+                self.disk.rmdir(path.parent)
+                self.disk.fsync_dir(self._root)
+
+    def read(self, path: Path, ledger: int, first_entry: int, offsets: array[int]) -> list[memoryview]:
+        """The frames that lie between `offsets`, checked."""
+        begin, end = offsets[0], offsets[-1]
+        with device_errors(f"cannot read ledger {ledger}"), self._opened(path, os.O_RDONLY) as fd:
+            content = memoryview(read_all(self.disk, fd, end - begin, begin))
+        frames = []
+        for number in range(len(offsets) - 1):
+            start, stop = offsets[number] - begin, offsets[number + 1] - begin
+            expected = Position(ledger, first_entry + number)
+            try:
+                header = peek(content, min(start, len(content)))
+            except FrameError as error:
+                raise LedgerCorrupt(f"entry {expected} is damaged: {error}") from error
+            if (header.position, header.end) != (expected, stop):
+                raise LedgerCorrupt(f"in the place of entry {expected} there is {header.position}")
+            frames.append(content[start:stop])
+        return frames
+
+    @contextmanager
+    def _opened(self, path: Path, flags: int) -> Iterator[int]:
+        fd = self.disk.open(path, flags)
+        try:
+            yield fd
+        finally:
+            self.disk.close(fd)
+
+    def _read_through(self, fd: int, ledger: int) -> array[int]:
+        found = scan(self.disk, fd, ledger)
+        if found.damage is not None:
+            raise LedgerCorrupt(f"ledger {ledger} is damaged at byte {found.end}: {found.damage}")
+        return found.offsets
+
+    def _check_size(self, fd: int, ledger: int, offsets: array[int]) -> None:
+        size = self.disk.size(fd)
+        if size != offsets[-1]:
+            raise LedgerCorrupt(f"ledger {ledger} has {size} bytes, it was sealed with {offsets[-1]}")
+
+    def _write_mark(self, path: Path, offsets: array[int]) -> None:
+        """Best effort when the disk is full: a full disk must not keep a segment from being recovered."""
+        with contextlib.suppress(StorageFull), device_errors(f"cannot write {_mark(path).name}"):
+            write_mark(self.disk, _mark(path), offsets)
+
+
+def _mark(path: Path) -> Path:
+    return path.with_suffix(".sealed")
