@@ -1,0 +1,124 @@
+"""Goal: reads are linearizable, come from one revision, and are in the order of UTF-8 bytes.
+
+Method: exact listings of hand-made records, and a token that a writer moves between keys in one apply: whoever reads
+two states at once sees no token or two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from metastore.api import MetadataStore
+
+KEYS = ["/a", "/b", "/b/1", "/b/10", "/b/2", "/c"]
+
+
+async def fill(store: MetadataStore, keys: list[str]) -> None:
+    batch = store.batch()
+    for key in keys:
+        batch.put(key, f"value of {key}".encode())
+    await store.apply(batch)
+
+
+async def test_a_range_holds_its_start_and_not_its_end(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    found = await store.range("/b", "/c")
+    assert [record.key for record in found.records] == ["/b", "/b/1", "/b/10", "/b/2"]
+    assert found.records[0].value == b"value of /b"
+    assert not found.more
+
+
+async def test_a_scan_holds_what_starts_with_the_prefix(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    assert [record.key for record in (await store.scan("/b/")).records] == ["/b/1", "/b/10", "/b/2"]
+    assert (await store.scan("/none/")).records == []
+
+
+async def test_limit_and_more(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    for limit in range(1, len(KEYS) + 2):
+        found = await store.scan("/", limit=limit)
+        assert [record.key for record in found.records] == KEYS[:limit]
+        assert found.more == (limit < len(KEYS))
+
+
+async def test_reverse(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    found = await store.range("/b", "/c", reverse=True, limit=2)
+    assert [record.key for record in found.records] == ["/b/2", "/b/10"]
+    assert found.more
+    assert [record.key for record in (await store.range("/", "0", reverse=True)).records] == KEYS[::-1]
+
+
+async def test_keys_only_has_everything_but_the_values(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    await store.apply(store.batch().put("/a", b"again"))
+    full, bare = await store.scan("/"), await store.scan("/", keys_only=True)
+    assert [record.value for record in bare.records] == [b""] * len(KEYS)
+    assert [(r.key, r.version, r.first) for r in bare.records] == [(r.key, r.version, r.first) for r in full.records]
+
+
+async def test_an_empty_range(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    assert (await store.range("/b", "/b")).records == []
+    assert (await store.range("/c", "/b")).records == []
+
+
+async def test_several_keys_at_one_revision(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    snapshot = await store.get_many(["/b", "/none", "/a"])
+    assert {key: record and record.value for key, record in snapshot.records.items()} == {
+        "/b": b"value of /b",
+        "/none": None,
+        "/a": b"value of /a",
+    }
+    assert max(record.version for record in snapshot.records.values() if record) <= snapshot.revision
+
+
+async def test_more_keys_than_one_request_takes(store: MetadataStore) -> None:
+    await fill(store, [f"/k/{number:03d}" for number in range(0, 100, 2)])
+    snapshot = await store.get_many([f"/k/{number:03d}" for number in range(250)])
+    assert sum(record is not None for record in snapshot.records.values()) == 50
+    assert len(snapshot.records) == 250
+
+
+async def test_keys_sort_by_their_utf_8_bytes(store: MetadataStore) -> None:
+    # UTF-16 order would put the last but one behind the last; a language's order would mix the cases.
+    keys = ["/A", "/Z", "/a", "/é", "/\ud7ff", "/\ue000", "/\uffff", "/\U00010000", "/\U0010ffff"]
+    assert keys == sorted(keys, key=str.encode)
+    await fill(store, keys[::-1])
+    assert [record.key for record in (await store.scan("/")).records] == keys
+    assert [record.key for record in (await store.range("/\ue000", "/\U0010ffff")).records] == keys[5:-1]
+
+
+async def test_a_read_sees_every_apply_answered_before_it(store: MetadataStore) -> None:
+    async def write_then_read(name: int) -> None:
+        for number in range(10):
+            applied = await store.apply(store.batch().put(f"/{name}", str(number).encode()))
+            record = await store.get(f"/{name}")
+            assert record is not None and record.value == str(number).encode()
+            assert (await store.range(f"/{name}", f"/{name}0")).revision >= applied.revision
+
+    await asyncio.gather(*(write_then_read(name) for name in range(10)))
+
+
+async def test_a_read_sees_one_state(store: MetadataStore) -> None:
+    places = [f"/place/{number}" for number in range(5)]
+    await store.apply(store.batch().put(places[0], b"token"))
+    moving = True
+
+    async def move() -> None:
+        nonlocal moving
+        for step in range(100):
+            await store.apply(store.batch().delete(places[step % 5]).put(places[(step + 1) % 5], b"token"))
+        moving = False
+
+    async def look() -> None:
+        while moving:
+            assert len((await store.scan("/place/")).records) == 1
+            found = await store.get_many(places)
+            assert sum(record is not None for record in found.records.values()) == 1
+            # The memory store never suspends a reader, so the writer needs a turn of its own.
+            await asyncio.sleep(0)
+
+    await asyncio.gather(move(), look(), look())

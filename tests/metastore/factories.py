@@ -1,0 +1,73 @@
+"""The one table of backends. A new backend is one more line in `FACTORIES`; no test ever names one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from metastore.api import MetadataStore
+from metastore.backends.memory import MemoryStore
+from metastore.backends.sqlite import SqliteStore
+from metastore.types import IndexDefinition
+
+
+class Backend(Protocol):
+    """One state, and clients of it."""
+
+    async def open(self) -> MetadataStore:
+        """A client on this state; embedded backends give the same object every time. Closed with the backend."""
+        ...
+
+    async def compact(self) -> None:
+        """Make the backend forget the history up to now, as its maintenance would sooner or later."""
+        ...
+
+
+Factory = Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[Backend]]
+
+
+def _by_color(key: str, value: bytes) -> Iterable[str]:
+    """Fixture records hold `color,color,…`: one entry per color, none for an empty value."""
+    name = key.rpartition("/")[2]
+    return [f"{color}/{name}" for color in value.decode().split(",") if color]
+
+
+ITEMS = "/item/"
+BY_COLOR = IndexDefinition("by-color", ITEMS, _by_color)
+INDEXES = (BY_COLOR,)
+
+
+class _Embedded:
+    def __init__(self, store: MemoryStore | SqliteStore) -> None:
+        self._store = store
+
+    async def open(self) -> MetadataStore:
+        return self._store
+
+    async def compact(self) -> None:
+        await self._store.compact()
+
+
+@asynccontextmanager
+async def _memory(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    store = MemoryStore(INDEXES)
+    yield _Embedded(store)
+    await store.close()
+
+
+@asynccontextmanager
+async def _sqlite(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    directory: Path = request.getfixturevalue("tmp_path")
+    store = await SqliteStore.open(directory / "contract.db", INDEXES)
+    yield _Embedded(store)
+    await store.close()
+
+
+FACTORIES: dict[str, Factory] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+}

@@ -1,0 +1,114 @@
+"""Goal: a URL opens the store it names, and a wrong one is answered by one line that says what is right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from metastore.api import MetadataStore
+from metastore.backends.memory import MemoryStore
+from metastore.backends.sqlite import SqliteStore
+from metastore.txn.store import INDEXES
+from metastore.urls import InvalidStoreUrl, UnsupportedStore, open_store
+
+
+async def test_memory() -> None:
+    store = await open_store("memory://")
+    assert isinstance(store, MemoryStore)
+    assert store.indexes == INDEXES
+    await store.close()
+
+
+async def test_sqlite_with_an_absolute_path(tmp_path: Path) -> None:
+    store = await open_store(f"sqlite:///{tmp_path}/new/dir%20/x.db", indexes=(), deadline_ms=5_000)
+    assert isinstance(store, SqliteStore)
+    assert store.indexes == ()
+    await store.close()
+    assert (tmp_path / "new" / "dir%20" / "x.db").is_file()
+
+
+async def test_sqlite_with_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    await (await open_store("sqlite:///x.db")).close()
+    assert (tmp_path / "x.db").is_file()
+
+
+@pytest.fixture
+def etcd(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls that opening an etcd store makes; nothing is connected."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Fake:
+        @staticmethod
+        async def open(endpoints: list[str], root: str, indexes: Any, **parameters: Any) -> MetadataStore:
+            calls.append((endpoints, root, indexes, parameters))
+            return MemoryStore(indexes)
+
+    module = ModuleType("metastore.backends.etcd")
+    module.EtcdStore = Fake  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls
+
+
+async def test_etcd(etcd: list[tuple[Any, ...]]) -> None:
+    await open_store("etcd://one:2379")
+    await open_store("etcd://one:2379,[::1]:2380/my/root/?ca=/a%20b.pem&user=u&password_file=/p", deadline_ms=1)
+    assert etcd == [
+        (["one:2379"], "", INDEXES, {}),
+        (
+            ["one:2379", "[::1]:2380"],
+            "/my/root",
+            INDEXES,
+            {"ca": "/a b.pem", "user": "u", "password_file": "/p", "deadline_ms": 1},
+        ),
+    ]
+
+
+async def test_zookeeper_says_when() -> None:
+    with pytest.raises(UnsupportedStore, match="issue 3"):
+        await open_store("zk://one:2181/root")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("", "scheme"),
+        ("x.db", "scheme"),
+        ("sqlite:/x.db", "scheme"),
+        ("redis://one:1", "'redis'"),
+        ("memory://x", "nothing may follow"),
+        ("memory://?ca=x", "'ca'"),
+        ("sqlite://x.db", "three slashes"),
+        ("sqlite:///", "name of the file"),
+        ("sqlite:////", "name of the file"),
+        ("sqlite:///dir/", "name of the file"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite:///x.db?user=me", "'user'"),
+        ("etcd://", "''"),
+        ("etcd://one", "'one'"),
+        ("etcd://one:", "'one:'"),
+        ("etcd://one:70000", "'one:70000'"),
+        ("etcd://one:0", "'one:0'"),
+        ("etcd://one:1,,two:2", "''"),
+        ("etcd://one:1/root?tls=1", "'tls'"),
+        ("etcd://one:1?ca=a&ca=b", "twice"),
+        ("etcd://one:1?ca", "name=value"),
+    ],
+)
+async def test_a_malformed_url_is_refused_in_one_line(url: str, problem: str) -> None:
+    with pytest.raises(InvalidStoreUrl) as refused:
+        await open_store(url)
+    message = str(refused.value)
+    assert isinstance(refused.value, ValueError)
+    assert problem in message
+    assert "sqlite:////absolute" in message and "\n" not in message
+
+
+async def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidStoreUrl, match="password_file") as refused:
+        await open_store("etcd://me:hunter2@one:2379")
+    assert "hunter2" not in str(refused.value)
