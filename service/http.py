@@ -78,14 +78,27 @@ def _field_of(error: dict[str, Any]) -> str:
     return ".".join(where[1:]) or where[0]
 
 
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For `responses=`: the error answers of an endpoint, each with the codes of the contract it may carry."""
+    documented: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        codes = [code for code, kind in KINDS.items() if kind.status == status]
+        documented[status] = {"model": Problem, "description": " or ".join(codes), "content": {MEDIA_TYPE: {}}}
+    return documented
+
+
 def create_app(title: str, description: str, version: str, registry: CollectorRegistry) -> FastAPI:
     """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`."""
     app = FastAPI(title=title, description=description, version=version, redoc_url=None)
     app.add_middleware(RawPath)
 
     @app.exception_handler(ServiceError)
-    async def service_error(_: Request, error: ServiceError) -> Response:
-        headers = {"Location": str(error.members["location"])} if error.code is ErrorCode.NOT_OWNER else None
+    async def service_error(request: Request, error: ServiceError) -> Response:
+        headers = None
+        if error.code is ErrorCode.NOT_OWNER:
+            query = request.scope["query_string"].decode("latin-1")
+            path = request.scope["path"] + (f"?{query}" if query else "")
+            headers = {"Location": f"{error.members['owner_url']}{path}"}
         return problem_response(error.problem(), headers)
 
     @app.exception_handler(MetastoreError)

@@ -1,0 +1,280 @@
+"""The broker's REST endpoints. Each one checks its input, calls the broker, and shapes the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from pydantic import AfterValidator, BeforeValidator
+
+from metastore.txn.ids import TxnId
+from participants.api.models import (
+    ARROW_MEDIA_TYPE,
+    BYTES_MEDIA_TYPE,
+    END_HEADER,
+    FRAMES_MEDIA_TYPE,
+    MAX_ENTRY_BYTES,
+    MESSAGES_MEDIA_TYPE,
+    NEXT_HEADER,
+    REVISION_HEADER,
+    CreateTopicRequest,
+    Isolation,
+    OpenTransaction,
+    PublishAnswer,
+    PublishMessagesAnswer,
+    PublishMessagesRequest,
+    ReadMessagesAnswer,
+    SegmentDetail,
+    TopicInfo,
+    TopicPage,
+)
+from participants.broker import schemas
+from participants.broker.broker import Broker
+from participants.broker.messages import Messages, PublishOptions, read_page
+from participants.broker.names import BrowseToken, topic_name
+from participants.broker.payloads import decode_messages, inspect_arrow
+from participants.ledger.frames import PayloadKind
+from participants.ledger.position import Position
+from participants.segment.segment import Entry, Segment
+from service.http import PathText, problems
+from service.problems import ErrorCode, ServiceError
+
+MAX_WAIT_MS = 60_000
+MAX_READ_BYTES = 16 << 20
+MAX_NUMBER = 2**53 - 1
+_ENTRY_BODY = {
+    "requestBody": {
+        "content": {
+            media: {"schema": {"type": "string", "format": "binary"}}
+            for media in (BYTES_MEDIA_TYPE, ARROW_MEDIA_TYPE, MESSAGES_MEDIA_TYPE)
+        }
+    }
+}
+_KINDS = {
+    ARROW_MEDIA_TYPE: PayloadKind.ARROW,
+    MESSAGES_MEDIA_TYPE: PayloadKind.MESSAGES,
+}
+
+
+def _parsed(parse: Any) -> BeforeValidator:
+    """A query parameter in its typed form; what it raises becomes a 422 that names the parameter."""
+    return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
+
+
+TopicPath = Annotated[PathText, AfterValidator(topic_name)]
+TxnIdQuery = Annotated[Any, _parsed(TxnId.parse), Query(description="32 hex digits")]
+PositionQuery = Annotated[Any, _parsed(Position.parse), Query(description="ledger:entry, exclusive")]
+TokenQuery = Annotated[Any, _parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
+NameQuery = Annotated[str | None, Query(min_length=1, max_length=256)]
+SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
+RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
+WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
+
+
+def router(broker: Broker) -> APIRouter:
+    api = APIRouter()
+    _topic_routes(api, broker)
+    _segment_routes(api, broker)
+    _message_routes(api, broker)
+    return api
+
+
+def _topic_routes(api: APIRouter, broker: Broker) -> None:
+    @api.post("/v1/topics", status_code=201, tags=["topics"], responses=problems(409, 422, 503, 504))
+    async def create_topic(request: CreateTopicRequest) -> TopicInfo:
+        """Create a topic of one or more hash-range segments, owned by this broker."""
+        try:
+            name = topic_name(request.name)
+        except ValueError as error:
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"name: {error}", field="name") from None
+        schema = schemas.from_wire(request.topic_schema) if request.topic_schema else None
+        topic = await broker.topics.create(name, request.segments, schema, broker.id, broker.clock())
+        await broker.open_all(topic.segments)
+        return await broker.topics.describe(topic)
+
+    @api.get("/v1/topics", tags=["topics"], responses=problems(422, 503))
+    async def list_topics(limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: NameQuery = None) -> TopicPage:
+        """Topics by name."""
+        topics, more = await broker.topics.page(page_token, limit)
+        items = [await broker.topics.describe(topic) for topic in topics]
+        return TopicPage(items=items, next_page_token=topics[-1].name if more else None)
+
+    @api.get("/v1/topics/{topic}", tags=["topics"], responses=problems(404, 422, 503))
+    async def get_topic(topic: TopicPath) -> TopicInfo:
+        """A topic's schema and segments."""
+        return await broker.topics.describe((await broker.topics.get(topic)).topic)
+
+
+def _segment_routes(api: APIRouter, broker: Broker) -> None:
+    @api.get("/v1/segments/{segment}", tags=["segments"], responses=problems(307, 404, 422, 503))
+    async def get_segment(segment: PathText) -> SegmentDetail:
+        """What a segment holds, how far readers may go, and who holds them back."""
+        return _detail(await broker.segment(segment), broker)
+
+    @api.post(
+        "/v1/segments/{segment}/entries",
+        tags=["segments"],
+        responses=problems(307, 404, 409, 413, 422, 503, 504, 507),
+        openapi_extra=_ENTRY_BODY,
+    )
+    async def append_entry(
+        segment: PathText,
+        request: Request,
+        txn_id: TxnIdQuery = None,
+        writer: NameQuery = None,
+        producer: NameQuery = None,
+        sequence: SequenceQuery = None,
+        count: Annotated[int, Query(ge=1, le=2**32 - 1)] = 1,
+    ) -> PublishAnswer:
+        """Append one entry: the body is its payload, `count` the messages or rows in it.
+
+        With `sequence` a retry is exactly once: per `writer` (and transaction), outside a transaction per
+        `producer`.
+        """
+        if txn_id is None:
+            producer, writer = producer or writer, None
+        if sequence is not None and txn_id is None and producer is None:
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer` or `writer`", field="sequence")
+        target = await broker.segment(segment)
+        payload = await _body(request)
+        kind, rows = await _inspected(broker, target, request, payload, count)
+        position, duplicate = await target.publish(Entry(payload, kind, rows, txn_id, writer, producer, sequence))
+        return PublishAnswer(position=str(position), duplicate=duplicate)
+
+    @api.get(
+        "/v1/segments/{segment}/entries",
+        tags=["segments"],
+        response_class=Response,
+        responses={200: {"content": {FRAMES_MEDIA_TYPE: {}}}, **problems(307, 404, 422, 503)},
+    )
+    async def read_entries(
+        segment: PathText,
+        after: PositionQuery = None,
+        max_bytes: Annotated[int, Query(ge=1, le=MAX_READ_BYTES)] = 1 << 20,
+        isolation: Isolation = "read_committed",
+        revision: RevisionQuery = None,
+        wait_ms: WaitQuery = 0,
+    ) -> Response:
+        """The visible frames behind `after`, one after another, as drawn in the ledger's format page."""
+        target = await broker.segment(segment)
+        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+        at = after if after is not None else target.ledgers.start
+        while True:
+            changed = target.changed.next()
+            page = await read_page(target, at, max_bytes, isolation, revision)
+            left = deadline - asyncio.get_running_loop().time()
+            if page.frames or left <= 0 or isolation == "snapshot":
+                break
+            at = page.next
+            if page.end:
+                await asyncio.wait([changed], timeout=left)
+                target = await broker.segment(segment)
+        headers = {NEXT_HEADER: str(page.next), END_HEADER: "true" if page.end else "false"}
+        if page.revision is not None:
+            headers[REVISION_HEADER] = str(page.revision)
+        body = b"".join(frame.data for frame in page.frames)
+        return Response(body, media_type=FRAMES_MEDIA_TYPE, headers=headers)
+
+
+def _message_routes(api: APIRouter, broker: Broker) -> None:
+    messages = Messages(broker)
+
+    @api.post(
+        "/v1/topics/{topic}/messages",
+        tags=["messages"],
+        responses=problems(307, 404, 409, 413, 422, 503, 504, 507),
+    )
+    async def publish_messages(
+        topic: TopicPath, request: PublishMessagesRequest, txn_id: TxnIdQuery = None
+    ) -> PublishMessagesAnswer:
+        """Publish JSON messages, routed by key, inside a transaction or outside."""
+        if request.sequence is not None and request.producer is None:
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer`", field="sequence")
+        options = PublishOptions(txn_id, request.producer, request.sequence)
+        return PublishMessagesAnswer(message_ids=await messages.publish(topic, request.messages, options))
+
+    @api.get("/v1/topics/{topic}/messages", tags=["messages"], responses=problems(307, 404, 422, 503))
+    async def browse_messages(
+        topic: TopicPath,
+        after: TokenQuery = None,
+        max: Annotated[int, Query(ge=1, le=1000)] = 100,
+        isolation: Isolation = "read_committed",
+        revision: RevisionQuery = None,
+        wait_ms: WaitQuery = 0,
+    ) -> ReadMessagesAnswer:
+        """Browse a topic without a subscription; an empty `messages` means nothing more is readable now."""
+        return await messages.browse(topic, after, max, isolation, revision, wait_ms)
+
+
+def _detail(segment: Segment, broker: Broker) -> SegmentDetail:
+    buffer = segment.buffer
+    pinned_by = buffer.pinned_by
+    waiting = [transaction for transaction in buffer.tracked() if not transaction.released]
+    return SegmentDetail(
+        segment=segment.id,
+        topic=segment.record.topic,
+        state=segment.record.state,
+        owner=broker.url,
+        generation=segment.ownership.generation,
+        first_position=str(segment.ledgers.start.next),
+        last_position=str(buffer.last_durable),
+        max_read_position=str(buffer.max_read_position),
+        pinned_by=str(pinned_by.txn_id) if pinned_by else None,
+        open_transactions=[
+            OpenTransaction(
+                txn_id=str(transaction.txn_id),
+                max_read_position=str(transaction.pin or buffer.last_durable),
+                since_ms=transaction.since_ms,
+            )
+            for transaction in waiting
+        ],
+        aborted_count=buffer.aborted_count,
+        entries=segment.ledgers.entries,
+        size_bytes=segment.ledgers.size_bytes,
+    )
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body, refused as soon as it is too large."""
+    too_large = ServiceError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"an entry holds at most {MAX_ENTRY_BYTES} bytes", limit_bytes=MAX_ENTRY_BYTES
+    )
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > MAX_ENTRY_BYTES:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_ENTRY_BYTES:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _inspected(
+    broker: Broker, segment: Segment, request: Request, payload: bytes, count: int
+) -> tuple[PayloadKind, int]:
+    """The kind and the number of rows of a payload that fits the topic's schema."""
+    media_type = request.headers.get("content-type", BYTES_MEDIA_TYPE).partition(";")[0].strip().lower()
+    kind = _KINDS.get(media_type, PayloadKind.BYTES)
+    name = segment.record.topic
+    if kind is PayloadKind.MESSAGES:
+        found = decode_messages(payload)
+        topic = await broker.topic(name)
+        if topic.arrow_schema is not None:
+            values = [message.value for message in found]
+            schemas.check_values_fit(name, schemas.decode_schema(topic.arrow_schema), values)
+        return kind, len(found)
+    if kind is PayloadKind.ARROW:
+        stream = inspect_arrow(payload)
+        topic = await broker.topic(name)
+        if topic.arrow_schema is None:
+            topic = await broker.topics.set_schema(name, stream.schema)
+            broker.remember_topic(topic)
+        assert topic.arrow_schema is not None
+        schemas.check_fits(name, schemas.decode_schema(topic.arrow_schema), stream.schema)
+        return kind, stream.rows
+    return kind, count

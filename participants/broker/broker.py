@@ -1,0 +1,188 @@
+"""One broker process: the segments it owns, opened, kept open, and reconciled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import MetastoreError
+from metastore.keys import prefix_end, unescape
+from metastore.txn import paths
+from participants.broker.topics import Topics
+from participants.ledger.storage import LedgerError, LedgerStorage
+from participants.metrics import BrokerMetrics
+from participants.records import OwnerRecord, SegmentRecord, TopicRecord
+from participants.segment.recovery import SegmentUnavailable, Surroundings, open_segment
+from participants.segment.segment import Clock, Segment
+from participants.signal import Signal
+from participants.txn.header_mirror import HeaderMirror
+from service.problems import ErrorCode, ServiceError
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+_PAGE = 500
+_OPEN_AT_ONCE = 16
+
+
+class Broker:
+    """Serves the segments whose ledgers lie in its storage. Nobody else can: local files have one owner.
+
+    Each owned segment has a task that opens it, waits until it is lost (deposed, or its ledger failed), and opens
+    it again, for ever; `segment` answers the one that serves now.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        storage: LedgerStorage,
+        url: str,
+        *,
+        clock: Clock,
+        metrics: BrokerMetrics,
+        reconcile_interval_ms: int,
+    ) -> None:
+        self.store = store
+        self.topics = Topics(store)
+        self.url = url
+        self.id = storage.storage_id
+        self.clock = clock
+        self._mirror = HeaderMirror(store)
+        self._around = Surroundings(self.id, url, storage, store, self._mirror, clock, metrics)
+        self._metrics = metrics
+        self._reconcile_interval_s = reconcile_interval_ms / 1000
+        self._segments: dict[str, Segment] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._why_not: dict[str, str] = {}
+        self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
+        self._topic_cache: dict[str, TopicRecord] = {}
+        self._opened = Signal()
+        self._exit = AsyncExitStack()
+        self._reconciler: asyncio.Task[None] | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Mirror the headers, then begin to open every segment of this storage; `ready` tells when all are."""
+        await self._exit.enter_async_context(self._mirror.running())
+        async for segment_id, record in self._stored_segments():
+            if record.storage == self.id:
+                self._keep(segment_id)
+        self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
+
+    async def stop(self) -> None:
+        tasks = [*self._keepers.values(), *([self._reconciler] if self._reconciler else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(segment.close() for segment in self._segments.values()))
+        self._segments.clear()
+        await self._exit.aclose()
+
+    @property
+    def not_ready(self) -> dict[str, str]:
+        """Owned segments that do not serve yet, and why."""
+        return {
+            segment_id: self._why_not.get(segment_id, "it is being opened")
+            for segment_id in self._keepers
+            if segment_id not in self._segments
+        }
+
+    @property
+    def mirror_resyncs(self) -> int:
+        return self._mirror.resyncs
+
+    async def _stored_segments(self) -> AsyncIterator[tuple[str, SegmentRecord]]:
+        start = paths.SEGMENTS
+        while True:
+            found = await self.store.range(start, prefix_end(paths.SEGMENTS), limit=_PAGE)
+            for record in found.records:
+                yield unescape(record.key.removeprefix(paths.SEGMENTS)), SegmentRecord.decode(record.value)
+            if not found.more:
+                return
+            start = found.records[-1].key + "\0"
+
+    # -- segments ----------------------------------------------------------------------------------------------
+
+    async def segment(self, segment_id: str) -> Segment:
+        """The segment, served here now. Raises NOT_FOUND, NOT_OWNER (with the owner's URL), or STORE_UNAVAILABLE
+        while it is being opened; a segment that has an owner here never costs a store read."""
+        segment = self._segments.get(segment_id)
+        if segment is not None and not segment.lost:
+            return segment
+        if segment_id in self._keepers:
+            reason = self._why_not.get(segment_id, "it is being opened")
+            raise ServiceError(
+                ErrorCode.STORE_UNAVAILABLE,
+                f"segment {segment_id} is not available: {reason}",
+                action="Try again in a moment; nothing happened.",
+                segment=segment_id,
+            )
+        owner_key, segment_key = paths.segment_owner(segment_id), paths.segment(segment_id)
+        records = (await self.store.get_many([owner_key, segment_key])).records
+        owner = records[owner_key]
+        if records[segment_key] is None or owner is None:
+            raise ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
+        url = OwnerRecord.decode(owner.value).url
+        raise ServiceError(
+            ErrorCode.NOT_OWNER, f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url
+        )
+
+    async def open_all(self, segment_ids: Iterable[str]) -> None:
+        """Own new segments; returns once they serve, or have failed once."""
+        wanted = list(segment_ids)
+        for segment_id in wanted:
+            self._keep(segment_id)
+        while any(segment_id not in self._segments and segment_id not in self._why_not for segment_id in wanted):
+            await self._opened.wait()
+
+    def _keep(self, segment_id: str) -> None:
+        if segment_id not in self._keepers:
+            self._keepers[segment_id] = asyncio.create_task(self._keep_open(segment_id), name=f"keep {segment_id}")
+
+    async def _keep_open(self, segment_id: str) -> None:
+        async def open_once() -> None:
+            async with self._opening:
+                self._segments[segment_id] = await open_segment(segment_id, self._around)
+            self._why_not.pop(segment_id, None)
+            self._opened.notify()
+
+        def failed(error: BaseException | None) -> None:
+            self._why_not[segment_id] = str(error)
+            self._opened.notify()
+            log.error("segment cannot be opened", segment=segment_id, error=str(error))
+
+        while True:
+            await until_it_succeeds(open_once, (MetastoreError, LedgerError, SegmentUnavailable), failed)
+            segment = self._segments[segment_id]
+            while not segment.lost:
+                await segment.changed.wait()
+            del self._segments[segment_id]
+            await segment.close()
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._reconcile_interval_s)
+            for segment in list(self._segments.values()):
+                try:
+                    await segment.reconcile()
+                except MetastoreError as error:
+                    log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
+
+    # -- topics ------------------------------------------------------------------------------------------------
+
+    async def topic(self, name: str) -> TopicRecord:
+        """The topic's layout, cached: refreshed by `forget_topic` when a segment turns out to be sealed."""
+        cached = self._topic_cache.get(name)
+        if cached is None:
+            cached = self._topic_cache[name] = (await self.topics.get(name)).topic
+        return cached
+
+    def remember_topic(self, topic: TopicRecord) -> None:
+        self._topic_cache[topic.name] = topic
+
+    def forget_topic(self, name: str) -> None:
+        self._topic_cache.pop(name, None)

@@ -1,0 +1,154 @@
+"""Messages for people: publish JSON by key, browse without a subscription."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from metastore.txn.ids import TxnId
+from metastore.types import Revision
+from participants.api.models import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
+from participants.broker import schemas
+from participants.broker.broker import Broker
+from participants.broker.names import BrowseToken, MessageId
+from participants.broker.payloads import encode_messages, read_messages
+from participants.ledger.frames import PayloadKind
+from participants.ledger.position import Position
+from participants.records import SegmentRecord, TopicRecord
+from participants.segment.segment import Entry, Page, Segment
+
+BROWSE_BYTES = 1 << 20
+
+
+async def read_page(
+    segment: Segment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
+) -> Page:
+    match isolation:
+        case "read_committed":
+            return await segment.read_committed(after, max_bytes)
+        case "read_uncommitted":
+            return await segment.read_uncommitted(after, max_bytes)
+        case "snapshot":
+            return await segment.read_snapshot(after, max_bytes, revision)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    txn_id: TxnId | None
+    producer: str | None
+    sequence: int | None
+
+
+class Messages:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._round_robin = count()
+
+    async def publish(self, topic_name: str, messages: Sequence[Message], options: PublishOptions) -> list[str]:
+        """One entry per segment that the keys fall into; messages without a key go to one segment together.
+
+        Message ids in the order sent. When one segment refuses, its error is raised although others may have taken
+        theirs: inside a transaction abort it; outside send again under the same producer and sequence.
+        """
+        topic = await self._broker.topic(topic_name)
+        if topic.arrow_schema is not None:
+            values = [message.value for message in messages]
+            schemas.check_values_fit(topic_name, schemas.decode_schema(topic.arrow_schema), values)
+        segments = await self._active(topic)
+        default = segments[next(self._round_robin) % len(segments)]
+        routed: defaultdict[str, list[int]] = defaultdict(list)
+        owners = {segment.id: segment for segment in segments}
+        for index, message in enumerate(messages):
+            target = default if message.key is None else _covering(segments, hash_of_key(message.key))
+            routed[target.id].append(index)
+        results = await asyncio.gather(
+            *(
+                owners[segment_id].publish(
+                    Entry(
+                        encode_messages([messages[index] for index in indexes]),
+                        PayloadKind.MESSAGES,
+                        len(indexes),
+                        options.txn_id,
+                        None,
+                        options.producer,
+                        options.sequence,
+                    )
+                )
+                for segment_id, indexes in routed.items()
+            ),
+            return_exceptions=True,
+        )
+        ids: list[str] = [""] * len(messages)
+        for (segment_id, indexes), result in zip(routed.items(), results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            for place, index in enumerate(indexes):
+                ids[index] = str(MessageId(segment_id, result[0], place))
+        return ids
+
+    async def browse(
+        self,
+        topic_name: str,
+        token: BrowseToken | None,
+        limit: int,
+        isolation: Isolation,
+        revision: Revision | None,
+        wait_ms: int,
+    ) -> ReadMessagesAnswer:
+        """Up to `limit` messages behind `token`. Waits up to `wait_ms` for the first one."""
+        topic = await self._broker.topic(topic_name)
+        places = dict(token.places) if token else {}
+        if isolation == "snapshot" and revision is None:
+            revision = await self._broker.store.current_revision()
+        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+        while True:
+            segments = [await self._broker.segment(segment_id) for segment_id in topic.segments]
+            changes = [segment.changed.next() for segment in segments]
+            found = await self._collect(segments, places, limit, isolation, revision)
+            left = deadline - asyncio.get_running_loop().time()
+            if found or left <= 0 or isolation == "snapshot":
+                return ReadMessagesAnswer(messages=found, next=str(BrowseToken(places)), revision=revision)
+            await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _collect(
+        self,
+        segments: Sequence[Segment],
+        places: dict[str, tuple[Position, int]],
+        limit: int,
+        isolation: Isolation,
+        revision: Revision | None,
+    ) -> list[ReadMessage]:
+        found: list[ReadMessage] = []
+        for segment in segments:
+            at, taken = places.get(segment.id, (segment.ledgers.start, 0))
+            end = False
+            while not end and len(found) < limit:
+                page = await read_page(segment, at, BROWSE_BYTES, isolation, revision)
+                end = page.end
+                for frame in page.frames:
+                    messages = read_messages(segment.id, frame)[taken:]
+                    room = limit - len(found)
+                    found.extend(messages[:room])
+                    if len(messages) > room:
+                        places[segment.id] = (at, taken + room)
+                        return found
+                    at, taken = frame.header.position, 0
+                at, taken = max(at, page.next), 0
+            places[segment.id] = (at, taken)
+        return found
+
+    async def _active(self, topic: TopicRecord) -> list[Segment]:
+        segments = [await self._broker.segment(segment_id) for segment_id in topic.segments]
+        return [segment for segment in segments if segment.record.state == "active"]
+
+
+def _covering(segments: Sequence[Segment], hashed: int) -> Segment:
+    return next(segment for segment in segments if _holds(segment.record, hashed))
+
+
+def _holds(record: SegmentRecord, hashed: int) -> bool:
+    low, high = record.range
+    return low <= hashed <= high

@@ -1,0 +1,102 @@
+"""What is inside an entry: bytes, an Arrow stream, or a JSON list of messages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pydantic import TypeAdapter, ValidationError
+
+from participants.api.models import Message, ReadMessage
+from participants.broker.names import MessageId
+from participants.ledger.chain import RawFrame
+from participants.ledger.frames import PayloadKind
+from service.problems import ErrorCode, ServiceError
+
+KEY_COLUMN = b"metatxn.key"
+"""Metadata of an entry's Arrow schema: the name of the column that holds the key of each row."""
+
+_MESSAGES = TypeAdapter(list[Message])
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowPayload:
+    schema: pa.Schema
+    rows: int
+
+
+def encode_messages(messages: Sequence[Message]) -> bytes:
+    return _MESSAGES.dump_json(list(messages), exclude_unset=True)
+
+
+def decode_messages(payload: bytes | memoryview) -> list[Message]:
+    """Raises INVALID_ARGUMENT unless it is a JSON list of messages."""
+    try:
+        return _MESSAGES.validate_json(bytes(payload))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body.{where}: {first['msg']}", field="body") from None
+
+
+def inspect_arrow(payload: bytes) -> ArrowPayload:
+    """Schema and row count of an Arrow stream. Raises INVALID_ARGUMENT when it is not one."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            rows = sum(batch.num_rows for batch in reader)
+            return ArrowPayload(reader.schema, rows)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body: not an Arrow stream: {error}", field="body") from None
+
+
+def read_messages(segment: str, frame: RawFrame) -> list[ReadMessage]:
+    """The messages of one entry, as people read them."""
+    header = frame.header
+    payload = frame.data[header.payload_start : header.end]
+    match header.kind:
+        case PayloadKind.MESSAGES:
+            bodies = json.loads(bytes(payload))
+        case PayloadKind.ARROW:
+            bodies = _rows(payload)
+        case PayloadKind.BYTES:
+            bodies = [{"value_base64": base64.b64encode(payload).decode()}]
+    return [
+        ReadMessage.model_validate(
+            {
+                **body,
+                "message_id": str(MessageId(segment, header.position, index)),
+                "publish_ms": header.publish_ms,
+                "txn_id": str(header.txn_id) if header.txn_id is not None else None,
+            }
+        )
+        for index, body in enumerate(bodies)
+    ]
+
+
+def _rows(payload: memoryview) -> list[Mapping[str, Any]]:
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        table = reader.read_all()
+    key_column = (table.schema.metadata or {}).get(KEY_COLUMN, b"").decode()
+    return [
+        {"value": _plain(row), "key": None if row.get(key_column) is None else str(row[key_column])}
+        for row in table.to_pylist()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Arrow values that JSON has no form for become text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

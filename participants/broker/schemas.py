@@ -1,0 +1,100 @@
+"""Topic schemas: what columns a topic has, and whether what arrives fits."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from participants.api.models import SchemaField, TopicSchema
+from service.problems import ErrorCode, ServiceError
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    return base64.b64encode(bare(schema).serialize().to_pybytes()).decode()
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """Raises `ValueError` for anything but a serialized Arrow schema in base64."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (binascii.Error, pa.ArrowException, OSError) as error:
+        raise ValueError(f"not a serialized Arrow schema in base64: {error}") from None
+
+
+def bare(schema: pa.Schema) -> pa.Schema:
+    """Without metadata and with every column nullable: what two writers of one topic must agree on."""
+    return pa.schema([pa.field(field.name, field.type, nullable=True) for field in schema])
+
+
+def from_wire(schema: TopicSchema) -> pa.Schema:
+    """Raises INVALID_ARGUMENT for an unknown type or a malformed `arrow`."""
+    try:
+        if schema.arrow is not None:
+            return bare(decode_schema(schema.arrow))
+        names = [field.name for field in schema.fields or ()]
+        if len(set(names)) != len(names):
+            raise ValueError("two columns have the same name")
+        return pa.schema([pa.field(field.name, _type(field.type)) for field in schema.fields or ()])
+    except ValueError as error:
+        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"schema: {error}", field="schema") from None
+
+
+def _type(name: str) -> pa.DataType:
+    """Raises `ValueError` for a name that Arrow does not know."""
+    timestamp: Callable[[str, str | None], pa.DataType] = pa.timestamp
+    type_for_alias: Callable[[str], pa.DataType] = pa.type_for_alias
+    if name.startswith("timestamp[") and name.endswith("]"):
+        unit, _, zone = name.removeprefix("timestamp[").removesuffix("]").partition(", tz=")
+        return timestamp(unit, zone or None)
+    return type_for_alias(name)
+
+
+def to_wire(arrow_schema: str) -> TopicSchema:
+    schema = decode_schema(arrow_schema)
+    fields = [SchemaField(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema]
+    return TopicSchema(fields=fields, arrow=arrow_schema)
+
+
+def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
+    """Raises SCHEMA_MISMATCH naming the columns, before any row is taken."""
+    if bare(found).equals(expected):
+        return
+    wanted = {field.name: field.type for field in expected}
+    given = {field.name: field.type for field in found}
+    differences = [
+        *(f"{name} is missing" for name in wanted if name not in given),
+        *(f"{name} is not in the topic" for name in given if name not in wanted),
+        *(
+            f"{name} is {given[name]}, not {kind}"
+            for name, kind in wanted.items()
+            if name in given and given[name] != kind
+        ),
+    ]
+    raise ServiceError(
+        ErrorCode.SCHEMA_MISMATCH,
+        f"topic {topic}: {'; '.join(differences) or 'the columns are in another order'}",
+        topic=topic,
+        columns=[difference.partition(" ")[0] for difference in differences],
+    )
+
+
+def check_values_fit(topic: str, expected: pa.Schema, values: list[object]) -> None:
+    """Whether JSON values can be rows of the topic. Raises SCHEMA_MISMATCH."""
+    names = set(expected.names)
+    for value in values:
+        if not isinstance(value, dict) or not set(value) <= names:
+            raise ServiceError(
+                ErrorCode.SCHEMA_MISMATCH,
+                f"topic {topic} has columns {', '.join(expected.names)}; a message was {str(value)[:100]!r}",
+                topic=topic,
+                columns=expected.names,
+            )
+    try:
+        pa.Table.from_pylist(values, schema=expected)  # type: ignore[arg-type]  # checked above
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ServiceError(
+            ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {error}", topic=topic, columns=expected.names
+        ) from None

@@ -1,0 +1,115 @@
+"""Topics and their records: create, list, describe, and the schema set by the first write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pyarrow as pa
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.types import Record
+from participants.api.models import HASH_RANGE_END, SegmentInfo, TopicInfo
+from participants.broker import schemas
+from participants.broker.names import segment_id
+from participants.records import OwnerRecord, SegmentRecord, TopicRecord
+from service.problems import ErrorCode, ServiceError
+
+_CHUNK = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTopic:
+    record: Record
+    topic: TopicRecord
+
+
+class Topics:
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def create(
+        self, name: str, segments: int, schema: pa.Schema | None, storage: str, created_ms: int
+    ) -> TopicRecord:
+        """The topic and its segments in one apply; the segments belong to `storage` from the start.
+
+        Raises ALREADY_EXISTS.
+        """
+        width = (HASH_RANGE_END + 1) / segments
+        bounds = [round(width * index) for index in range(segments + 1)]
+        ranges = [(low, high - 1) for low, high in pairwise(bounds)]
+        ids = tuple(segment_id(name, low, high, number) for number, (low, high) in enumerate(ranges))
+        topic = TopicRecord(
+            name=name,
+            segments=ids,
+            next_segment=segments,
+            created_ms=created_ms,
+            arrow_schema=schemas.encode_schema(schema) if schema is not None else None,
+        )
+        batch = self._store.batch().create(paths.topic(name), topic.encode())
+        for created, hash_range in zip(ids, ranges, strict=True):
+            record = SegmentRecord(topic=name, range=hash_range, storage=storage)
+            batch.create(paths.segment(created), record.encode())
+        try:
+            await self._store.apply(batch)
+        except CheckFailed:
+            raise ServiceError(ErrorCode.ALREADY_EXISTS, f"topic {name} exists", topic=name) from None
+        return topic
+
+    async def get(self, name: str) -> StoredTopic:
+        """Raises NOT_FOUND."""
+        record = await self._store.get(paths.topic(name))
+        if record is None:
+            raise ServiceError(
+                ErrorCode.NOT_FOUND,
+                f"topic {name} does not exist",
+                action=f"Create it first: metatxn topic create {name}",
+                topic=name,
+            )
+        return StoredTopic(record, TopicRecord.decode(record.value))
+
+    async def page(self, after: str | None, limit: int) -> tuple[list[TopicRecord], bool]:
+        """Topics in key order behind the one named `after`; whether there are more."""
+        start = paths.topic(after) + "\0" if after is not None else paths.TOPICS
+        found = await self._store.range(start, prefix_end(paths.TOPICS), limit=limit)
+        return [TopicRecord.decode(record.value) for record in found.records], found.more
+
+    async def describe(self, topic: TopicRecord) -> TopicInfo:
+        segments = []
+        for start in range(0, len(topic.segments), _CHUNK // 2):
+            chunk = topic.segments[start : start + _CHUNK // 2]
+            keys = [key(segment) for segment in chunk for key in (paths.segment, paths.segment_owner)]
+            records = (await self._store.get_many(keys)).records
+            for segment in chunk:
+                stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
+                if stored is None:
+                    continue
+                record = SegmentRecord.decode(stored.value)
+                segments.append(
+                    SegmentInfo(
+                        segment=segment,
+                        range=record.range,
+                        state=record.state,
+                        parents=list(record.parents),
+                        children=list(record.children),
+                        owner=OwnerRecord.decode(owner.value).url if owner else None,
+                    )
+                )
+        schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
+        return TopicInfo(name=topic.name, topic_schema=schema, segments=segments)
+
+    async def set_schema(self, name: str, schema: pa.Schema) -> TopicRecord:
+        """The first writer's schema becomes the topic's, unless another one was faster: then that one is answered."""
+        while True:
+            stored = await self.get(name)
+            if stored.topic.arrow_schema is not None:
+                return stored.topic
+            topic = stored.topic.model_copy(update={"arrow_schema": schemas.encode_schema(schema)})
+            try:
+                await self._store.apply(self._store.batch().replace(stored.record, topic.encode()))
+            except CheckFailed:
+                continue
+            return topic

@@ -1,0 +1,66 @@
+"""The ledgers of one segment as one log: sealed ones in order, then the open one (none once the segment is sealed)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from participants.ledger import frames
+from participants.ledger.frames import FrameHeader
+from participants.ledger.position import Position
+from participants.ledger.storage import OpenLedger, ReadableLedger, SealedLedger
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RawFrame:
+    """A frame as it lies in the ledger, with its header decoded."""
+
+    header: FrameHeader
+    data: memoryview
+
+
+class LedgerChain:
+    def __init__(self, sealed: Sequence[SealedLedger], open_ledger: OpenLedger | None) -> None:
+        assert sealed or open_ledger
+        self.sealed = tuple(sealed)
+        self.open = open_ledger
+
+    @property
+    def ledgers(self) -> tuple[ReadableLedger, ...]:
+        return (*self.sealed, self.open) if self.open else self.sealed
+
+    @property
+    def start(self) -> Position:
+        """The place before the very first entry."""
+        first = self.ledgers[0].first
+        return Position(first.ledger, -1)
+
+    @property
+    def last_durable(self) -> Position:
+        """The last durable entry of the newest ledger; its place before the first entry when it is empty."""
+        return self.ledgers[-1].last
+
+    @property
+    def last_assigned(self) -> Position:
+        return self.open.last_assigned if self.open else self.last_durable
+
+    @property
+    def entries(self) -> int:
+        return sum(ledger.entries for ledger in self.ledgers)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(ledger.size_bytes for ledger in self.ledgers)
+
+    async def read(self, after: Position, up_to: Position, max_bytes: int = READ_BYTES) -> list[RawFrame]:
+        """Frames behind `after`, up to and including `up_to`, from one ledger: about `max_bytes`, but at least one
+        when there is one. Empty: there is none in that range."""
+        for ledger in self.ledgers:
+            first = after.entry + 1 if after.ledger == ledger.id else 0
+            if ledger.id < after.ledger or first >= ledger.entries or Position(ledger.id, first) > up_to:
+                continue
+            found = [RawFrame(frames.peek(data), data) for data in await ledger.read(first, max_bytes)]
+            return [frame for frame in found if frame.header.position <= up_to]
+        return []

@@ -1,0 +1,49 @@
+"""The broker's metrics, with the names of the public contract."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class BrokerMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.op_writes = Counter(
+            "pulsar_txn_metadata_store_op_writes",
+            "Operation records written.",
+            registry=self.registry,
+        )
+        self.decision_to_visible = Histogram(
+            "metatxn_decision_to_visible_seconds",
+            "From the decision of a transaction to its effect on a segment's readers, by the two processes' clocks.",
+            registry=self.registry,
+            buckets=_LATENCY_SECONDS,
+        )
+        self.horizon_lag = Gauge(
+            "metatxn_horizon_lag_entries",
+            "Durable entries of the newest ledger that readers may not see yet.",
+            ["segment"],
+            registry=self.registry,
+        )
+        self.watch_resyncs = Counter(
+            "metatxn_watch_resyncs", "Times the header mirror had to list again.", registry=self.registry
+        )
+        self.reconcile_repairs = Counter(
+            "metatxn_reconcile_repairs",
+            "Decisions found by reconciling that no watch event had delivered.",
+            registry=self.registry,
+        )
+        self.append_seconds = Histogram(
+            "metatxn_append_seconds",
+            "From an append's position to its durability.",
+            registry=self.registry,
+            buckets=_LATENCY_SECONDS,
+        )
+        self.fsync_seconds = Histogram(
+            "metatxn_fsync_seconds",
+            "One shared sync of a ledger file.",
+            registry=self.registry,
+            buckets=_LATENCY_SECONDS,
+        )

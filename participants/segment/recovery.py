@@ -1,0 +1,173 @@
+"""Opening a segment: take it, seal what an earlier owner left, start a new ledger, rebuild what is in memory.
+
+Recovery reads, it does not replay (DESIGN §5.9). Its cost depends on what is open, on the outcome records, and on
+the length of the last ledger; not on the history of transactions. The order matters:
+
+1. ownership by compare-and-set at the next generation (the storage is ours already: its lock is held);
+2. the old ledger is sealed at its recovered length, a new one is started under the number of this generation, so
+   that a position is never reused; one checked apply records both;
+3. this segment's operation records, by index, *after* 2: nobody can add one under an older generation any more;
+4. pins and dedup from the frames behind the lowest `after`. An intent without a frame pins nothing;
+5. only then the headers: first followed, then read, so that no decision can fall in between. A decision that came
+   before the frames were known would find nothing to hide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metastore.api import MetadataStore
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header, Outcome, WriteOp, decode_op
+from metastore.types import AtVersion, Record
+from participants.ledger.chain import LedgerChain
+from participants.ledger.position import Position
+from participants.ledger.storage import LedgerStorage, SealedLedger
+from participants.metrics import BrokerMetrics
+from participants.records import LedgerRecord, OwnerRecord, SegmentRecord
+from participants.segment.dedup import Scope
+from participants.segment.segment import Clock, Ownership, Segment
+from participants.txn.buffer import Decision
+from participants.txn.header_mirror import HeaderMirror
+
+_CHUNK = 100
+
+
+class SegmentUnavailable(Exception):
+    """This broker cannot serve the segment: it is gone, or its data lies in another storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a segment is opened with: the broker's identity and its edges."""
+
+    broker: str
+    url: str
+    storage: LedgerStorage
+    store: MetadataStore
+    mirror: HeaderMirror
+    clock: Clock
+    metrics: BrokerMetrics
+
+
+async def open_segment(segment_id: str, around: Surroundings) -> Segment:
+    """Raises `SegmentUnavailable`; `LedgerError` when the data is damaged, missing or short (it never recovers as
+    empty); `CheckFailed` when another broker was faster; store errors. Trying again is safe."""
+    segment_record, record, ownership = await _claim(segment_id, around)
+    before = {ledger.id for ledger in record.ledgers}
+    sealed, record = await _seal_ledgers(segment_id, record, around)
+    open_ledger = None
+    if record.state == "active":
+        open_ledger = await around.storage.create(segment_id, ownership.generation)
+        ledger = LedgerRecord(id=ownership.generation, storage=around.storage.storage_id)
+        record = record.model_copy(update={"ledgers": (*record.ledgers, ledger)})
+    batch = around.store.batch().check(ownership.check).replace(segment_record, record.encode())
+    await around.store.apply(batch)
+    for ledger_id in before - {ledger.id for ledger in record.ledgers}:
+        await around.storage.delete(segment_id, ledger_id)
+    segment = Segment(
+        segment_id,
+        record,
+        ownership,
+        LedgerChain(sealed, open_ledger),
+        store=around.store,
+        mirror=around.mirror,
+        clock=around.clock,
+        metrics=around.metrics,
+    )
+    await _recover_transactions(segment, around)
+    return segment
+
+
+async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, SegmentRecord, Ownership]:
+    segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
+    snapshot = await around.store.get_many([segment_key, owner_key])
+    segment_record, owner_record = snapshot.records[segment_key], snapshot.records[owner_key]
+    if segment_record is None:
+        raise SegmentUnavailable(f"segment {segment_id} does not exist")
+    record = SegmentRecord.decode(segment_record.value)
+    elsewhere = {record.storage, *(ledger.storage for ledger in record.ledgers)} - {around.storage.storage_id}
+    if elsewhere:
+        raise SegmentUnavailable(f"segment {segment_id} lies in storage {', '.join(elsewhere)}")
+    generation = OwnerRecord.decode(owner_record.value).generation + 1 if owner_record else 1
+    value = OwnerRecord(broker=around.broker, url=around.url, generation=generation).encode()
+    batch = around.store.batch()
+    if owner_record:
+        batch.replace(owner_record, value)
+    else:
+        batch.create(owner_key, value)
+    applied = await around.store.apply(batch)
+    return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision))
+
+
+async def _seal_ledgers(
+    segment_id: str, record: SegmentRecord, around: Surroundings
+) -> tuple[list[SealedLedger], SegmentRecord]:
+    """All ledgers at their final length. Empty ones are left out: their positions are bounds and nothing more."""
+    sealed: list[SealedLedger] = []
+    for ledger in record.ledgers:
+        if ledger.entries is None:
+            found = await around.storage.seal(segment_id, ledger.id)
+        else:
+            found = await around.storage.open_sealed(segment_id, ledger.id, ledger.entries)
+        if found.entries:
+            sealed.append(found)
+    ledgers = tuple(
+        LedgerRecord(id=found.id, storage=around.storage.storage_id, entries=found.entries) for found in sealed
+    )
+    return sealed, record.model_copy(update={"ledgers": ledgers})
+
+
+async def _recover_transactions(segment: Segment, around: Surroundings) -> None:
+    outcomes = await around.store.scan(paths.outcomes(segment.id))
+    for record in outcomes.records:
+        txn_id = TxnId.parse(record.key.rpartition("/")[2])
+        segment.buffer.restore_outcome(txn_id, Outcome.decode(record.value))
+    operations = await _operations(segment, around)
+    await _read_frames(segment, operations, around)
+    for txn_id in operations:
+        segment.follow_recovered(txn_id)
+    headers = await around.mirror.read(operations)
+    for txn_id, record_or_none in headers.items():
+        if record_or_none is None or not record_or_none.first:
+            header = Header.decode(record_or_none.value) if record_or_none else None
+            segment.decide_recovered(txn_id, Decision(header))
+
+
+async def _operations(segment: Segment, around: Surroundings) -> dict[TxnId, list[WriteOp]]:
+    """The write operations of this segment that have not been cleaned up, by transaction."""
+    prefix = paths.writes_by_segment(segment.id)
+    entries = await around.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
+    keys = [paths.OPS + entry.removeprefix(prefix) for entry in entries]
+    found: dict[TxnId, list[WriteOp]] = {}
+    for start in range(0, len(keys), _CHUNK):
+        snapshot = await around.store.get_many(keys[start : start + _CHUNK])
+        for key, record in snapshot.records.items():
+            if record is not None:
+                op = decode_op(record.value)
+                assert isinstance(op, WriteOp)
+                found.setdefault(TxnId.parse(paths.op_key_parts(key)[0]), []).append(op)
+    return found
+
+
+async def _read_frames(segment: Segment, operations: dict[TxnId, list[WriteOp]], around: Surroundings) -> None:
+    """Pins, writers and dedup from the sealed ledgers: from the lowest `after`, or from the start of the last ledger
+    with entries, whose producers' sequences are remembered."""
+    ledgers = segment.ledgers
+    if not ledgers.sealed:
+        return
+    starts = [Position.parse(op.after) for ops in operations.values() for op in ops]
+    starts.append(Position(ledgers.sealed[-1].id, -1))
+    at, end = min(starts), ledgers.sealed[-1].last
+    while frames := await ledgers.read(at, end):
+        for frame in frames:
+            header = frame.header
+            if header.txn_id in operations:
+                transaction = segment.buffer.track(header.txn_id, around.clock())
+                segment.buffer.recovered_frame(transaction, header.position, header.writer)
+            if header.sequence is not None and (header.txn_id is None or header.txn_id in operations):
+                scope = Scope(header.txn_id, header.writer, header.producer)
+                segment.dedup.durable(scope, header.sequence, header.position)
+        at = frames[-1].header.position

@@ -1,0 +1,506 @@
+"""One owned segment: admits publishes, carries decisions into the transaction buffer, and answers readers.
+
+Touched only from the event loop of its process. The order of steps is the protocol (DESIGN §5.3-5):
+
+    pin ─▶ intent (one guarded apply) ─▶ not decided meanwhile? ─▶ append begun ─▶ durable ─▶ acknowledged
+
+Between "not decided meanwhile?" and "append begun" nothing is awaited. A decision may overtake the reply to our own
+intent; then the publish is refused although its intent was stored, and the record is deleted by the materializer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header, Outcome, WriteOp
+from metastore.txn.states import TxnState
+from metastore.txn.store import TxnStore, put_write_op
+from metastore.types import AtVersion, FirstVersion, Revision
+from participants.ledger.chain import LedgerChain, RawFrame
+from participants.ledger.frames import PayloadKind
+from participants.ledger.position import Position
+from participants.ledger.storage import Append, LedgerError, LedgerStopped, StorageFull
+from participants.metrics import BrokerMetrics
+from participants.records import SegmentRecord
+from participants.segment.dedup import DedupTable, Scope
+from participants.signal import Signal
+from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
+from participants.txn.header_mirror import HeaderMirror
+from participants.txn.materializer import materialize
+from service.problems import ErrorCode, ServiceError
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+Clock = Callable[[], int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry to append. `writer` and `sequence` as in DESIGN §5.12-13."""
+
+    payload: bytes | memoryview
+    kind: PayloadKind
+    count: int
+    txn_id: TxnId | None = None
+    writer: str | None = None
+    producer: str | None = None
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """This broker owns the segment as long as `check` holds; every apply carries it (DESIGN §5.2)."""
+
+    generation: int
+    check: AtVersion
+
+
+@dataclass(slots=True)
+class Page:
+    """Visible frames; `next` is where to go on; `end` tells that nothing more was readable when it was read."""
+
+    frames: list[RawFrame]
+    next: Position
+    end: bool
+    revision: Revision | None = None
+
+
+class Segment:
+    """See the module docstring. Made by `participants.segment.recovery.open_segment`."""
+
+    def __init__(
+        self,
+        segment_id: str,
+        record: SegmentRecord,
+        ownership: Ownership,
+        ledgers: LedgerChain,
+        *,
+        store: MetadataStore,
+        mirror: HeaderMirror,
+        clock: Clock,
+        metrics: BrokerMetrics,
+    ) -> None:
+        self.id = segment_id
+        self.record = record
+        self.ownership = ownership
+        self.ledgers = ledgers
+        self.buffer = TransactionBuffer(ledgers.last_durable)
+        self.dedup = DedupTable()
+        self.changed = Signal()
+        self.lost: str | None = None
+        """Why this object must not be used any more (deposed, or its ledger failed); None while it serves."""
+        self._store = store
+        self._txns = TxnStore(store)
+        self._mirror = mirror
+        self._clock = clock
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._arrivals: dict[Scope, asyncio.Future[None]] = {}
+        self._next_op = 0
+        if ledgers.open is not None:
+            ledgers.open.on_durable = self._on_durable
+
+    # -- publishing --------------------------------------------------------------------------------------------
+
+    async def publish(self, entry: Entry) -> tuple[Position, bool]:
+        """Append one entry; answers its position and whether it was there already (a retried sequence).
+
+        When this returns the entry is durable. Raises `ServiceError`: TXN_NOT_FOUND, TXN_CONFLICT,
+        EXPIRED_TRANSACTION, NOT_OWNER, STORAGE_FULL, STORE_UNAVAILABLE: nothing was appended, nothing of it will
+        ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
+        """
+        self._assert_serving()
+        scope = Scope(entry.txn_id, entry.writer, entry.producer)
+        if entry.sequence is not None:
+            if (known := self.dedup.position(scope, entry.sequence)) is not None:
+                return known, True
+            if (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:
+                return await asyncio.shield(in_flight), True
+        if self.ledgers.open is None:
+            raise self._sealed()
+        publish = self._spawn(self._publish(entry, scope))
+        if entry.sequence is not None:
+            self.dedup.begin(scope, entry.sequence, publish)
+        return await asyncio.shield(publish), False
+
+    async def _publish(self, entry: Entry, scope: Scope) -> Position:
+        if entry.txn_id is None:
+            return await self._until_durable(self._begin_append(entry), entry, scope, None)
+        if (final := self._mirror.final(entry.txn_id)) is not None:
+            raise refusal(entry.txn_id, final[0])
+        transaction = self._track(entry.txn_id)
+        if transaction.decision is not None:
+            raise refusal(entry.txn_id, transaction.decision.header)
+        previous, arrived = self._arrive(scope)
+        try:
+            intent = self.buffer.pin(transaction, self.ledgers.last_assigned)
+            await self._put_intent(transaction, intent, entry)
+            if previous is not None:
+                await asyncio.shield(previous)
+            append = self._begin_append_of(transaction, intent, entry)
+        finally:
+            self._has_arrived(scope, arrived)
+        return await self._until_durable(append, entry, scope, transaction)
+
+    async def _put_intent(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
+        """The guarded operation record. On any failure the pin is dropped (DESIGN §5.3)."""
+        self._next_op += 1
+        op = WriteOp(
+            segment=self.id,
+            after=str(transaction.intents[intent]),
+            count=entry.count,
+            writer=entry.writer,
+            sequence=entry.sequence,
+        )
+        batch = self._store.batch().check(self.ownership.check)
+        put_write_op(batch, transaction.txn_id, self.ownership.generation, self._next_op, op)
+        try:
+            await self._store.apply(batch)
+        except BaseException as error:
+            definite = isinstance(error, MetastoreError) and error.definite
+            self._drop_intent(transaction, intent, maybe_stored=not definite)
+            if isinstance(error, CheckFailed):
+                raise self._refused(transaction.txn_id, error) from None
+            raise
+        self._metrics.op_writes.inc()
+
+    def _begin_append_of(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> Append:
+        """The last look at the decision and the begin of the append, with no await in between (DESIGN §5.5)."""
+        try:
+            self._assert_serving()
+            if transaction.decision is not None:
+                raise refusal(transaction.txn_id, transaction.decision.header)
+            append = self._begin_append(entry)
+        except ServiceError:
+            self._drop_intent(transaction, intent, maybe_stored=True)
+            raise
+        self.buffer.append_begun(transaction, intent, append.position, entry.writer)
+        return append
+
+    def _begin_append(self, entry: Entry) -> Append:
+        if self.ledgers.open is None:
+            raise self._sealed()
+        try:
+            return self.ledgers.open.append(
+                entry.payload,
+                kind=entry.kind,
+                count=entry.count,
+                publish_ms=self._clock(),
+                txn_id=entry.txn_id,
+                writer=entry.writer,
+                producer=entry.producer,
+                sequence=entry.sequence,
+            )
+        except LedgerStopped as error:
+            self.lose(f"its ledger is stopped: {error}")
+            raise self._not_serving() from None
+
+    async def _until_durable(
+        self, append: Append, entry: Entry, scope: Scope, transaction: TrackedTransaction | None
+    ) -> Position:
+        try:
+            await asyncio.shield(append.durable)
+        except StorageFull as error:
+            self._append_ended(transaction)
+            raise ServiceError(ErrorCode.STORAGE_FULL, str(error), segment=self.id) from None
+        except LedgerError as error:
+            # Unknown: the transaction is never released by this object; recovery re-reads the ledger.
+            self.lose(f"an append failed: {error}")
+            raise ServiceError(ErrorCode.OUTCOME_UNKNOWN, str(error), segment=self.id) from None
+        if entry.sequence is not None:
+            self.dedup.durable(scope, entry.sequence, append.position)
+        self._append_ended(transaction)
+        return append.position
+
+    def _append_ended(self, transaction: TrackedTransaction | None) -> None:
+        if transaction is not None:
+            self.buffer.append_ended(transaction)
+            self._release_if_drained(transaction)
+
+    def _drop_intent(self, transaction: TrackedTransaction, intent: int, *, maybe_stored: bool) -> None:
+        self.buffer.unpin(transaction, intent, maybe_stored=maybe_stored)
+        if self.buffer.get(transaction.txn_id) is None:
+            self._mirror.unfollow(transaction.txn_id, self._on_final)
+        self._advanced()
+
+    def _arrive(self, scope: Scope) -> tuple[asyncio.Future[None] | None, asyncio.Future[None]]:
+        """Frames of one scope are appended in the order of arrival, whatever order the store answers in."""
+        previous = self._arrivals.get(scope)
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrivals[scope] = arrived
+        return previous, arrived
+
+    def _has_arrived(self, scope: Scope, arrived: asyncio.Future[None]) -> None:
+        arrived.set_result(None)
+        if self._arrivals.get(scope) is arrived:
+            del self._arrivals[scope]
+
+    # -- decisions ---------------------------------------------------------------------------------------------
+
+    def _track(self, txn_id: TxnId) -> TrackedTransaction:
+        """Follow the header before anything is stored for the transaction, so that no decision can be missed."""
+        transaction = self.buffer.track(txn_id, self._clock())
+        self._mirror.follow(txn_id, self._on_final)
+        return transaction
+
+    def follow_recovered(self, txn_id: TxnId) -> None:
+        """Recovery found operation records of the transaction."""
+        self._track(txn_id).stored = True
+
+    def decide_recovered(self, txn_id: TxnId, decision: Decision) -> None:
+        transaction = self.buffer.get(txn_id)
+        assert transaction is not None
+        self._decide(transaction, decision)
+
+    def _on_final(self, txn_id: TxnId, header: Header) -> None:
+        transaction = self.buffer.get(txn_id)
+        if transaction is not None:
+            self._decide(transaction, Decision(header))
+
+    def _decide(self, transaction: TrackedTransaction, decision: Decision) -> None:
+        if transaction.decision is None:
+            self.buffer.close(transaction, decision)
+            self._release_if_drained(transaction)
+
+    def _release_if_drained(self, transaction: TrackedTransaction) -> None:
+        """In memory first: what to hide, then the horizon. Making it durable follows in the background."""
+        if transaction.decision is None or transaction.unfinished_appends or transaction.released:
+            return
+        outcome = self.buffer.release(transaction)
+        self.dedup.forget_transaction(transaction.txn_id)
+        header = transaction.decision.header
+        if header is not None and header.finalized_ms is not None:
+            self._metrics.decision_to_visible.observe(max(0, self._clock() - header.finalized_ms) / 1000)
+        self._advanced()
+        self._spawn(self._materialize(transaction, outcome))
+
+    async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
+        async def once() -> None:
+            try:
+                await materialize(self._store, self.id, self.ownership.check, transaction.txn_id, outcome)
+            except CheckFailed as lost:
+                self._deposed_by(lost)
+
+        await until_it_succeeds(
+            once, MetastoreError, lambda error: log.warning("materialize again", segment=self.id, error=str(error))
+        )
+        if not self.lost:
+            self.buffer.forget(transaction)
+            self._mirror.unfollow(transaction.txn_id, self._on_final)
+
+    async def reconcile(self) -> None:
+        """Act on final or absent headers of what is undecided here, and adopt operations that memory lacks
+        (DESIGN §5.8). Never acts on an open header. Repairs what a lost watch event would leave behind."""
+        entries = await self._store.query_index(
+            "writes-by-segment", paths.writes_by_segment(self.id), prefix_end(paths.writes_by_segment(self.id))
+        )
+        for txn_id in {TxnId.parse(entry.split("/")[1]) for entry in entries}:
+            if self.buffer.get(txn_id) is None:
+                self._track(txn_id).maybe_stored = True
+        candidates = [transaction for transaction in self.buffer.undecided() if not transaction.intents]
+        headers = await self._mirror.read([transaction.txn_id for transaction in candidates])
+        for transaction in candidates:
+            record = headers[transaction.txn_id]
+            if record is not None and record.first:
+                continue
+            if record is None and transaction.intents:
+                continue  # an intent was sent after the candidates were chosen: this read proves nothing about it
+            if transaction.decision is None:
+                self._metrics.reconcile_repairs.inc()
+                self._decide(transaction, Decision(Header.decode(record.value) if record else None))
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    async def read_committed(self, after: Position, max_bytes: int) -> Page:
+        """Entries up to the horizon of this moment; what is hidden by then stays hidden."""
+        horizon = self.buffer.max_read_position
+        found = await self.ledgers.read(after, horizon, max_bytes)
+        visible = [frame for frame in found if not self._hides(frame)]
+        return self._page(visible, found, after, horizon)
+
+    async def read_uncommitted(self, after: Position, max_bytes: int) -> Page:
+        """Every durable entry, whatever became of its transaction."""
+        end = self.buffer.last_durable
+        found = await self.ledgers.read(after, end, max_bytes)
+        return self._page(found, found, after, end)
+
+    async def read_snapshot(self, after: Position, max_bytes: int, revision: Revision | None) -> Page:
+        """Every transaction decided at or before `revision` and none decided later (DESIGN §7).
+
+        Raises INVALID_ARGUMENT for a revision of the future, and for one so old that headers decided after it may
+        have been collected already.
+        """
+        revision = await self._catch_up(revision)
+        end = self.buffer.last_durable
+        found = await self.ledgers.read(after, end, max_bytes)
+        decided = await self._decided_by(revision, {f.header.txn_id for f in found if f.header.txn_id is not None})
+        if (horizon := await self._txns.gc_horizon()) > revision:
+            raise ServiceError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"revision: {revision} is too old, decisions up to {horizon} have been collected",
+                action="Read again at a newer revision.",
+                field="revision",
+            )
+        visible = [frame for frame in found if self._in_snapshot(frame, decided)]
+        page = self._page(visible, found, after, end)
+        page.revision = revision
+        return page
+
+    async def _catch_up(self, revision: Revision | None) -> Revision:
+        """Close and drain everything that was decided at or before `revision`; None: at this moment."""
+        if revision is None:
+            revision = await self._store.current_revision()
+        elif revision > self._mirror.revision and revision > await self._store.current_revision():
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"revision: {revision} is in the future", field="revision")
+        undecided = self.buffer.undecided()
+        headers = await self._mirror.read([transaction.txn_id for transaction in undecided])
+        for transaction in undecided:
+            record = headers[transaction.txn_id]
+            if record is not None and not record.first:
+                self._decide(transaction, Decision(Header.decode(record.value)))
+        while any(t.decision is not None and not t.released for t in self.buffer.tracked()):
+            self._assert_serving()
+            await self.changed.wait()
+        return revision
+
+    async def _decided_by(self, revision: Revision, txn_ids: set[TxnId]) -> dict[TxnId, Decision | None]:
+        """For each transaction: how it was decided at or before `revision`, or None when it was not."""
+        judged: dict[TxnId, Decision | None] = {}
+        unknown: list[TxnId] = []
+        for txn_id in txn_ids:
+            final = self._mirror.final(txn_id)
+            if final is None:
+                unknown.append(txn_id)
+            else:
+                judged[txn_id] = Decision(final[0]) if final[1] <= revision else None
+        for txn_id, record in (await self._mirror.read(unknown)).items():
+            if record is None:
+                judged[txn_id] = Decision(None)
+            elif record.first or record.version > revision:
+                judged[txn_id] = None
+            else:
+                judged[txn_id] = Decision(Header.decode(record.value))
+        return judged
+
+    def _in_snapshot(self, frame: RawFrame, decided: dict[TxnId, Decision | None]) -> bool:
+        txn_id = frame.header.txn_id
+        if txn_id is None:
+            return True
+        decision = decided[txn_id]
+        if decision is None:
+            return False
+        if decision.header is None:
+            return not self._hides(frame)
+        if decision.header.state is not TxnState.COMMITTED:
+            return False
+        counted, writer = decision.header.writers, frame.header.writer
+        return counted is None or writer is None or writer in counted
+
+    def _hides(self, frame: RawFrame) -> bool:
+        return frame.header.txn_id is not None and self.buffer.hides(frame.header.txn_id, frame.header.writer)
+
+    def _page(self, visible: list[RawFrame], found: list[RawFrame], after: Position, end: Position) -> Page:
+        reached = found[-1].header.position if found else max(after, end)
+        return Page(visible, reached, end=not found or reached >= end)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """Stop serving at once: deposed, or the ledger failed. The broker opens the segment again."""
+        if self.lost is None:
+            self.lost = reason
+            log.warning("segment lost", segment=self.id, reason=reason)
+            self.changed.notify()
+
+    async def close(self) -> None:
+        """Stop admitting, let begun appends end, stop the background work. What is undone is redone by recovery."""
+        self.lost = self.lost or "the broker closes it"
+        self.changed.notify()
+        if self.ledgers.open is not None:
+            await self.ledgers.open.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for transaction in self.buffer.tracked():
+            self._mirror.unfollow(transaction.txn_id, self._on_final)
+
+    def _on_durable(self) -> None:
+        assert self.ledgers.open is not None
+        self.buffer.durable_up_to(self.ledgers.open.last_durable)
+        self._advanced()
+
+    def _advanced(self) -> None:
+        horizon, end = self.buffer.max_read_position, self.buffer.last_durable
+        lag = end.entry - horizon.entry if end.ledger == horizon.ledger else end.entry + 1
+        self._metrics.horizon_lag.labels(self.id).set(lag)
+        self.changed.notify()
+
+    def _assert_serving(self) -> None:
+        if self.lost:
+            raise self._not_serving()
+
+    def _not_serving(self) -> ServiceError:
+        return ServiceError(
+            ErrorCode.STORE_UNAVAILABLE,
+            f"segment {self.id} is being opened again: {self.lost}",
+            action="Try again in a moment; nothing happened.",
+            segment=self.id,
+        )
+
+    def _sealed(self) -> ServiceError:
+        return ServiceError(
+            ErrorCode.SEGMENT_SEALED,
+            f"segment {self.id} is sealed",
+            segment=self.id,
+            children=list(self.record.children),
+        )
+
+    def _refused(self, txn_id: TxnId, lost: CheckFailed) -> Exception:
+        """What a guard of the intent that did not hold means to the publisher."""
+        if lost.check == self.ownership.check:
+            self._deposed_by(lost)
+            return self._not_serving()
+        if isinstance(lost.check, FirstVersion):
+            return refusal(txn_id, Header.decode(lost.current.value) if lost.current else None)
+        return ServiceError(
+            ErrorCode.TXN_CONFLICT, f"transaction {txn_id} is prepared and takes no more writes", txn_id=str(txn_id)
+        )
+
+    def _deposed_by(self, lost: CheckFailed) -> None:
+        if lost.check != self.ownership.check:
+            raise lost
+        self.lose("another generation owns it now")
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def refusal(txn_id: TxnId, header: Header | None) -> ServiceError:
+    """Why a transaction takes no more operations: its final header, or None when it is unknown."""
+    if header is None:
+        return ServiceError(ErrorCode.TXN_NOT_FOUND, f"transaction {txn_id} is not known", txn_id=str(txn_id))
+    if header.expired_by is not None:
+        return ServiceError(
+            ErrorCode.EXPIRED_TRANSACTION,
+            f"transaction {txn_id} was aborted by {header.expired_by} at {header.finalized_ms}",
+            txn_id=str(txn_id),
+        )
+    return ServiceError(
+        ErrorCode.TXN_CONFLICT,
+        f"transaction {txn_id} was {header.state} at {header.finalized_ms} and takes no more operations",
+        txn_id=str(txn_id),
+    )

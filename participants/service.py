@@ -1,0 +1,86 @@
+"""The broker as a service: its storage, its segments, its HTTP server, its entry in the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from metastore.api import Ephemeral, MetadataStore
+from metastore.txn import paths
+from participants.api.routes import router
+from participants.broker.broker import Broker
+from participants.ledger.local import LocalStorage
+from participants.ledger.local_ledger import LedgerMetrics
+from participants.metrics import BrokerMetrics
+from participants.records import ProcessRecord
+from service.http import create_app
+from service.operations import add_operations
+from service.server import HttpServer
+
+REGISTRATION_TTL_MS = 10_000
+DESCRIPTION = "Scalable topics that materialize the decisions of transactions they find in the metadata store."
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class BrokerService:
+    """`start` returns once requests are answered; `/readyz` tells when every owned segment is recovered."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        data_dir: Path | str,
+        host: str = "127.0.0.1",
+        port: int = 8471,
+        reconcile_interval_ms: int = 5_000,
+    ) -> None:
+        self._store = store
+        self._data_dir = Path(data_dir)
+        self._metrics = BrokerMetrics()
+        self.app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry)
+        add_operations(self.app, store, self._waiting_for)
+        self._server = HttpServer(self.app, host, port)
+        self._reconcile_interval_ms = reconcile_interval_ms
+        self._registration: Ephemeral | None = None
+        self.broker: Broker | None = None
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def start(self) -> None:
+        """Raises `OSError` (port in use), `LedgerError` (data directory unusable), store errors."""
+        metrics = LedgerMetrics(self._metrics.append_seconds.observe, self._metrics.fsync_seconds.observe)
+        self._storage = await asyncio.to_thread(LocalStorage.open, self._data_dir, metrics=metrics)
+        self._server.bind()
+        self.broker = Broker(
+            self._store,
+            self._storage,
+            self.url,
+            clock=wall_clock_ms,
+            metrics=self._metrics,
+            reconcile_interval_ms=self._reconcile_interval_ms,
+        )
+        self.app.include_router(router(self.broker))
+        await self.broker.start()
+        await self._server.start()
+        self._registration = await self._store.ephemeral(
+            paths.broker_process(self.broker.id), ProcessRecord(url=self.url).encode(), REGISTRATION_TTL_MS
+        )
+
+    async def stop(self) -> None:
+        """Finish the requests under way, close the segments, let the storage go."""
+        if self._registration is not None:
+            await self._registration.close()
+        await self._server.stop()
+        if self.broker is not None:
+            await self.broker.stop()
+        await self._storage.close()
+
+    def _waiting_for(self) -> dict[str, str]:
+        return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

@@ -1,0 +1,80 @@
+"""One mirror of the transaction headers per process (DESIGN §5.8): it carries every decision to whoever waits for it.
+
+The mirror is fast, not authoritative. "Final" in it is final. "Open" or "absent" in it says nothing: those who need
+to know ask `read`, which is linearizable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from metastore.api import MetadataStore
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header
+from metastore.types import Event, Record, Revision
+from metastore.watches import Mirror
+
+Listener = Callable[[TxnId, Header], None]
+_CHUNK = 100
+
+
+class HeaderMirror:
+    """Listeners are called once per final header they follow, on the event loop, in the order of the store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._mirror = Mirror(store, paths.HEADERS, self._on_change)
+        self._listeners: dict[TxnId, list[Listener]] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self._mirror.running():
+            yield
+
+    @property
+    def revision(self) -> Revision:
+        """The store is at least at this revision."""
+        return self._mirror.revision
+
+    @property
+    def resyncs(self) -> int:
+        return self._mirror.resyncs
+
+    def follow(self, txn_id: TxnId, listener: Listener) -> None:
+        """Call `listener` when the header of `txn_id` becomes final. Follow *before* anything is stored for it."""
+        listeners = self._listeners.setdefault(txn_id, [])
+        if listener not in listeners:
+            listeners.append(listener)
+
+    def unfollow(self, txn_id: TxnId, listener: Listener) -> None:
+        listeners = self._listeners.get(txn_id, [])
+        if listener in listeners:
+            listeners.remove(listener)
+        if not listeners:
+            self._listeners.pop(txn_id, None)
+
+    def final(self, txn_id: TxnId) -> tuple[Header, Revision] | None:
+        """The final header and its decision revision, when the mirror knows them."""
+        record = self._mirror.records.get(paths.header(txn_id))
+        if record is None or record.first:
+            return None
+        return Header.decode(record.value), record.version
+
+    async def read(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, Record | None]:
+        """The headers now, by linearizable reads."""
+        wanted = list(txn_ids)
+        found: dict[TxnId, Record | None] = {}
+        for start in range(0, len(wanted), _CHUNK):
+            chunk = wanted[start : start + _CHUNK]
+            snapshot = await self._store.get_many([paths.header(txn_id) for txn_id in chunk])
+            found.update({txn_id: snapshot.records[paths.header(txn_id)] for txn_id in chunk})
+        return found
+
+    def _on_change(self, event: Event) -> None:
+        if event.record is None or event.record.first:
+            return
+        txn_id = paths.txn_id_of_header(event.key)
+        for listener in list(self._listeners.get(txn_id, ())):
+            listener(txn_id, Header.decode(event.record.value))

@@ -1,0 +1,47 @@
+"""Makes a decision durable on one segment, then deletes the operation records the segment owns (DESIGN §5.5-7).
+
+The outcome record is written first or together with the first deletions, never after. The operation records are
+found by a range read begun *after* the decision was seen: none can be added behind it, because every one was
+created under the check that the header is open. Any step may crash or be done twice; the header and the records
+still say it all.
+"""
+
+from __future__ import annotations
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Outcome
+from metastore.types import AtVersion
+
+OPS_PER_APPLY = 40
+"""Each deletion is a check, a record and an index entry: this stays below etcd's 128 operations per transaction."""
+
+
+async def materialize(
+    store: MetadataStore, segment: str, ownership: AtVersion, txn_id: TxnId, outcome: Outcome | None
+) -> None:
+    """Raises `CheckFailed` on `ownership` when this broker was deposed, and the store's errors; then do it again."""
+    prefix = paths.write_ops_of_segment(txn_id, segment)
+    while True:
+        found = await store.range(prefix, prefix_end(prefix), limit=OPS_PER_APPLY)
+        batch = store.batch().check(ownership)
+        if outcome is not None:
+            batch.create(paths.outcome(segment, txn_id), outcome.encode())
+        for record in found.records:
+            batch.remove(record)
+        if not batch.written():
+            return
+        try:
+            await store.apply(batch)
+        except CheckFailed as lost:
+            if lost.check == ownership:
+                raise
+            if outcome is not None and lost.check == batch.checks[1]:
+                outcome = None
+            continue
+        if not found.more:
+            return
+        outcome = None

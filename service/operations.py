@@ -1,0 +1,55 @@
+"""Endpoints that both services have: liveness, readiness, and who is in the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+from metastore.api import MetadataStore
+from metastore.errors import MetastoreError
+from metastore.keys import prefix_end, unescape
+from metastore.txn import paths
+from service.http import problems
+from service.models import Cluster, Health, Process
+
+READY_WITHIN_SECONDS = 5
+
+
+def add_operations(app: FastAPI, store: MetadataStore, waiting_for: Callable[[], dict[str, str]]) -> None:
+    """`waiting_for` names what is not recovered yet, and why; empty when this process is ready."""
+
+    @app.get("/healthz", tags=["operations"])
+    async def healthz() -> Health:
+        """The process runs. Says nothing about the store: see `/readyz`."""
+        return Health(ready=True)
+
+    @app.get("/readyz", tags=["operations"], responses={503: {"model": Health}})
+    async def readyz() -> Response:
+        """200 when the store answers and everything this process owns is recovered; else 503."""
+        missing = dict(waiting_for())
+        try:
+            async with asyncio.timeout(READY_WITHIN_SECONDS):
+                await store.current_revision()
+        except (MetastoreError, TimeoutError) as error:
+            missing["metadata store"] = str(error) or "no answer"
+        health = Health(ready=not missing, waiting_for=missing)
+        return JSONResponse(health.model_dump(), status_code=503 if missing else 200)
+
+    @app.get("/v1/cluster", tags=["operations"], responses=problems(503))
+    async def cluster() -> Cluster:
+        """Every coordinator and broker, so that a client needs to know one URL."""
+        coordinators = await _processes(store, paths.COORDINATORS)
+        brokers = await _processes(store, paths.BROKERS)
+        return Cluster(coordinators=coordinators, brokers=brokers, revision=await store.current_revision())
+
+
+async def _processes(store: MetadataStore, prefix: str) -> list[Process]:
+    found = await store.range(prefix, prefix_end(prefix))
+    return [
+        Process(id=unescape(record.key.removeprefix(prefix)), url=json.loads(record.value)["url"])
+        for record in found.records
+    ]
