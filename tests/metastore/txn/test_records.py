@@ -1,0 +1,176 @@
+"""Goal: what is stored is what people read with `etcdctl`, and older readers survive newer writers.
+
+Method: exact bytes, round trips, and values with fields nobody knows.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import (
+    AckOp,
+    GcHorizon,
+    Header,
+    JsonRecord,
+    Lease,
+    Outcome,
+    Prepared,
+    RememberedWriters,
+    TransactionKey,
+    WriteOp,
+    decode_op,
+)
+from metastore.txn.states import ExpiredBy, TxnState, may_become
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+IDS = st.builds(TxnId, st.integers(0, 2**16 - 1), st.integers(0, 2**112 - 1))
+
+SAMPLES: list[JsonRecord] = [
+    Header(state=TxnState.OPEN, timeout_ms=2, created_ms=1),
+    Header(
+        state=TxnState.ABORTED,
+        timeout_ms=2,
+        created_ms=1,
+        finalized_ms=3,
+        owner="me",
+        key="k",
+        epoch=0,
+        version=7,
+        writers=("a", "b"),
+        reason="é",
+        expired_by=ExpiredBy.TIMEOUT,
+        properties={"a": "b"},
+    ),
+    Lease(deadline_ms=5),
+    Prepared(prepared_ms=1, deadline_ms=2),
+    RememberedWriters(writers=()),
+    WriteOp(segment="segment://t/n/x/0-1-0", after="1:2", count=3, writer="w", sequence=4),
+    AckOp(segment="s", subscription="sub", incarnation=1, position="1:2", batch_index=0, cumulative=True, writer="w"),
+    TransactionKey(epoch=3, updated_ms=4, txn_id="0" * 32, last_version=1, session="s", fenced_sessions=("r",)),
+    Outcome(highest="1:2", counted_writers=()),
+    GcHorizon(revision=9),
+]
+
+
+@pytest.mark.parametrize("record", SAMPLES, ids=lambda record: type(record).__name__)
+def test_round_trip(record: JsonRecord) -> None:
+    assert type(record).decode(record.encode()) == record
+
+
+@pytest.mark.parametrize("record", SAMPLES, ids=lambda record: type(record).__name__)
+def test_unknown_fields_are_ignored(record: JsonRecord) -> None:
+    newer = json.loads(record.encode()) | {"from_the_future": {"x": [1]}}
+    assert type(record).decode(json.dumps(newer).encode()) == record
+
+
+def test_values_are_compact_json_without_absent_fields() -> None:
+    header = Header(state=TxnState.OPEN, timeout_ms=2, created_ms=1)
+    assert header.encode() == b'{"state":"OPEN","timeout_ms":2,"created_ms":1}'
+
+
+def test_no_writers_is_not_all_writers() -> None:
+    header = Header(state=TxnState.COMMITTED, timeout_ms=2, created_ms=1, finalized_ms=3, writers=())
+    assert Header.decode(header.encode()).writers == ()
+    assert Header.decode(header.model_copy(update={"writers": None}).encode()).writers is None
+
+
+def test_operations_are_told_apart_by_kind() -> None:
+    write = WriteOp(segment="s", after="1:2", count=3)
+    ack = AckOp(segment="s", subscription="sub", incarnation=1, position="1:2")
+    assert decode_op(write.encode()) == write
+    assert decode_op(ack.encode()) == ack
+    assert decode_op(b'{"kind":"write","segment":"s","after":"1:2","count":3,"new":1}') == write
+    with pytest.raises(ValidationError):
+        decode_op(b'{"kind":"seal","segment":"s"}')
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"[]", b'{"state":"DONE","timeout_ms":1,"created_ms":1}', b"\xff"])
+def test_a_damaged_header_is_an_error(value: bytes) -> None:
+    with pytest.raises(ValueError):
+        Header.decode(value)
+
+
+# -- states ----------------------------------------------------------------------------------------------------
+
+
+def test_two_transitions_and_no_more() -> None:
+    allowed = {(one, other) for one in TxnState for other in TxnState if may_become(one, other)}
+    assert allowed == {(TxnState.OPEN, TxnState.COMMITTED), (TxnState.OPEN, TxnState.ABORTED)}
+    assert [state for state in TxnState if state.final] == [TxnState.COMMITTED, TxnState.ABORTED]
+
+
+# -- ids -------------------------------------------------------------------------------------------------------
+
+
+@given(IDS)
+def test_an_id_round_trip(txn_id: TxnId) -> None:
+    assert TxnId.parse(str(txn_id)) == txn_id
+    assert len(str(txn_id)) == 32
+
+
+@given(IDS, IDS)
+def test_text_order_is_numeric_order(one: TxnId, other: TxnId) -> None:
+    assert (str(one) < str(other)) == (one < other)
+
+
+def test_the_coordinator_has_the_top_16_bits() -> None:
+    assert str(TxnId(0xABCD, 1)) == "abcd" + "0" * 27 + "1"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0" * 31, "0" * 33, "A" * 32, "g" * 32, " " + "0" * 31, "٠" * 32, "0" * 32 + "\n"]
+)
+def test_malformed_ids(text: str) -> None:
+    with pytest.raises(ValueError, match="32 lower-case hex digits"):
+        TxnId.parse(text)
+
+
+@pytest.mark.parametrize(("coordinator", "sequence"), [(-1, 1), (2**16, 1), (0, -1), (0, 2**112)])
+def test_ids_out_of_range_are_a_programming_error(coordinator: int, sequence: int) -> None:
+    with pytest.raises(AssertionError):
+        TxnId(coordinator, sequence)
+
+
+# -- paths -----------------------------------------------------------------------------------------------------
+
+
+def test_the_public_layout() -> None:
+    txn = TxnId(1, 2)
+    text = str(txn)
+    segment = "segment://t/n/x/0-1-0"
+    escaped = "segment%3A%2F%2Ft%2Fn%2Fx%2F0-1-0"
+    assert paths.header(txn) == f"/txn/{text}"
+    assert paths.lease(txn) == f"/txn-lease/{text}"
+    assert paths.remembered_writers(txn) == f"/txn-writers/{text}"
+    assert paths.prepared(txn) == f"/txn-prepared/{text}"
+    assert paths.write_op(txn, segment, 3, 4) == f"/txn-op/{text}/{escaped}:w:{3:020d}:{4:020d}"
+    assert paths.writes_by_segment(segment) == f"{escaped}/"
+    assert paths.deadline_entry(5, txn) == f"/idx/txn-by-deadline/{5:020d}/{text}"
+    assert paths.final_state_entry(TxnState.COMMITTED, 6, text) == f"/idx/txn-by-final-state/COMMITTED/{6:020d}/{text}"
+    assert paths.outcome(segment, txn) == f"/segment-state/{escaped}/outcome/{text}"
+    assert paths.segment_owner(segment) == f"/segment-owner/{escaped}"
+    assert paths.transaction_key("me", "a/b") == "/txn-key/me&a%2Fb"
+    assert paths.id_sequence(1) == f"/txn-seq/{1:020d}"
+    assert paths.txn_id_of_header(paths.header(txn)) == txn
+
+
+@given(TEXT, TEXT, st.integers(0, 10**6), st.integers(0, 10**6), IDS)
+def test_operations_of_one_segment_are_one_prefix(
+    segment: str, other: str, generation: int, counter: int, txn: TxnId
+) -> None:
+    key = paths.write_op(txn, segment, generation, counter)
+    assert paths.op_key_parts(key) == (str(txn), key.rpartition("/")[2])
+    assert key.startswith(paths.ops_of_transaction(txn))
+    assert key.startswith(paths.write_ops_of_segment(txn, other)) == (segment == other)
+
+
+@given(st.none() | TEXT.filter(bool), TEXT)
+def test_a_transaction_key_round_trip(owner: str | None, key: str) -> None:
+    assert paths.parse_transaction_key(paths.transaction_key(owner, key)) == (owner, key)
