@@ -87,12 +87,19 @@ class ChangeLog:
     """Recent changes in memory, so that a watch can start a little in the past, and the queues that follow it.
 
     `floor` is the last revision that is no longer in the log: a watch from at or below it starts with a `Resync`.
+    `on_idle` is called when the last watch has been closed, so that whoever feeds the log can stop.
     """
 
-    def __init__(self, revision: Revision, max_events: int = MAX_LOGGED_EVENTS) -> None:
+    def __init__(
+        self,
+        revision: Revision,
+        max_events: int = MAX_LOGGED_EVENTS,
+        on_idle: Callable[[], None] | None = None,
+    ) -> None:
         self.floor = revision
         self.revision = revision
         self._max_events = max_events
+        self._on_idle = on_idle
         self._changes: deque[Changes] = deque()
         self._logged_events = 0
         self._watches: list[QueueWatch] = []
@@ -122,7 +129,7 @@ class ChangeLog:
             watch.resync(self.revision, reason)
 
     def watch(self, prefix: str, from_revision: Revision) -> QueueWatch:
-        watch = QueueWatch(prefix, self._watches.remove, MAX_QUEUED_EVENTS, from_revision)
+        watch = QueueWatch(prefix, self._leave, MAX_QUEUED_EVENTS, from_revision)
         if from_revision <= self.floor:
             watch.resync(self.revision, f"revision {from_revision} is compacted away")
         else:
@@ -131,6 +138,11 @@ class ChangeLog:
                     watch.offer(changes)
         self._watches.append(watch)
         return watch
+
+    def _leave(self, watch: QueueWatch) -> None:
+        self._watches.remove(watch)
+        if not self._watches and self._on_idle:
+            self._on_idle()
 
     async def close(self) -> None:
         for watch in list(self._watches):

@@ -1,0 +1,254 @@
+"""The store on etcd, 3.4 or later.
+
+    etcd.py                this store: reads, and who does the rest
+    etcd_group_commit.py   writes: many applies per request, lost replies resolved by a fence
+    etcd_joining.py        which applies may travel together
+    etcd_watches.py        one server watch per prefix
+    etcd_leases.py         ephemeral records
+    etcd_wire.py           batches and records as messages
+    etcd_connection.py     channels, credentials, deadlines
+    etcd_stubs.py          the messages themselves
+
+A version is the record's modification revision. Members of one request share it, so it is unique per key and not per
+apply. The revision of the store moves with every request, also by one whose applies changed nothing: its marker
+`/batch/<process>/<slot>` was written. Markers lie under the root, but ranges and watches leave them out.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc.aio
+
+from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.backends.etcd_connection import Connection, Login, describe, is_compacted
+from metastore.backends.etcd_group_commit import GroupCommit
+from metastore.backends.etcd_joining import Limits
+from metastore.backends.etcd_leases import LeasedRecord
+from metastore.backends.etcd_stubs import RangeRequest, RequestOp, TxnRequest
+from metastore.backends.etcd_watches import PrefixFeed
+from metastore.backends.etcd_wire import Wire
+from metastore.errors import StoreClosed, StoreUnavailable
+from metastore.types import (
+    Applied,
+    Batch,
+    IndexDefinition,
+    RangeResult,
+    Record,
+    Revision,
+    Snapshot,
+)
+
+if TYPE_CHECKING:
+    from etcd3.etcdrpc.rpc_pb2_grpc import Unary
+
+KEYS_PER_READ = 100
+RECORDS_PER_PAGE = 1_000
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class _CompactedError(Exception):
+    """A page was asked for at a revision that has been compacted away since the first page."""
+
+
+class EtcdStore(MetadataStore):
+    """See `open`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        root: str,
+        indexes: Iterable[IndexDefinition],
+        *,
+        deadline_s: float,
+        limits: Limits,
+        pipeline: int,
+        on_group: Callable[[int], None] | None,
+    ) -> None:
+        super().__init__(indexes)
+        self._connection = connection
+        self._wire = Wire(root)
+        self._deadline_s = deadline_s
+        # A name that no other process, and no earlier life of this one, ever has.
+        process = secrets.token_hex(6)
+        self._commit = GroupCommit(
+            connection,
+            self._wire,
+            process,
+            pipeline=pipeline,
+            limits=limits,
+            deadline_s=deadline_s,
+            on_group=on_group,
+        )
+        self._keys_per_read = min(KEYS_PER_READ, limits.max_txn_ops)
+        self._feeds: list[PrefixFeed] = []
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        endpoints: Sequence[str],
+        root: str = "",
+        indexes: Iterable[IndexDefinition] = (),
+        *,
+        ca: str | Path | None = None,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
+        user: str | None = None,
+        password_file: str | Path | None = None,
+        deadline_ms: int = 5_000,
+        max_txn_ops: int = 128,
+        max_request_bytes: int = 1_000_000,
+        pipeline: int = 2,
+        on_group: Callable[[int], None] | None = None,
+    ) -> EtcdStore:
+        """Connect to the cluster at `endpoints` (`host:port`, or with `http://` or `https://`) and ask it something.
+
+        Every key gets the prefix `root` on the server. `ca`, `cert` and `key` are PEM files; `password_file` holds
+        the password of `user`. `max_txn_ops` must not exceed the server's flag of that name. `max_request_bytes`
+        bounds groups; a batch up to `max_batch_bytes` travels alone if need be, so the server's limit must be above
+        that. `pipeline` requests are in flight at a time. `on_group` is called with the size of each group.
+
+        Raises `StoreUnavailable` if no endpoint answers within `deadline_ms`, or the user is refused.
+        """
+        login = Login.read(user, password_file) if user else None
+        connection = await Connection.open(endpoints, ca=ca, cert=cert, key=key, login=login)
+        store = cls(
+            connection,
+            root,
+            indexes,
+            deadline_s=deadline_ms / 1000,
+            limits=Limits(max_txn_ops, max_request_bytes),
+            pipeline=pipeline,
+            on_group=on_group,
+        )
+        try:
+            await store.current_revision()
+        except BaseException:
+            await connection.close()
+            raise
+        return store
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    async def apply(self, batch: Batch) -> Applied:
+        self._assert_open()
+        self.refuse_unfit(batch)
+        if batch.empty:
+            return Applied(await self.current_revision())
+        return await self._commit.apply(batch)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    async def get_many(self, wanted: Sequence[str]) -> Snapshot:
+        self._assert_open()
+        records: dict[str, Record | None] = {}
+        revision: Revision | None = None
+        for first in range(0, max(len(wanted), 1), self._keys_per_read):
+            chunk = wanted[first : first + self._keys_per_read] or ["/"]
+            reads = [RequestOp(request_range=RangeRequest(key=self._wire.key(key))) for key in chunk]
+            answer = await self._ask(self._connection.kv.Txn, TxnRequest(success=reads))
+            if wanted:
+                records.update(zip(chunk, self._wire.found(answer.responses), strict=True))
+            revision = revision or answer.header.revision
+        assert revision is not None
+        return Snapshot(records, revision)
+
+    async def range(
+        self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
+    ) -> RangeResult:
+        self._assert_open()
+        bounds = self._wire.bounds(start, end)
+        if bounds is None:
+            return RangeResult([], await self.current_revision())
+        # etcd sorts the whole range for every reverse read, so a complete one is read forward.
+        backward = reverse and limit > 0
+        while True:
+            try:
+                result = await self._pages(bounds, limit, backward, keys_only)
+            except _CompactedError:
+                continue  # from the first page on, at a newer revision
+            if reverse and not backward:
+                result.records.reverse()
+            return result
+
+    async def _pages(self, bounds: tuple[bytes, bytes], limit: int, backward: bool, keys_only: bool) -> RangeResult:
+        """Page by page, all at the revision of the first."""
+        key, end = bounds
+        records: list[Record] = []
+        revision = 0
+        while True:
+            request = RangeRequest(
+                key=key,
+                range_end=end,
+                limit=min(RECORDS_PER_PAGE, limit - len(records) + 1) if limit else RECORDS_PER_PAGE,
+                revision=revision,
+                sort_order=RangeRequest.DESCEND if backward else 0,
+                sort_target=RangeRequest.KEY,
+                keys_only=keys_only,
+            )
+            page = await self._ask(self._connection.kv.Range, request)
+            revision = revision or page.header.revision
+            records += (self._wire.record(found) for found in page.kvs if not self._wire.is_marker(found))
+            if limit and len(records) > limit:
+                return RangeResult(records[:limit], revision, more=True)
+            if not page.more:
+                return RangeResult(records, revision)
+            if backward:
+                end = page.kvs[-1].key
+            else:
+                key = page.kvs[-1].key + b"\0"
+
+    async def _ask(self, method: Unary[Request, Response], request: Request) -> Response:
+        try:
+            return await self._connection.ask(method, request, self._deadline_s)
+        except grpc.aio.AioRpcError as error:
+            if is_compacted(error):
+                raise _CompactedError from None
+            raise StoreUnavailable(f"etcd at {self._connection.endpoints} refuses to read: {describe(error)}") from None
+
+    # -- hints --------------------------------------------------------------------------------------------------
+
+    def watch(self, prefix: str, from_revision: Revision) -> Watch:
+        """See `MetadataStore.watch`. A watch that begins before those of the same prefix has a stream of its own."""
+        self._assert_open()
+        start = max(from_revision, 1)
+        for feed in self._feeds:
+            if feed.prefix == prefix and feed.reaches(start):
+                return feed.watch(start)
+        feed = PrefixFeed(self._connection, self._wire, prefix, start, self.current_revision, self._retire)
+        self._feeds.append(feed)
+        return feed.watch(start)
+
+    def _retire(self, feed: PrefixFeed) -> None:
+        """The last local watch is gone, and nobody will read this feed again."""
+        if feed in self._feeds:
+            self._feeds.remove(feed)
+            feed.stop()
+
+    async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
+        self._assert_open()
+        self.refuse_unfit(self.batch().put(key, value))
+        record = LeasedRecord(self._connection, self._wire.key(key), value, ttl_ms, self._deadline_s)
+        await record.open()
+        return record
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for feed in list(self._feeds):
+            await feed.close()
+        await self._commit.close()
+        await self._connection.close()
+
+    def _assert_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("this store is closed")

@@ -1,0 +1,383 @@
+"""Group commit: independent applies travel to etcd as one `Txn`, and a lost reply is resolved, never guessed.
+
+    Txn  if    version(/batch/<process>/<slot>) == n
+         then  put /batch/<process>/<slot> = {"batch": id}
+               Txn { checks of apply 1, then its writes, else reads of what it checked }
+               Txn { checks of apply 2, ...                                            }
+         else  get /batch/<process>/<slot>
+
+A store has a few *slots*; each carries one request at a time, under a marker of its own. Nothing waits for company:
+as soon as a slot is free everything that waits and may travel together leaves (`etcd_joining` has the rule), so a
+lone apply leaves at once, and under load the groups grow by themselves.
+
+**A lost reply.** After `UNAVAILABLE`, a timeout or any other code that is no refusal, the request may have been
+applied, may be applied later, or never. Reading the marker would not tell: the request may still sit in the server.
+So a *fence* is sent, with the very compare of the request:
+
+    Txn  if    version(marker) == n   then  put marker = {"fence": id}   else  get marker
+
+Whichever of the two takes effect first makes the version n + 1, and the other's compare fails forever. Nobody else
+writes this marker, and the slot carries nothing until one fence has been answered (all fences for one request are
+equal, so any of them may be). Then the marker's value says which it was:
+
+    fence    the request is dead. Its members go back to the head of the queue and are sent again.
+    batch    it was applied, at the marker's modification revision R. The compares of each member saw the state at
+             R - 1, so its checks are evaluated on reads at R - 1: that is exactly what etcd did.
+
+Only if that revision has been compacted away meanwhile, or the deadline of a member passes before the server
+answers, is its outcome unknown. The slot goes on fencing after that, so that a request whose callers have gone does
+not land at some later time; and its members' keys stay reserved until it is settled, so that what touches them waits.
+
+**Nothing is sent into the dark.** While the channel is not connected, applies wait in the queue. Their deadline then
+ends in `StoreUnavailable`, which is definite: they were never sent.
+
+**A refusal** (too large, too many operations, no permission) is definite too, but names no culprit: the group is
+split in halves, down to the one apply that is refused alone.
+
+The marker is put at the top level of the request for one more reason: etcd 3.4 counts nested puts as no growth at
+all, and without a plain put would fill its disk past the quota.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from metastore.backends.etcd_connection import (
+    Backoff,
+    Connection,
+    describe,
+    is_compacted,
+    is_denied,
+    is_full,
+    is_overload,
+    is_refusal,
+)
+from metastore.backends.etcd_joining import Footprint, Limits, take_group
+from metastore.backends.etcd_stubs import (
+    Compare,
+    DeleteRangeRequest,
+    KeyValue,
+    PutRequest,
+    RangeRequest,
+    RequestOp,
+    TxnRequest,
+    TxnResponse,
+)
+from metastore.backends.etcd_wire import MARKERS, Nested, Wire, first_failure
+from metastore.errors import (
+    InvalidBatch,
+    MetastoreError,
+    OutcomeUnknown,
+    StoreFull,
+    StoreUnavailable,
+)
+from metastore.types import Applied, Batch, Revision
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One apply on its way."""
+
+    nested: Nested
+    cost: int
+    size_bytes: int
+    footprint: Footprint
+    deadline: float
+    answer: asyncio.Future[Applied]
+
+    def succeed(self, revision: Revision) -> None:
+        if not self.answer.done():
+            self.answer.set_result(Applied(revision))
+
+    def fail(self, error: MetastoreError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """A marker and the request under it. `version` is the marker's, as far as it is known."""
+
+    marker: bytes
+    version: int = 0
+    members: list[Member] = field(default_factory=list)
+    footprint: Footprint = field(default_factory=Footprint)
+    carrier: asyncio.Task[None] | None = None
+    ever_lost: bool = False
+
+    def compare(self) -> Compare:
+        return Compare(target=Compare.VERSION, key=self.marker, version=self.version)
+
+    def put(self, value: bytes) -> RequestOp:
+        return RequestOp(request_put=PutRequest(key=self.marker, value=value))
+
+    def get(self) -> RequestOp:
+        return RequestOp(request_range=RangeRequest(key=self.marker))
+
+
+class GroupCommit:
+    """The one way in which applies of a store reach etcd. `on_group` is told the size of every group sent."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        wire: Wire,
+        process: str,
+        *,
+        pipeline: int,
+        limits: Limits,
+        deadline_s: float,
+        on_group: Callable[[int], None] | None = None,
+    ) -> None:
+        assert pipeline >= 1
+        self._connection = connection
+        self._wire = wire
+        self._limits = limits
+        self._deadline_s = deadline_s
+        # An answer later than this is fenced off; what is left of the deadline is for the fence and for sending again.
+        self._request_timeout_s = deadline_s * 0.4
+        self._on_group = on_group
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Member] = deque()
+        self._slots = [_Slot(wire.key(f"{MARKERS}{process}/{number}")) for number in range(pipeline)]
+        self._ids = itertools.count(1)
+        self._pump_scheduled = False
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    async def apply(self, batch: Batch) -> Applied:
+        """See `MetadataStore.apply`."""
+        nested = self._wire.nested(batch, self._limits.max_cost)
+        member = Member(
+            nested,
+            nested.cost,
+            nested.operation.ByteSize(),
+            Footprint.of(batch),
+            self._loop.time() + self._deadline_s,
+            self._loop.create_future(),
+        )
+        self._queue.append(member)
+        self._schedule_pump()
+        if self._expiry is None:
+            self._expiry = self._loop.call_at(member.deadline, self._expire)
+        return await member.answer
+
+    async def close(self) -> None:
+        """Wait until every apply has its answer (each has a deadline), then stop."""
+        while waiting := [member.answer for member in self._outstanding() if not member.answer.done()]:
+            await asyncio.wait(waiting)
+        if self._expiry:
+            self._expiry.cancel()
+        tasks = [slot.carrier for slot in self._slots if slot.carrier] + [self._reconnecting]
+        for task in filter(None, tasks):
+            task.cancel()
+        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
+        await self._remove_markers()
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def _outstanding(self) -> list[Member]:
+        return [member for slot in self._slots for member in slot.members] + list(self._queue)
+
+    def _schedule_pump(self) -> None:
+        """Send in the next round of the event loop, so that what is submitted in this one travels together."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Fill every free slot with what may travel now."""
+        self._pump_scheduled = False
+        for slot in self._slots:
+            if not self._queue:
+                return
+            if slot.carrier is not None:
+                continue
+            if not self._connection.ready:
+                self._reconnect()
+                return
+            in_flight = [other.footprint for other in self._slots if other.carrier]
+            members = [m for m in take_group(self._queue, in_flight, self._limits) if not m.answer.done()]
+            if members:
+                slot.members = members
+                slot.footprint = Footprint()
+                for member in members:
+                    slot.footprint.add(member.footprint)
+                slot.carrier = self._loop.create_task(self._carry(slot), name="etcd group commit")
+
+    def _reconnect(self) -> None:
+        if self._reconnecting is None:
+            self._reconnecting = self._loop.create_task(self._pump_when_ready(), name="etcd reconnect")
+
+    async def _pump_when_ready(self) -> None:
+        try:
+            await self._connection.wait_ready()
+        finally:
+            self._reconnecting = None
+        self._schedule_pump()
+
+    def _expire(self) -> None:
+        """Answer the members whose deadline has passed, and look again when the next one passes."""
+        now = self._loop.time()
+        for member in self._queue:
+            if member.deadline <= now:
+                member.fail(self._connection.unavailable("the write was not sent"))
+        self._queue = deque(member for member in self._queue if not member.answer.done())
+        for slot in self._slots:
+            for member in slot.members:
+                if member.deadline <= now:
+                    member.fail(OutcomeUnknown(f"no answer from etcd at {self._connection.endpoints}"))
+        deadlines = [member.deadline for member in self._outstanding() if not member.answer.done()]
+        self._expiry = self._loop.call_at(min(deadlines), self._expire) if deadlines else None
+
+    # -- one request --------------------------------------------------------------------------------------------
+
+    async def _carry(self, slot: _Slot) -> None:
+        """Carry the members of `slot` to their answers. The slot stays taken until its marker is settled."""
+        again: Sequence[Member] = ()
+        try:
+            again = await self._commit(slot, slot.members)
+        finally:
+            for member in slot.members:
+                if member not in again:
+                    member.fail(OutcomeUnknown("the store was closed before the answer came"))
+            self._queue.extendleft(member for member in reversed(again) if not member.answer.done())
+            slot.members = []
+            slot.carrier = None
+            self._schedule_pump()
+
+    async def _commit(self, slot: _Slot, members: Sequence[Member]) -> Sequence[Member]:
+        """Send `members` as one request. Returns those that were not applied and are to be sent again."""
+        name = b'{"batch":%d}' % next(self._ids)
+        request = TxnRequest(
+            compare=[slot.compare()],
+            success=[slot.put(name), *(member.nested.operation for member in members)],
+            failure=[slot.get()],
+        )
+        if self._on_group:
+            self._on_group(len(members))
+        try:
+            answer = await self._connection.call(self._connection.kv.Txn, request, self._request_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if is_refusal(error):
+                return await self._refused(slot, members, error)
+            return await self._fence(slot, members, name)
+        if answer.succeeded:
+            slot.version += 1
+            self._deliver(answer, members)
+            return ()
+        # Somebody wrote our marker: this request on a repeated delivery, or a hand that should not have.
+        return await self._settle(slot, members, answer.responses[0].response_range.kvs, name, fence=None)
+
+    def _deliver(self, answer: TxnResponse, members: Sequence[Member]) -> None:
+        revision = answer.header.revision
+        for member, response in zip(members, answer.responses[1:], strict=True):
+            outcome = response.response_txn
+            if outcome.succeeded:
+                member.succeed(revision)
+            elif not member.answer.done():
+                found = self._wire.found(outcome.responses)
+                failure = first_failure(member.nested.conditions, found, revision)
+                assert failure is not None, "a compare failed, but every check holds on what was read with it"
+                member.fail(failure)
+
+    async def _refused(self, slot: _Slot, members: Sequence[Member], error: grpc.aio.AioRpcError) -> Sequence[Member]:
+        """Nothing happened. Find the culprit by halves, in order; what follows a part to be sent again follows it."""
+        if is_overload(error):
+            await Backoff(first_s=0.1).pause()
+            return members
+        if is_full(error):
+            for member in members:
+                member.fail(StoreFull(f"etcd at {self._connection.endpoints} is full: {error.details()}"))
+            return ()
+        if len(members) == 1:
+            members[0].fail(self._explain(error))
+            return ()
+        middle = len(members) // 2
+        again = await self._commit(slot, members[:middle])
+        if again:
+            return [*again, *members[middle:]]
+        return await self._commit(slot, members[middle:])
+
+    def _explain(self, error: grpc.aio.AioRpcError) -> MetastoreError:
+        if is_denied(error):
+            return StoreUnavailable(f"etcd at {self._connection.endpoints} refuses this user: {error.details()}")
+        return InvalidBatch(f"etcd refuses the batch: {error.details()}")
+
+    # -- lost replies -------------------------------------------------------------------------------------------
+
+    async def _fence(self, slot: _Slot, members: Sequence[Member], name: bytes) -> Sequence[Member]:
+        """Make sure that the request can no longer change its outcome, and learn it. See the module docstring."""
+        slot.ever_lost = True
+        fence = b'{"fence":%d}' % next(self._ids)
+        request = TxnRequest(compare=[slot.compare()], success=[slot.put(fence)], failure=[slot.get()])
+        backoff = Backoff()
+        while True:
+            await self._connection.wait_ready()
+            try:
+                answer = await self._connection.call(self._connection.kv.Txn, request, self._request_timeout_s / 2)
+            except grpc.aio.AioRpcError:
+                await backoff.pause()
+                continue
+            if answer.succeeded:
+                slot.version += 1
+                return members
+            return await self._settle(slot, members, answer.responses[0].response_range.kvs, name, fence)
+
+    async def _settle(
+        self, slot: _Slot, members: Sequence[Member], found: Sequence[KeyValue], name: bytes, fence: bytes | None
+    ) -> Sequence[Member]:
+        """The compare on the marker has failed: its value says what became of the request called `name`."""
+        marker = found[0] if found else None
+        expected = slot.version + 1
+        slot.version = marker.version if marker else 0
+        if marker and marker.value == name:
+            await asyncio.gather(*(self._judge(member, marker.mod_revision) for member in members))
+            return ()
+        if fence is None or (marker and marker.value == fence and marker.version == expected):
+            return members
+        for member in members:
+            member.fail(OutcomeUnknown(f"the marker {slot.marker.decode()} was changed by somebody else"))
+        return ()
+
+    async def _judge(self, member: Member, revision: Revision) -> None:
+        """The member travelled in a request that was applied at `revision`: did its checks hold just before?"""
+        conditions = member.nested.conditions
+        if not conditions:
+            member.succeed(revision)
+        request = TxnRequest(success=[condition.read(revision - 1) for condition in conditions])
+        backoff = Backoff()
+        while not member.answer.done():
+            try:
+                answer = await self._connection.call(self._connection.kv.Txn, request, self._request_timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if is_compacted(error):
+                    member.fail(OutcomeUnknown(f"the reply was lost and its revision is gone: {describe(error)}"))
+                await backoff.pause()
+                continue
+            if failure := first_failure(conditions, self._wire.found(answer.responses), revision):
+                member.fail(failure)
+            else:
+                member.succeed(revision)
+
+    async def _remove_markers(self) -> None:
+        """Leave nothing behind. Not for a slot that has ever lost a reply: a request that compares version 0 and is
+        still on its way would find the version it waits for. Best effort: a marker left behind is a few bytes."""
+        operations = [
+            RequestOp(request_delete_range=DeleteRangeRequest(key=slot.marker))
+            for slot in self._slots
+            if slot.version and not slot.ever_lost
+        ]
+        if operations and self._connection.ready:
+            try:
+                await self._connection.call(
+                    self._connection.kv.Txn, TxnRequest(success=operations), self._request_timeout_s
+                )
+            except grpc.aio.AioRpcError:
+                return

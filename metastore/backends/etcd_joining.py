@@ -1,0 +1,150 @@
+"""Which applies may travel together, and which must wait: the joining rule of group commit, without any I/O.
+
+One request holds many applies, each as a nested transaction with its own compares. etcd evaluates *all* compares of
+a request, at every level, on the state before it, and then runs the operations in order. Two applies of which one
+checks what the other writes would both pass: write skew. So an apply may join a request only if
+
+    what it checks, writes or range-deletes  ∩  what the members of the request write  =  ∅.
+
+Then the order of the members is a valid serial order. Take the i-th member and run it alone after its predecessors:
+the state differs from the one before the request only at keys that they wrote, and it checks none of those, so each
+compare (and each record reported for a failed one) is the same. It writes none of those either, so a range delete
+finds the same keys, a put meets the same record, and etcd's own rule (no key twice in a request) is kept. The other
+direction is free: a member may check what a *later* one writes, because checks see the state before the request,
+which is what serial order asks for. By induction the whole request equals its members one after the other.
+
+Across requests there is no such favour: two requests in flight may reach the server in either order. So an apply
+waits for every request in flight that it *touches* (either one writes what the other checks or writes), and for
+every earlier apply that waits and that it touches. Applies that touch therefore take effect in the order of the
+calls; those that do not touch commute, and may overtake each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from metastore.types import Batch, EmptyRange
+
+KeyRange = tuple[str, str]
+
+# How many waiting applies are looked at for one request. For speed only: those behind wait for the next one.
+MAX_SCANNED = 2_000
+
+
+def _meet(keys: set[str], ranges: list[KeyRange], other_keys: set[str], other_ranges: list[KeyRange]) -> bool:
+    if not keys.isdisjoint(other_keys):
+        return True
+    if not ranges and not other_ranges:
+        return False
+    return (
+        any(start <= key < end for start, end in ranges for key in other_keys)
+        or any(start <= key < end for start, end in other_ranges for key in keys)
+        or any(
+            start < other_end and other_start < end for start, end in ranges for other_start, other_end in other_ranges
+        )
+    )
+
+
+@dataclass(slots=True)
+class Footprint:
+    """The keys and ranges `[start, end)` that one or several applies check, and those that they write."""
+
+    checked: set[str] = field(default_factory=set)
+    checked_ranges: list[KeyRange] = field(default_factory=list)
+    written: set[str] = field(default_factory=set)
+    written_ranges: list[KeyRange] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, batch: Batch) -> Footprint:
+        footprint = cls(written=batch.written(), written_ranges=list(batch.range_deletes))
+        for check in batch.checks:
+            if isinstance(check, EmptyRange):
+                footprint.checked_ranges.append((check.start, check.end))
+            else:
+                footprint.checked.add(check.key)
+        return footprint
+
+    def add(self, other: Footprint) -> None:
+        self.checked |= other.checked
+        self.checked_ranges += other.checked_ranges
+        self.written |= other.written
+        self.written_ranges += other.written_ranges
+
+    def depends_on(self, other: Footprint) -> bool:
+        """Whether something that `other` writes is checked or written here."""
+        return _meet(self.written, self.written_ranges, other.written, other.written_ranges) or _meet(
+            self.checked, self.checked_ranges, other.written, other.written_ranges
+        )
+
+    def touches(self, other: Footprint) -> bool:
+        """Whether their order matters."""
+        return self.depends_on(other) or other.depends_on(self)
+
+
+class Waiting(Protocol):
+    """An apply that waits to be sent."""
+
+    @property
+    def footprint(self) -> Footprint: ...
+
+    @property
+    def cost(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may hold.
+
+    etcd counts, level by level, the longest of a transaction's three lists, and what a level uses is taken from what
+    the levels below may use. A request of n members has n puts besides its marker's, so n + 1 + the highest `cost`
+    of a member must be at most `max_txn_ops`.
+    """
+
+    max_txn_ops: int
+    max_bytes: int
+
+    @property
+    def max_cost(self) -> int:
+        """The highest cost that an apply can have: that of the only member of a request."""
+        return self.max_txn_ops - 2
+
+    def hold(self, members: int, highest_cost: int, size_bytes: int) -> bool:
+        return members + 1 + highest_cost <= self.max_txn_ops and size_bytes <= self.max_bytes
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) -> list[W]:
+    """Remove from `queue` the applies that may travel in one request now, in order. Empty: all must wait.
+
+    The first apply that waits for nobody is taken whatever its size, so that none can starve.
+    """
+    barriers = list(in_flight)
+    overtaken = Footprint()
+    barriers.append(overtaken)
+    taken: list[W] = []
+    together = Footprint()
+    highest_cost = size_bytes = 0
+    skipped: list[W] = []
+    while queue and len(skipped) + len(taken) < MAX_SCANNED:
+        waiting = queue[0]
+        footprint = waiting.footprint
+        if footprint.depends_on(together) or any(footprint.touches(barrier) for barrier in barriers):
+            skipped.append(queue.popleft())
+            overtaken.add(footprint)
+            continue
+        highest_cost = max(highest_cost, waiting.cost)
+        size_bytes += waiting.size_bytes
+        if taken and not limits.hold(len(taken) + 1, highest_cost, size_bytes):
+            break
+        taken.append(queue.popleft())
+        together.add(footprint)
+    queue.extendleft(reversed(skipped))
+    return taken
