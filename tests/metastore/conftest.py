@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from metastore.api import MetadataStore
 from tests.metastore.factories import FACTORIES, Backend
+from tests.servers import EtcdServer
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """For tests that leave the server alone; each works under a root of its own."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
 
 
 @pytest.fixture(params=sorted(FACTORIES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Protocol
 import pytest
 
 from metastore.api import MetadataStore
+from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.backends.sqlite import SqliteStore
 from metastore.types import IndexDefinition
+from tests.servers import EtcdServer
 
 
 class Backend(Protocol):
@@ -67,7 +71,36 @@ async def _sqlite(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     await store.close()
 
 
+class _Etcd:
+    """A fresh root on the server of the session; every client is a store of its own, as another process would be."""
+
+    def __init__(self, server: EtcdServer) -> None:
+        self._server = server
+        self._root = f"/{secrets.token_hex(6)}"
+        self._stores: list[EtcdStore] = []
+
+    async def open(self) -> MetadataStore:
+        store = await EtcdStore.open([self._server.endpoint], self._root, INDEXES)
+        self._stores.append(store)
+        return store
+
+    async def compact(self) -> None:
+        await asyncio.to_thread(self._server.compact)
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+@asynccontextmanager
+async def _etcd(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    backend = _Etcd(request.getfixturevalue("etcd_server"))
+    yield backend
+    await backend.close()
+
+
 FACTORIES: dict[str, Factory] = {
+    "etcd": _etcd,
     "memory": _memory,
     "sqlite": _sqlite,
 }

@@ -1,0 +1,139 @@
+"""Real servers for tests: on free loopback ports, with their data in a directory of the test, always cleaned up.
+
+A server that is not installed fails the test that needs it: a suite that skips what it cannot start proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+START_TIMEOUT_S = 60.0
+
+
+def binary(name: str, package: str) -> str:
+    found = shutil.which(name)
+    assert found, f"{name} is not installed; the tests need it: apt-get install {package}"
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EtcdServer:
+    """One etcd member. fsync stays on: what survives `kill` is part of what the tests show.
+
+    `kill`, `freeze` and `thaw` are the faults; `start` after `kill` goes on with the same data, and on the same port
+    unless another one is named (so that a test can change the data while its clients find nobody).
+    """
+
+    def __init__(self, directory: Path, *, max_txn_ops: int = 128, flags: Sequence[str] = ()) -> None:
+        self._binary = binary("etcd", "etcd-server")
+        self._directory = directory
+        self._max_txn_ops = max_txn_ops
+        self._flags = flags
+        self._peer_port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, port: int | None = None) -> None:
+        """Start, and return when the server answers its health endpoint."""
+        assert self._process is None, "it runs already"
+        serving = self.endpoint if port is None else f"127.0.0.1:{port}"
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        log = self._directory / "etcd.log"
+        command = [
+            *(self._binary, "--name", "test", "--data-dir", str(self._directory / "data")),
+            *("--listen-client-urls", f"http://{serving}", "--advertise-client-urls", f"http://{serving}"),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+            # Without these two, Debian's 3.4.23 copies ever larger buffers for each read after grouped writes.
+            *("--backend-batch-interval", "10ms", "--backend-batch-limit", "500"),
+            *("--quota-backend-bytes", str(8 << 30), "--snapshot-count", "5000"),
+            *("--max-txn-ops", str(self._max_txn_ops), "--grpc-keepalive-min-time", "5s"),
+            *("--logger", "zap", *self._flags),
+        ]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while not self._healthy(serving):
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > give_up:
+                self.kill()
+                raise AssertionError(f"etcd did not start; the end of its log:\n{log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    @staticmethod
+    def _healthy(serving: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{serving}/health", timeout=5) as answer:
+                return bool(json.load(answer)["health"] == "true")
+        except (OSError, ValueError):
+            return False
+
+    def kill(self) -> None:
+        """As a power failure would, except that the operating system keeps what it was given."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
+            self._process.wait()
+            self._process = None
+
+    def etcdctl(self, *arguments: str, port: int | None = None) -> Any:
+        """The JSON answer of a command, asked as an operator would."""
+        serving = self.endpoint if port is None else f"127.0.0.1:{port}"
+        command = [binary("etcdctl", "etcd-client"), "--endpoints", serving, "--write-out", "json", *arguments]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, env={"ETCDCTL_API": "3"})
+        return json.loads(answer.stdout)
+
+    def revision(self, port: int | None = None) -> int:
+        return int(self.etcdctl("get", "/", port=port)["header"]["revision"])
+
+    def compact(self, port: int | None = None) -> None:
+        """Make the server forget its history up to now."""
+        serving = self.endpoint if port is None else f"127.0.0.1:{port}"
+        command = [binary("etcdctl", "etcd-client"), "--endpoints", serving]
+        command += ["compaction", "--physical", str(self.revision(port))]
+        subprocess.run(command, check=True, capture_output=True, env={"ETCDCTL_API": "3"})
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
