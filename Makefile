@@ -1,0 +1,53 @@
+# The same few commands at home and in CI. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+STORE ?= sqlite
+export PYSPARK_PYTHON := $(abspath $(BIN))/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+export SPARK_LOCAL_IP := 127.0.0.1
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: help setup check test contract demo bench clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+setup: $(STAMP)  ## Make .venv and install everything (Debian packages too, when root)
+
+$(STAMP): pyproject.toml docs/debian-packages.txt
+	scripts/install-debian-packages
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+check: setup  ## Lint, formatting, strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check  ## Set up, check, and run every test
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+contract: setup  ## Only the store contract suite, over every backend
+	$(BIN)/python -m pytest tests/metastore/contract
+
+demo: setup  ## The main job, end to end, with two kills (STORE=sqlite or STORE=etcd)
+	$(BIN)/python -m examples.flights.demo --store $(STORE)
+
+bench: bench-commits bench-spark-job  ## All measurements; tables here, JSON in build/bench
+
+bench-commits: setup  ## Commits per second on each store, beside single CAS writes
+	$(BIN)/python -m benchmarks.commits
+
+bench-spark-job: setup  ## Rows per second of the Spark job, beside Spark's noop and parquet sinks
+	$(BIN)/python -m benchmarks.spark_job
+
+clean:  ## Remove what the build made
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
