@@ -1,0 +1,102 @@
+"""A disk with faults.
+
+On: short writes, no space (after a part was written), failing write, sync and truncation, a sync that is held back,
+and a page cache that lies after a failed sync, as Linux's does. Off: reordered writes within one sync and lost
+directory entries; the simulator has those.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from participants.ledger.disk import Disk
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def broken() -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class FaultyDisk(Disk):
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.capacity: int | None = None  # a ledger file cannot grow beyond this
+        self.max_write: int | None = None
+        self.write_error: OSError | None = None
+        self.sync_error: OSError | None = None
+        self.truncate_error: OSError | None = None
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+        self.in_sync = threading.Event()
+
+    def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
+        if self.write_error is not None:
+            raise self.write_error
+        content = b"".join(buffers)
+        if self.max_write is not None:
+            content = content[: self.max_write]
+        if self.capacity is not None:
+            content = content[: max(0, self.capacity - offset)]
+            if not content:
+                raise no_space()
+        return super().write(fd, [content], offset)
+
+    def fdatasync(self, fd: int) -> None:
+        self.syncs += 1
+        self.in_sync.set()
+        assert self.may_sync.wait(60)
+        if self.sync_error is not None:
+            raise self.sync_error
+        super().fdatasync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        if self.truncate_error is not None:
+            raise self.truncate_error
+        super().truncate(fd, size)
+
+
+class LyingDisk(FaultyDisk):
+    """After a failed sync the written pages count as clean: reads return them, later syncs do not write them.
+
+    `device` is what really is on the device, by inode.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device: dict[int, bytearray] = {}
+        self._dirty: dict[int, list[tuple[int, int]]] = {}
+
+    def on_device(self, path: Path) -> bytes:
+        return bytes(self.device.get(path.stat().st_ino, b""))
+
+    def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
+        written = super().write(fd, buffers, offset)
+        self._dirty.setdefault(os.fstat(fd).st_ino, []).append((offset, written))
+        return written
+
+    def fdatasync(self, fd: int) -> None:
+        try:
+            super().fdatasync(fd)
+        except OSError:
+            self._dirty.pop(os.fstat(fd).st_ino, None)
+            raise
+        self._flush(fd)
+
+    def fsync(self, fd: int) -> None:
+        super().fsync(fd)
+        self._flush(fd)
+
+    def _flush(self, fd: int) -> None:
+        inode = os.fstat(fd).st_ino
+        image = self.device.setdefault(inode, bytearray())
+        for offset, size in self._dirty.pop(inode, []):
+            image.extend(bytes(max(0, offset + size - len(image))))
+            image[offset : offset + size] = os.pread(fd, size, offset)
+        del image[os.fstat(fd).st_size :]

@@ -1,0 +1,178 @@
+"""Goal: a frame is read back as it was written, and no other bytes pass for one.
+
+Method: round trips of generated frames, arbitrary bytes and flipped bits, and the example of the format's page.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metastore.txn.ids import TxnId
+from participants.ledger.frames import (
+    MAX_FRAME_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MIN_FRAME_BYTES,
+    CorruptFrame,
+    Frame,
+    FrameError,
+    IncompleteFrame,
+    PayloadKind,
+    decode,
+    decode_all,
+    encode,
+    encode_parts,
+    peek,
+)
+from participants.ledger.position import Position
+
+PAGE = Path(__file__).parents[3] / "docs" / "ledger-format.md"
+
+U64 = st.integers(0, (1 << 64) - 1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+FRAMES = st.builds(
+    Frame,
+    position=st.builds(Position, U64, U64),
+    payload=st.binary(max_size=200),
+    kind=st.sampled_from(PayloadKind),
+    count=st.integers(0, (1 << 32) - 1),
+    publish_ms=U64,
+    txn_id=st.none() | st.builds(TxnId, st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 112) - 1)),
+    writer=st.none() | NAMES,
+    producer=st.none() | NAMES,
+    sequence=st.none() | U64,
+)
+PLAIN = Frame(Position(1, 2), b"payload", PayloadKind.BYTES, 1, 1000)
+
+
+def sealed_body(body: bytes) -> bytes:
+    """`body` with a length and CRC that fit, as only a writer gone wrong would make it."""
+    return struct.pack("<II", len(body), zlib.crc32(body)) + body
+
+
+@given(FRAMES)
+def test_round_trip(frame: Frame) -> None:
+    raw = encode(frame)
+    assert decode(raw) == (frame, len(raw))
+    assert b"".join(encode_parts(frame)) == raw
+
+
+@given(st.lists(FRAMES, max_size=5))
+def test_frames_follow_each_other(frames: list[Frame]) -> None:
+    assert list(decode_all(b"".join(map(encode, frames)))) == frames
+
+
+@given(FRAMES, st.binary(max_size=20))
+def test_peek_gives_the_header_and_where_the_payload_lies(frame: Frame, before: bytes) -> None:
+    raw = before + encode(frame)
+    header = peek(raw, len(before))
+    assert (header.start, header.end) == (len(before), len(raw))
+    assert raw[header.payload_start : header.end] == frame.payload
+    for name in ("position", "kind", "count", "publish_ms", "txn_id", "writer", "producer", "sequence"):
+        assert getattr(header, name) == getattr(frame, name)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_frame_or_a_frame_error(raw: bytes) -> None:
+    try:
+        frame, end = decode(raw)
+    except FrameError:
+        return
+    assert encode(frame) == raw[:end]
+
+
+@given(st.binary(min_size=31, max_size=300) | FRAMES.map(lambda frame: encode(frame)[8:]), st.data())
+def test_any_body_with_a_fitting_crc_is_a_frame_or_corrupt(body: bytes, data: st.DataObject) -> None:
+    changed = bytearray(body)
+    changed[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    raw = sealed_body(bytes(changed))
+    try:
+        frame, end = decode(raw)
+    except CorruptFrame:
+        return
+    assert encode(frame) == raw[:end]  # one encoding per frame
+
+
+@given(FRAMES, st.data())
+def test_a_flipped_bit_is_noticed(frame: Frame, data: st.DataObject) -> None:
+    raw = bytearray(encode(frame))
+    bit = data.draw(st.integers(0, 8 * len(raw) - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(FrameError):
+        decode(bytes(raw))
+
+
+@given(FRAMES, st.data())
+def test_a_cut_frame_is_incomplete(frame: Frame, data: st.DataObject) -> None:
+    raw = encode(frame)
+    cut = data.draw(st.integers(0, len(raw) - 1))
+    with pytest.raises(IncompleteFrame) as caught:
+        decode(raw[:cut])
+    assert caught.value.needed == (len(raw) if cut >= 8 else 8)
+
+
+def test_zero_bytes_are_no_frame() -> None:
+    with pytest.raises(CorruptFrame):
+        decode(bytes(4096))
+
+
+def test_the_largest_payload_fits_and_one_byte_more_does_not() -> None:
+    largest = Frame(Position(0, 0), bytes(MAX_PAYLOAD_BYTES), PayloadKind.BYTES, 0, 0)
+    raw = encode(largest)
+    assert len(raw) == MAX_PAYLOAD_BYTES + MIN_FRAME_BYTES <= MAX_FRAME_BYTES
+    assert decode(raw)[0] == largest
+    with pytest.raises(ValueError, match="above the limit"):
+        encode(Frame(Position(0, 0), bytes(MAX_PAYLOAD_BYTES + 1), PayloadKind.BYTES, 0, 0))
+
+
+def test_a_payload_above_the_limit_is_corrupt_even_with_a_fitting_crc() -> None:
+    body = encode(PLAIN)[8:MIN_FRAME_BYTES] + bytes(MAX_PAYLOAD_BYTES + 1)
+    with pytest.raises(CorruptFrame):
+        decode(sealed_body(body))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Position(1, -1), b"", PayloadKind.BYTES, 0, 0),
+        Frame(Position(1, 0), b"", PayloadKind.BYTES, -1, 0),
+        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, -1),
+        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, sequence=-1),
+        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, writer="w" * 65536),
+        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, producer="\ud800"),
+    ],
+)
+def test_what_does_not_fit_is_refused(frame: Frame) -> None:
+    with pytest.raises(ValueError):
+        encode(frame)
+
+
+def test_the_payload_of_a_decoded_frame_is_a_view() -> None:
+    raw = encode(PLAIN)
+    payload = decode(raw)[0].payload
+    assert isinstance(payload, memoryview) and payload.obj is raw
+
+
+def test_the_example_of_the_page() -> None:
+    block = re.search(r"```hex\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    raw = b"".join(bytes.fromhex(line[:50]) for line in block[1].splitlines())
+    example = Frame(
+        position=Position(3, 17),
+        payload=b"hello",
+        kind=PayloadKind.BYTES,
+        count=1,
+        publish_ms=1_700_000_000_000,
+        txn_id=TxnId.parse("0001000000000000000000000000002a"),
+        writer="task-4",
+        sequence=7,
+    )
+    assert len(raw) == 76
+    assert encode(example) == raw
+    assert decode(raw) == (example, 76)

@@ -1,0 +1,172 @@
+"""Goal: appends are ordered by their calls, share syncs, and an acknowledged one is there.
+
+Method: a disk that counts syncs and can hold one back while more appends are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from participants.ledger.local import LocalStorage
+from participants.ledger.local_ledger import LedgerMetrics
+from participants.ledger.position import Position
+from participants.ledger.storage import LedgerExists, LedgerStopped
+from tests.participants.ledger.faults import FaultyDisk
+from tests.participants.ledger.ledgers import SEGMENT, append, append_all, ledger_file, payloads
+
+
+async def test_appends_of_one_step_share_one_sync(storage: LocalStorage, disk: FaultyDisk) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+
+    async def publish(number: int) -> Position:
+        begun = append(ledger, b"%d" % number)
+        await begun.durable
+        return begun.position
+
+    positions = await asyncio.gather(*(publish(number) for number in range(100)))
+    assert positions == [Position(1, entry) for entry in range(100)]
+    assert disk.syncs == 1
+    assert await payloads(ledger) == [b"%d" % number for number in range(100)]
+
+
+async def test_appends_made_during_a_sync_share_the_next_one(storage: LocalStorage, disk: FaultyDisk) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    disk.may_sync.clear()
+    first = append(ledger, b"first")
+    await asyncio.to_thread(disk.in_sync.wait, 60)
+    behind = [append(ledger, b"%d" % number) for number in range(50)]
+    assert (ledger.last_assigned, ledger.last_durable) == (Position(1, 50), Position(1, -1))
+    assert await payloads(ledger) == []  # written, but not durable: not to be read
+    disk.may_sync.set()
+    await asyncio.gather(first.durable, *(begun.durable for begun in behind))
+    assert disk.syncs == 2
+    assert len(await payloads(ledger)) == 51
+
+
+async def test_a_group_is_bounded(storage: LocalStorage, disk: FaultyDisk) -> None:
+    """Recovery relies on how far back an unsynced group can reach."""
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [bytes(MAX_PAYLOAD_BYTES)] * 2)
+    assert disk.syncs == 2
+
+
+async def test_short_writes_are_continued(storage: LocalStorage, disk: FaultyDisk) -> None:
+    disk.max_write = 7
+    ledger = await storage.create(SEGMENT, 1)
+    wanted = [b"x" * size for size in range(20)]
+    await append_all(ledger, wanted)
+    assert await payloads(ledger) == wanted
+
+
+async def test_more_frames_than_one_system_call_takes(tmp_path: Path) -> None:
+    async with LocalStorage.open(tmp_path) as storage:
+        ledger = await storage.create(SEGMENT, 1)
+        wanted = [b"%d" % number for number in range(3000)]
+        await append_all(ledger, wanted)
+        assert await payloads(ledger) == wanted
+
+
+async def test_on_durable_sees_the_new_end_and_resolved_futures(storage: LocalStorage) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    seen: list[tuple[Position, bool]] = []
+    begun = append(ledger, b"a")
+    ledger.on_durable = lambda: seen.append((ledger.last_durable, begun.durable.done()))
+    await begun.durable
+    assert seen == [(Position(1, 0), True)]
+
+
+async def test_a_cancelled_append_happens_all_the_same(storage: LocalStorage) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    append(ledger, b"a").durable.cancel()
+    await append_all(ledger, [b"b"])
+    assert await payloads(ledger) == [b"a", b"b"]
+
+
+async def test_a_refused_frame_takes_no_position(storage: LocalStorage) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    with pytest.raises(ValueError):
+        ledger.append(b"", kind=PayloadKind.BYTES, count=-1, publish_ms=0)
+    assert (await append_all(ledger, [b"a"]))[0].position == Position(1, 0)
+
+
+async def test_sealing_waits_for_begun_appends_and_takes_no_more(storage: LocalStorage, disk: FaultyDisk) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    disk.may_sync.clear()
+    begun = [append(ledger, b"a"), append(ledger, b"b")]
+    sealing = asyncio.create_task(ledger.seal())
+    await asyncio.to_thread(disk.in_sync.wait, 60)
+    with pytest.raises(LedgerStopped):
+        append(ledger, b"c")
+    disk.may_sync.set()
+    sealed = await sealing
+    assert all(append.durable.done() for append in begun)
+    assert (sealed.entries, sealed.last) == (2, Position(1, 1))
+    assert await payloads(sealed) == [b"a", b"b"]
+    assert await ledger.seal() is sealed
+
+
+async def test_reads_stop_at_max_bytes_but_give_one_frame(storage: LocalStorage) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"x" * 61] * 10)  # 100 bytes each
+    assert ledger.size_bytes == 1000
+    for max_bytes, frames in [(0, 1), (99, 1), (199, 1), (200, 2), (250, 2), (10_000, 10)]:
+        assert len(await ledger.read(0, max_bytes)) == frames
+    assert len(await ledger.read(9, 1000)) == 1
+    assert await ledger.read(10, 1000) == []
+
+
+async def test_ledgers_of_two_segments_do_not_meet(storage: LocalStorage) -> None:
+    one, other = await storage.create("a", 1), await storage.create("a/b", 1)
+    await asyncio.gather(append_all(one, [b"1"]), append_all(other, [b"2"]))
+    assert (await payloads(one), await payloads(other)) == ([b"1"], [b"2"])
+
+
+async def test_segment_names_too_long_for_a_file_system(storage: LocalStorage) -> None:
+    names = ["ü" * 300 + end for end in "ab"]
+    for name in names:
+        await append_all(await storage.create(name, 1), [name.encode()])
+    for name in names:
+        assert await payloads(await storage.seal(name, 1)) == [name.encode()]
+
+
+async def test_a_number_is_used_once(storage: LocalStorage) -> None:
+    await storage.create(SEGMENT, 1)
+    with pytest.raises(LedgerExists):
+        await storage.create(SEGMENT, 1)
+
+
+async def test_closing_finishes_what_was_begun(tmp_path: Path) -> None:
+    storage = LocalStorage.open(tmp_path)
+    ledger = await storage.create(SEGMENT, 1)
+    begun = append(ledger, b"a")
+    await storage.close()
+    await storage.close()
+    assert begun.durable.done()
+    for call in (storage.create(SEGMENT, 2), storage.seal(SEGMENT, 1), ledger.seal(), ledger.read(0, 1)):
+        with pytest.raises(LedgerStopped):
+            await call
+
+
+async def test_a_creation_nobody_waits_for_is_closed_with_the_storage(tmp_path: Path) -> None:
+    storage = LocalStorage.open(tmp_path)
+    creating = asyncio.create_task(storage.create(SEGMENT, 1))
+    await asyncio.sleep(0)
+    creating.cancel()
+    await storage.close()
+    assert creating.cancelled()
+    assert ledger_file(tmp_path, 1).exists()
+
+
+async def test_metrics_are_told(tmp_path: Path) -> None:
+    appends: list[float] = []
+    syncs: list[float] = []
+    ticks = iter(range(1000))
+    metrics = LedgerMetrics(appends.append, syncs.append, clock=lambda: next(ticks))
+    async with LocalStorage.open(tmp_path, metrics=metrics) as storage:
+        await append_all(await storage.create(SEGMENT, 1), [b"a", b"b"])
+    assert syncs == [1]
+    assert appends == [4, 3]

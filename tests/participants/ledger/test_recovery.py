@@ -1,0 +1,245 @@
+"""Goal: recovery cuts what nobody was told about, and nothing else; damage is never served.
+
+Method: ledger files cut at every byte of the last frame, bits flipped at random places, marks lost and damaged.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from participants.ledger import recovery
+from participants.ledger.frames import Frame, PayloadKind, encode
+from participants.ledger.local import LocalStorage
+from participants.ledger.position import Position
+from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerMissing
+from tests.participants.ledger.ledgers import SEGMENT, append_all, ledger_file, mark_file, payloads
+
+PAYLOADS = [b"one", b"two" * 30, b"", b"four" * 20]
+
+
+@pytest.fixture
+async def unsealed(tmp_path: Path) -> Path:
+    """A data directory with one ledger that was not sealed."""
+    async with LocalStorage.open(tmp_path / "data") as storage:
+        await append_all(await storage.create(SEGMENT, 0), PAYLOADS)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def reopened(unsealed: Path) -> AsyncIterator[LocalStorage]:
+    async with LocalStorage.open(unsealed) as storage:
+        yield storage
+
+
+def frame_bytes(entry: int, payload: bytes, ledger: int = 0) -> bytes:
+    return encode(Frame(Position(ledger, entry), payload, PayloadKind.BYTES, 1, 1_700_000_000_000))
+
+
+ENDS = [0]
+for _entry, _payload in enumerate(PAYLOADS):
+    ENDS.append(ENDS[-1] + len(frame_bytes(_entry, _payload)))
+
+
+async def test_an_undamaged_ledger_is_kept_whole(reopened: LocalStorage) -> None:
+    assert await payloads(await reopened.seal(SEGMENT, 0)) == PAYLOADS
+
+
+async def test_a_tail_torn_at_any_byte_is_cut(unsealed: Path, reopened: LocalStorage) -> None:
+    path = ledger_file(unsealed, 0)
+    content = path.read_bytes()
+    assert len(content) == ENDS[-1]
+    for cut in range(ENDS[-2], ENDS[-1]):
+        for tail in (b"", bytes(ENDS[-1] - cut)):  # the file ends there, or zeros follow
+            mark_file(unsealed, 0).unlink(missing_ok=True)
+            path.write_bytes(content[:cut] + tail)
+            if content[:cut] + tail == content:
+                continue
+            sealed = await reopened.seal(SEGMENT, 0)
+            assert await payloads(sealed) == PAYLOADS[:-1], cut
+            assert path.stat().st_size == sealed.size_bytes == ENDS[-2]
+
+
+async def test_flipped_bits_are_never_served(unsealed: Path, reopened: LocalStorage) -> None:
+    path = ledger_file(unsealed, 0)
+    content = path.read_bytes()
+    chance = random.Random(7)
+    for bit in chance.sample(range(8 * len(content)), 400):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        mark_file(unsealed, 0).unlink(missing_ok=True)
+        if bit // 8 >= ENDS[-2]:  # the last frame: cannot be told from a torn tail
+            assert await payloads(await reopened.seal(SEGMENT, 0)) == PAYLOADS[:-1]
+        else:
+            with pytest.raises(LedgerCorrupt):
+                await reopened.seal(SEGMENT, 0)
+            assert path.read_bytes() == damaged, "a damaged ledger is left as it is"
+        with pytest.raises(LedgerError):
+            await reopened.open_sealed(SEGMENT, 0, len(PAYLOADS))
+
+
+async def test_bits_flipped_after_the_seal_fail_the_read(unsealed: Path, reopened: LocalStorage) -> None:
+    sealed = await reopened.seal(SEGMENT, 0)
+    path = ledger_file(unsealed, 0)
+    content = path.read_bytes()
+    chance = random.Random(8)
+    for bit in chance.sample(range(8 * len(content)), 400):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        entry = next(entry for entry in range(len(PAYLOADS)) if bit // 8 < ENDS[entry + 1])
+        for first in range(len(PAYLOADS)):
+            if first <= entry:
+                with pytest.raises(LedgerCorrupt):
+                    await sealed.read(first, 1 << 20)
+            else:
+                assert len(await sealed.read(first, 1 << 20)) == len(PAYLOADS) - first
+
+
+async def test_swapped_frames_are_not_served(unsealed: Path, reopened: LocalStorage) -> None:
+    """Each is valid, but not in its place."""
+    path = ledger_file(unsealed, 0)
+    path.write_bytes(frame_bytes(1, b"same") + frame_bytes(0, b"size"))
+    with pytest.raises(LedgerCorrupt):
+        await reopened.seal(SEGMENT, 0)
+    path.write_bytes(frame_bytes(0, b"same") + frame_bytes(1, b"other", ledger=9))
+    with pytest.raises(LedgerCorrupt):
+        await reopened.seal(SEGMENT, 0)
+
+
+async def test_a_frame_replaced_after_the_seal_is_not_served(unsealed: Path, reopened: LocalStorage) -> None:
+    sealed = await reopened.seal(SEGMENT, 0)
+    path = ledger_file(unsealed, 0)
+    path.write_bytes(frame_bytes(7, PAYLOADS[0]) + path.read_bytes()[ENDS[1] :])
+    with pytest.raises(LedgerCorrupt):
+        await sealed.read(0, 1)
+
+
+@pytest.mark.parametrize("ledger", [0, 1, 1 << 40])
+async def test_a_damaged_length_in_the_middle_is_found_to_be_damage(tmp_path: Path, ledger: int) -> None:
+    """A length that reaches beyond the end looks like a torn tail; only the frames behind it tell."""
+    path = ledger_file(tmp_path, ledger)
+    async with LocalStorage.open(tmp_path) as storage:
+        await append_all(await storage.create(SEGMENT, ledger), [bytes(70_000), bytes(70_000), b"last"])
+        await storage.create(SEGMENT, ledger + 1)
+    content = bytearray(path.read_bytes())
+    content[2] ^= 0x80
+    path.write_bytes(content)
+    async with LocalStorage.open(tmp_path) as storage:
+        with pytest.raises(LedgerCorrupt, match="valid frame at byte"):
+            await storage.seal(SEGMENT, ledger)
+
+
+async def test_a_valid_frame_far_behind_the_damage_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search goes through the file in windows; put the frame at each place relative to their borders."""
+    monkeypatch.setattr(recovery, "MAX_FRAME_BYTES", 300)
+    path = ledger_file(tmp_path, 5)
+    async with LocalStorage.open(tmp_path) as storage:
+        await storage.create(SEGMENT, 5)
+    behind = frame_bytes(3, b"x" * 100, ledger=5)
+    async with LocalStorage.open(tmp_path) as storage:
+        for distance in range(1, 1300, 7):
+            path.write_bytes(b"\xff" * distance + behind)
+            with pytest.raises(LedgerCorrupt, match=f"valid frame at byte {distance},"):
+                await storage.seal(SEGMENT, 5)
+
+
+async def test_old_frames_behind_the_tear_are_no_damage(tmp_path: Path) -> None:
+    """A torn payload may quote frames of other ledgers, and entries that come before it."""
+    path = ledger_file(tmp_path, 5)
+    async with LocalStorage.open(tmp_path) as storage:
+        await storage.create(SEGMENT, 5)
+    quoted = frame_bytes(0, b"first", ledger=5) + frame_bytes(9, b"other", ledger=4)
+    path.write_bytes(frame_bytes(0, b"first", ledger=5) + frame_bytes(1, quoted, ledger=5)[:-1])
+    async with LocalStorage.open(tmp_path) as storage:
+        assert await payloads(await storage.seal(SEGMENT, 5)) == [b"first"]
+
+
+async def test_frames_larger_than_a_chunk_are_read_through(tmp_path: Path) -> None:
+    wanted = [bytes(3 << 20), b"small", b"x" * (1 << 20), b"y" * ((1 << 20) - 39)]
+    async with LocalStorage.open(tmp_path) as storage:
+        await append_all(await storage.create(SEGMENT, 1), wanted)
+    async with LocalStorage.open(tmp_path) as storage:
+        assert await payloads(await storage.seal(SEGMENT, 1)) == wanted
+
+
+async def test_sealing_again_changes_nothing(unsealed: Path, reopened: LocalStorage) -> None:
+    path = ledger_file(unsealed, 0)
+    with path.open("ab") as file:
+        file.write(b"torn")
+    first = await reopened.seal(SEGMENT, 0)
+    content = path.read_bytes()
+    for lose_mark in (False, True):
+        if lose_mark:
+            mark_file(unsealed, 0).unlink()
+        again = await reopened.seal(SEGMENT, 0)
+        assert (again.entries, again.size_bytes) == (first.entries, first.size_bytes)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("mark", ["kept", "lost", "damaged"])
+@pytest.mark.parametrize("recorded", [0, 3, 5])
+async def test_another_length_than_recorded_is_refused(
+    unsealed: Path, reopened: LocalStorage, mark: str, recorded: int
+) -> None:
+    await reopened.seal(SEGMENT, 0)
+    if mark == "lost":
+        mark_file(unsealed, 0).unlink()
+    elif mark == "damaged":
+        mark_file(unsealed, 0).write_bytes(b"mtxnseal and then nonsense")
+    assert await payloads(await reopened.open_sealed(SEGMENT, 0, 4)) == PAYLOADS
+    with pytest.raises(LedgerCorrupt):
+        await reopened.open_sealed(SEGMENT, 0, recorded)
+
+
+@pytest.mark.parametrize("mark", ["kept", "lost", "damaged"])
+async def test_a_ledger_that_lost_its_end_is_refused(unsealed: Path, reopened: LocalStorage, mark: str) -> None:
+    await reopened.seal(SEGMENT, 0)
+    path = ledger_file(unsealed, 0)
+    path.write_bytes(path.read_bytes()[:-1])
+    if mark == "lost":
+        mark_file(unsealed, 0).unlink()
+    elif mark == "damaged":
+        mark_file(unsealed, 0).write_bytes(b"mtxnseal and then nonsense")
+    with pytest.raises(LedgerCorrupt):
+        await reopened.open_sealed(SEGMENT, 0, 4)
+    if mark != "lost":
+        with pytest.raises(LedgerCorrupt):  # it had been sealed: nothing may be cut any more
+            await reopened.seal(SEGMENT, 0)
+
+
+async def test_a_missing_ledger_never_recovers_as_empty(unsealed: Path, reopened: LocalStorage) -> None:
+    for ledger in (0, 1):
+        ledger_file(unsealed, ledger).unlink(missing_ok=True)
+        with pytest.raises(LedgerMissing):
+            await reopened.seal(SEGMENT, ledger)
+        with pytest.raises(LedgerMissing):
+            await reopened.open_sealed(SEGMENT, ledger, 0)
+    shutil.rmtree(ledger_file(unsealed, 0).parent)
+    with pytest.raises(LedgerMissing):
+        await reopened.seal(SEGMENT, 0)
+
+
+async def test_an_empty_ledger_is_a_ledger(tmp_path: Path) -> None:
+    async with LocalStorage.open(tmp_path) as storage:
+        await storage.create(SEGMENT, 1)
+    async with LocalStorage.open(tmp_path) as storage:
+        sealed = await storage.seal(SEGMENT, 1)
+        assert (sealed.entries, sealed.last) == (0, Position(1, -1))
+        assert await sealed.read(0, 1) == []
+        assert (await storage.open_sealed(SEGMENT, 1, 0)).entries == 0
+
+
+async def test_deleting_removes_all_of_it_and_may_be_repeated(unsealed: Path, reopened: LocalStorage) -> None:
+    sealed = await reopened.seal(SEGMENT, 0)
+    await reopened.create(SEGMENT, 1)
+    for ledger in (0, 1, 1, 2):
+        await reopened.delete(SEGMENT, ledger)
+    assert list((unsealed / "ledgers").iterdir()) == []
+    with pytest.raises(LedgerMissing):
+        await sealed.read(0, 1)
