@@ -1,0 +1,290 @@
+"""The client: one URL in, everything else from there. Usable from any thread; nothing is sent before it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Literal, Self, overload
+
+import httpx
+import pyarrow as pa
+
+from coordinator.api.models import Cluster, ConnectAnswer, Operation, TransactionHeader, TransactionKeyInfo
+from metatxn import frames
+from metatxn.connection import Connection, parsed, post
+from metatxn.errors import AlreadyExists, InvalidArgument
+from metatxn.frames import FramesPage
+from metatxn.http import Call, json_of, path_of
+from metatxn.producer import MAX_ENTRY_MESSAGES, Producer
+from metatxn.reader import Reader
+from metatxn.table_writer import DEFAULT_ENTRY_BYTES, TableWriter
+from metatxn.tables import read_topics
+from metatxn.topics import arrow_schema, wire_schema
+from metatxn.transaction import Transaction
+from participants.api.models import Isolation, SegmentDetail, TopicInfo, TopicSchema
+from participants.ledger.frames import Frame
+
+KEYS_PATH = "/admin/v2/transactions/transaction-keys"
+
+
+def connect(
+    url: str, token: str | None = None, request_timeout_s: float = 30, *, transport: httpx.BaseTransport | None = None
+) -> Client:
+    """A client of the cluster that the coordinator or broker at `url` belongs to. Sends nothing yet.
+
+    `request_timeout_s` is the time for a request with all of its retries. `transport` replaces the network in tests.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidArgument(
+            f"url: {url!r} is no http:// or https:// URL", action="Use one like http://127.0.0.1:8470."
+        )
+    if request_timeout_s <= 0:
+        raise InvalidArgument("request_timeout_s: must be above 0", field="request_timeout_s")
+    return Client(Connection(url, token, request_timeout_s, transport))
+
+
+class Client:
+    """Made by `connect`. Every method may raise any `MetatxnError`; the docstrings name the ones to expect."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush every producer, then let go of the connections. Raises the first failure of a send."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._connection.close)
+            for producer in list(self._producers):
+                stack.callback(producer.close)
+
+    # -- transactions ------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        timeout_ms: int = 60_000,
+        key: str | None = None,
+        epoch: int | None = None,
+        version: int | None = None,
+        properties: dict[str, str] | None = None,
+        owner: str | None = None,
+    ) -> Transaction:
+        """A new transaction; it is aborted when it is open for longer than `timeout_ms`.
+
+        With `key`, `epoch` (see `connect_key`) and `version`, the same one again for as long as it is open; when the
+        version is committed, one whose `already_committed` is true. Raises `NotAllowed` for a stale epoch.
+        """
+        body = {
+            "timeout_ms": timeout_ms,
+            "owner": owner,
+            "transaction_key": key,
+            "epoch": epoch,
+            "version": version,
+            "properties": properties,
+        }
+        # A begin that is sent twice leaves at most an empty transaction behind, which its timeout ends.
+        header = parsed(TransactionHeader, self._connection.coordinator(post(path_of("txns"), body)))
+        return Transaction(self._connection, header.txn_id or "", header)
+
+    def transaction(
+        self,
+        timeout_ms: int = 60_000,
+        key: str | None = None,
+        epoch: int | None = None,
+        version: int | None = None,
+        properties: dict[str, str] | None = None,
+        owner: str | None = None,
+    ) -> Transaction:
+        """`begin`, to be used with `with`: commits on leaving, aborts on an exception or a failed send."""
+        return self.begin(timeout_ms, key, epoch, version, properties, owner)
+
+    def attach(self, txn_id: str) -> Transaction:
+        """A transaction that someone else began, to write inside it or to end it. Nothing is read yet."""
+        return Transaction(self._connection, txn_id)
+
+    def transactions(
+        self,
+        state: Literal["OPEN", "COMMITTED", "ABORTED"] | None = None,
+        *,
+        key: str | None = None,
+        owner: str | None = None,
+        segment: str | None = None,
+        older_than_ms: int | None = None,
+        limit: int | None = None,
+    ) -> Iterator[TransactionHeader]:
+        """Headers, filtered. `older_than_ms` is an age; `limit` the size of a page, not of the answer."""
+        params = {
+            "state": state,
+            "transaction_key": key,
+            "owner": owner,
+            "segment": segment,
+            "older_than_ms": older_than_ms,
+            "limit": limit,
+        }
+        connection = self._connection
+        return connection.pages(connection.coordinators, path_of("txns"), params, TransactionHeader)
+
+    def operations(self, txn_id: str) -> Iterator[Operation]:
+        """Operation records of a transaction that are not yet worked off. Raises `TransactionNotFound`."""
+        connection = self._connection
+        return connection.pages(connection.coordinators, path_of("txns", txn_id, "ops"), {}, Operation)
+
+    # -- transaction keys --------------------------------------------------------------------------------------
+
+    def connect_key(
+        self, key: str, epoch: int = -1, session: str | None = None, owner: str | None = None
+    ) -> ConnectAnswer:
+        """Take over a transaction key (`epoch` -1): its open transaction is aborted, and whoever used it before gets
+        `NotAllowed` from now on. With the current epoch: confirm it."""
+        # A session makes a repeated request answer the same epoch. Every call is a session of its own by default.
+        body = {"epoch": epoch, "session": session or uuid.uuid4().hex, "owner": owner}
+        call = post(path_of("transaction-keys", key, "connect"), body)
+        return parsed(ConnectAnswer, self._connection.coordinator(call))
+
+    def keys(self, owner: str | None = None) -> Iterator[TransactionKeyInfo]:
+        connection = self._connection
+        return connection.pages(connection.coordinators, KEYS_PATH, {"owner": owner}, TransactionKeyInfo)
+
+    def key(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
+        """Raises `NotFound`."""
+        call = Call("GET", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
+        return parsed(TransactionKeyInfo, self._connection.coordinator(call))
+
+    def delete_key(self, key: str, owner: str | None = None) -> None:
+        """Aborts the transaction that the key holds. Raises `NotFound`."""
+        connection = self._connection
+        call = Call("DELETE", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
+        connection.http.request(connection.coordinators, call)
+
+    # -- topics ------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self, name: str, segments: int = 1, schema: pa.Schema | TopicSchema | None = None, exist_ok: bool = False
+    ) -> TopicInfo:
+        """Raises `AlreadyExists`; with `exist_ok` the topic that is there is answered, as it is."""
+        columns = schema.model_dump(exclude_none=True) if isinstance(schema, TopicSchema) else None
+        if isinstance(schema, pa.Schema):
+            columns = wire_schema(schema)
+        body = {"name": name, "segments": segments, "schema": columns}
+        try:
+            return parsed(TopicInfo, self._connection.broker(post(path_of("topics"), body)))
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+            return self.topic(name)
+
+    def topic(self, name: str) -> TopicInfo:
+        """The topic and its segments now. Raises `NotFound`."""
+        return self._connection.topics.read(name)
+
+    def topics(self) -> Iterator[TopicInfo]:
+        connection = self._connection
+        return connection.pages(connection.brokers, path_of("topics"), {}, TopicInfo)
+
+    def delete_topic(self, name: str) -> None:
+        connection = self._connection
+        connection.http.request(connection.brokers, Call("DELETE", path_of("topics", name)))
+        connection.topics.forget(name)
+
+    def topic_schema(self, name: str) -> pa.Schema | None:
+        """The topic's columns; None for a topic that takes any message."""
+        return arrow_schema(self.topic(name).topic_schema)
+
+    def segment(self, segment_id: str) -> SegmentDetail:
+        """A segment as its owner sees it. Raises `NotFound`."""
+        response = self._connection.owner_of(segment_id, Call("GET", path_of("segments", segment_id)))
+        return parsed(SegmentDetail, json_of(response))
+
+    def cluster(self, *, patient: bool = True) -> Cluster:
+        """Who serves where, and the store's revision. Impatient: fails at once when nothing answers."""
+        return self._connection.directory.read(patient=patient)
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def producer(self, topic: str, name: str | None = None, max_entry_messages: int = MAX_ENTRY_MESSAGES) -> Producer:
+        """Sends messages. `name` is for people who look at entries; 1 as `max_entry_messages` turns batching off."""
+        if max_entry_messages < 1:
+            raise InvalidArgument("max_entry_messages: must be at least 1", field="max_entry_messages")
+        producer = Producer(self._connection, topic, name, max_entry_messages)
+        self._producers.add(producer)
+        return producer
+
+    def reader(
+        self,
+        topic: str,
+        start: str = "earliest",
+        isolation: Isolation = "read_committed",
+        follow: bool = False,
+        revision: int | None = None,
+    ) -> Reader:
+        """Iterates over messages from `earliest`, `latest`, or the `token` of another reader."""
+        return Reader(self._connection, topic, start, isolation, follow, revision)
+
+    def table_writer(
+        self,
+        topic: str,
+        txn: Transaction | str,
+        writer: str | None = None,
+        key_column: str | None = None,
+        max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
+    ) -> TableWriter:
+        """Writes Arrow tables inside a transaction. With `writer`, the rows count only if the commit lists that name
+        or lists none."""
+        return TableWriter(self._connection, topic, txn, writer, key_column, max_entry_bytes)
+
+    @overload
+    def read_table(
+        self, topic: str, isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+    ) -> pa.Table: ...
+
+    @overload
+    def read_table(
+        self, topic: list[str], isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+    ) -> dict[str, pa.Table]: ...
+
+    def read_table(
+        self,
+        topic: str | list[str],
+        isolation: Isolation = "read_committed",
+        revision: int | None = None,
+        include_metadata: bool = False,
+    ) -> pa.Table | dict[str, pa.Table]:
+        """All visible rows of a topic, or of several: with `snapshot` as one consistent cut at `revision`, which is
+        now unless given."""
+        topics = [topic] if isinstance(topic, str) else list(topic)
+        tables = read_topics(self._connection, topics, isolation, revision, include_metadata)
+        return tables[topic] if isinstance(topic, str) else tables
+
+    def read_frames(
+        self,
+        segment_id: str,
+        owner_url: str | None = None,
+        after: str | None = None,
+        isolation: Isolation = "read_committed",
+        revision: int | None = None,
+        max_bytes: int = frames.PAGE_BYTES,
+        wait_ms: int = 0,
+    ) -> FramesPage:
+        """One page of a segment's visible entries behind the position `after`. Raises `PositionTrimmed`."""
+        return frames.read_frames(
+            self._connection,
+            segment_id,
+            owner_url=owner_url,
+            after=after,
+            isolation=isolation,
+            revision=revision,
+            max_bytes=max_bytes,
+            wait_ms=wait_ms,
+        )
+
+    def decode_entry(self, frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:
+        """The rows of an entry in the topic's columns. Raises `SchemaMismatch`."""
+        return frames.decode_entry(frame, topic_schema)

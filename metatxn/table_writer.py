@@ -1,0 +1,160 @@
+"""Writing Arrow tables: rows are routed by key, and travel as Arrow IPC streams of about one entry's size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from metatxn.connection import Connection
+from metatxn.delivery import Delivery
+from metatxn.errors import InvalidArgument, MetatxnError
+from metatxn.topics import Layout
+from metatxn.transaction import Transaction
+from participants.api.models import ARROW_MEDIA_TYPE, MAX_ENTRY_BYTES
+
+DEFAULT_ENTRY_BYTES = 1024 * 1024
+MAX_ENTRY_BATCHES = 10_000
+KEY_METADATA = b"metatxn.key"
+"""In an entry's Arrow schema: the name of its key column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A piece of a batch, small enough for one entry. `size` is what it takes in memory."""
+
+    batch: pa.RecordBatch
+    turn: int
+    size: int
+
+
+class ArrowFormat:
+    content_type = ARROW_MEDIA_TYPE
+
+    def __init__(self, key_column: str | None) -> None:
+        self._key_column = key_column
+
+    def size(self, item: Rows) -> int:
+        return item.size
+
+    def split(self, item: Rows, layout: Layout) -> Iterable[tuple[str, Rows]]:
+        if self._key_column is None or len(layout.active) <= 1:
+            return [(layout.any_segment(item.turn), item)]
+        return self._by_key(item, self._key_column, layout)
+
+    def _by_key(self, item: Rows, key_column: str, layout: Layout) -> Iterator[tuple[str, Rows]]:
+        """Each distinct key is hashed once. A row without a key goes where the batch's turn is."""
+        keys = item.batch.column(key_column).dictionary_encode()
+        homes = [layout.segment_of(key_text(key)) for key in keys.dictionary.to_pylist()]
+        segments = sorted({*homes, layout.any_segment(item.turn)} if keys.null_count else set(homes))
+        number = {segment: index for index, segment in enumerate(segments)}
+        unkeyed = number[layout.any_segment(item.turn)] if keys.null_count else -1
+        home_of_key = [number[home] for home in homes]
+        home_of_row = pa.array(
+            [unkeyed if index is None else home_of_key[index] for index in keys.indices.to_pylist()], pa.int32()
+        )
+        for segment in segments:
+            part = item.batch.filter(pc.equal(home_of_row, pa.scalar(number[segment], pa.int32())))
+            if part.num_rows:
+                yield segment, Rows(part, item.turn, max(1, part.nbytes))
+
+    def encode(self, items: list[Rows]) -> tuple[bytes, int]:
+        batches = [item.batch for item in items]
+        schema = batches[0].schema
+        if self._key_column is not None:
+            schema = schema.with_metadata({**(schema.metadata or {}), KEY_METADATA: self._key_column.encode()})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as stream:
+            for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
+                stream.write_batch(batch.replace_schema_metadata(schema.metadata))
+        return sink.getvalue().to_pybytes(), sum(batch.num_rows for batch in batches)
+
+    def done(self, items: list[Rows], outcome: str | MetatxnError) -> None:
+        """Failures are kept by the delivery and raised by `close`."""
+
+
+def key_text(key: Any) -> str:
+    """What is hashed of a key: the same text for a message's key and a table's."""
+    return key if isinstance(key, str) else str(key)
+
+
+class TableWriter:
+    """Rows of one topic, inside one transaction. From one thread. Nothing is promised before `close` returns.
+
+    Rows of one segment keep the order written. Leaving its `with` closes it; an exception drops what was not sent.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        txn: Transaction | str,
+        writer: str | None = None,
+        key_column: str | None = None,
+        max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
+    ) -> None:
+        if not 0 < max_entry_bytes <= MAX_ENTRY_BYTES:
+            raise InvalidArgument(f"max_entry_bytes: must be between 1 and {MAX_ENTRY_BYTES}", field="max_entry_bytes")
+        self.topic = topic
+        self.rows = 0
+        self.bytes = 0
+        self._txn_id = txn if isinstance(txn, str) else txn.id
+        self._key_column = key_column
+        self._max_entry_bytes = max_entry_bytes
+        self._turns = itertools.count()
+        self._schema: pa.Schema | None = None
+        self._delivery = Delivery(
+            connection,
+            topic,
+            ArrowFormat(key_column),
+            name=None,
+            writer=writer,
+            max_entry_bytes=max_entry_bytes,
+            max_entry_items=MAX_ENTRY_BATCHES,
+            fill=True,
+        )
+        # A named writer counts only if the commit lists it, so its failure alone does not doom the transaction.
+        if isinstance(txn, Transaction) and writer is None:
+            txn.joined_by(self._delivery)
+
+    def write(self, data: pa.RecordBatch | pa.Table) -> None:
+        """Queue rows; waits while 32 MiB are pending. Raises the first failure so far, and `InvalidArgument` for a
+        missing key column or columns other than those of the first call."""
+        self._check(data.schema)
+        for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
+            for piece in self._pieces(batch):
+                self._delivery.put(Rows(piece, next(self._turns), max(1, piece.nbytes)), self._txn_id)
+                self.rows += piece.num_rows
+                self.bytes += piece.nbytes
+
+    def _check(self, schema: pa.Schema) -> None:
+        if self._key_column is not None and schema.get_field_index(self._key_column) < 0:
+            raise InvalidArgument(f"key_column: there is no column {self._key_column!r}", field="key_column")
+        if self._schema is not None and not self._schema.equals(schema):
+            raise InvalidArgument("the columns differ from those of the first rows", action="Use one writer for each.")
+        self._schema = schema
+
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if batch.num_rows == 0:
+            return
+        step = max(1, batch.num_rows * self._max_entry_bytes // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, step):
+            yield batch.slice(start, step)
+
+    def close(self) -> None:
+        """Send the rest and wait for all of it. Raises the first failure: then the rows are not complete."""
+        self._delivery.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self._delivery.drop()
+        else:
+            self.close()

@@ -1,0 +1,145 @@
+"""Topics and their segments: where a key goes, which broker owns a segment."""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from metatxn.cluster import AnyOf, Directory
+from metatxn.errors import NotFound, SchemaMismatch
+from metatxn.http import Call, Http, json_of, path_of
+from participants.api.models import SegmentInfo, TopicInfo, TopicSchema, hash_of_key
+
+
+class Layout:
+    """The segments of one topic as they once were. Immutable."""
+
+    def __init__(self, topic: TopicInfo) -> None:
+        self.topic = topic
+        self.schema = arrow_schema(topic.topic_schema)
+        self.active = sorted((s for s in topic.segments if s.state == "active"), key=lambda s: s.range[0])
+        self._starts = [segment.range[0] for segment in self.active]
+
+    def segment_of(self, key: str) -> str:
+        """The active segment that `key` hashes to. Raises `NotFound` when the topic takes no writes any more."""
+        return self.covering(hash_of_key(key))
+
+    def covering(self, hash_value: int) -> str:
+        found = bisect.bisect_right(self._starts, hash_value) - 1
+        if found < 0 or self.active[found].range[1] < hash_value:
+            raise NotFound(f"topic {self.topic.name} has no active segment for this key", topic=self.topic.name)
+        return self.active[found].segment
+
+    def any_segment(self, turn: int) -> str:
+        if not self.active:
+            raise NotFound(f"topic {self.topic.name} has no active segment", topic=self.topic.name)
+        return self.active[turn % len(self.active)].segment
+
+    def in_order(self) -> list[SegmentInfo]:
+        """Every segment, parents before their children, so that a key's entries come in the order written."""
+        return _parents_first(self.topic.segments)
+
+
+def _parents_first(segments: Iterable[SegmentInfo]) -> list[SegmentInfo]:
+    left = {segment.segment: segment for segment in segments}
+    ordered: list[SegmentInfo] = []
+    while left:
+        ready = [s for s in left.values() if not any(parent in left for parent in s.parents)]
+        assert ready, "the segments of a topic form no circle"
+        ordered += sorted(ready, key=lambda segment: (segment.range[0], segment.segment))
+        for segment in ready:
+            del left[segment.segment]
+    return ordered
+
+
+class Topics:
+    """Layouts, cached until a broker says that they are out of date."""
+
+    def __init__(self, http: Http, directory: Directory) -> None:
+        self._http = http
+        self._brokers = AnyOf(directory, "broker")
+        self._lock = threading.Lock()
+        self._layouts: dict[str, Layout] = {}
+        self._owners: dict[str, str] = {}
+
+    def read(self, topic: str) -> TopicInfo:
+        """The topic now, from its broker."""
+        answer = self._http.request(self._brokers, Call("GET", path_of("topics", topic)))
+        info = TopicInfo.model_validate(json_of(answer))
+        with self._lock:
+            self._layouts[topic] = Layout(info)
+            for segment in info.segments:
+                if segment.owner:
+                    self._owners[segment.segment] = segment.owner.rstrip("/")
+        return info
+
+    def layout(self, topic: str) -> Layout:
+        with self._lock:
+            layout = self._layouts.get(topic)
+        return layout or self.refresh(topic)
+
+    def refresh(self, topic: str) -> Layout:
+        self.read(topic)
+        with self._lock:
+            return self._layouts[topic]
+
+    def forget(self, topic: str) -> None:
+        with self._lock:
+            self._layouts.pop(topic, None)
+
+    def owner(self, segment: str) -> str | None:
+        with self._lock:
+            return self._owners.get(segment)
+
+    def set_owner(self, segment: str, url: str | None) -> None:
+        with self._lock:
+            if url is None:
+                self._owners.pop(segment, None)
+            else:
+                self._owners[segment] = url
+
+
+class OwnerOf:
+    """An endpoint: the broker that owns a segment, or any broker, which knows where to send us on."""
+
+    def __init__(self, topics: Topics, directory: Directory, segment: str) -> None:
+        self._topics = topics
+        self._directory = directory
+        self._segment = segment
+
+    def url(self) -> str:
+        return self._topics.owner(self._segment) or self._directory.url("broker")
+
+    def failed(self, url: str) -> None:
+        self._topics.set_owner(self._segment, None)
+        self._directory.failed("broker", url)
+
+    def moved(self, url: str) -> None:
+        self._topics.set_owner(self._segment, url)
+
+
+def wire_schema(schema: pa.Schema) -> dict[str, Any]:
+    """The schema as a topic is created with."""
+    return {"arrow": base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()}
+
+
+def _type_named(name: str) -> pa.DataType:
+    kind: pa.DataType = pa.type_for_alias(name)  # type: ignore[call-overload]  # the stubs list the names one by one
+    return kind
+
+
+def arrow_schema(schema: TopicSchema | None) -> pa.Schema | None:
+    """The columns of a topic; None for a topic that takes any message."""
+    if schema is None:
+        return None
+    if schema.arrow is not None:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema.arrow)))
+    try:
+        return pa.schema([pa.field(f.name, _type_named(f.type), f.nullable) for f in schema.fields or []])
+    except ValueError as error:
+        raise SchemaMismatch(f"the topic's schema names a type unknown here: {error}") from error
