@@ -1,0 +1,126 @@
+"""One canonical Arrow schema per topic, whatever Spark hands over.
+
+Spark's Arrow schema of the same DataFrame differs between sessions and between micro-batches: the time zone of
+timestamps is the session's, columns are nullable or not as the optimizer finds out, field metadata travels along, and
+strings are large by configuration. The canonical form has UTC timestamps, plain strings and binaries, no dictionary,
+no metadata, and every column and every list element and map value nullable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+import metatxn
+
+
+def canonical(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([_nullable(field.name, field.type) for field in schema])
+
+
+def of_dataframe(schema: StructType) -> pa.Schema:
+    return canonical(to_arrow_schema(schema, timezone="UTC"))
+
+
+def to_spark(schema: pa.Schema) -> StructType:
+    """The DataFrame schema of a topic. Types that Spark lacks are widened; raises for those that cannot be."""
+    return from_arrow_schema(pa.schema([_nullable(field.name, _for_spark(field.type)) for field in schema]))
+
+
+def expected_by_spark(schema: StructType) -> pa.Schema:
+    """What `read()` must yield: Spark compares the first batch with exactly this."""
+    expected: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return expected
+
+
+def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
+    """Raise `SchemaMismatch` naming the columns unless both hold the same columns. Their order does not matter."""
+    given, wanted = canonical(dataframe), canonical(topic)
+    problems = [f"column {name} is missing" for name in wanted.names if name not in given.names]
+    problems += [f"column {name} is not in the topic" for name in given.names if name not in wanted.names]
+    problems += [
+        f"column {field.name} is {field.type}, the topic has {wanted.field(field.name).type}"
+        for field in given
+        if field.name in wanted.names and field.type != wanted.field(field.name).type
+    ]
+    if problems:
+        raise metatxn.SchemaMismatch(f"the DataFrame does not fit topic {topic_name}: {'; '.join(problems)}")
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same rows with exactly `schema`, columns taken by name."""
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    columns = [_cast(batch.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array[Any], wanted: pa.DataType) -> pa.Array[Any]:
+    return column if column.type.equals(wanted, check_metadata=True) else column.cast(wanted)
+
+
+def _nullable(name: str, data_type: pa.DataType) -> pa.Field[Any]:
+    return pa.field(name, _plain(data_type), nullable=True)
+
+
+def _plain(data_type: pa.DataType) -> pa.DataType:
+    if pat.is_dictionary(data_type):
+        return _plain(data_type.value_type)
+    if pat.is_large_string(data_type) or pat.is_string_view(data_type):
+        return pa.string()
+    if pat.is_large_binary(data_type) or pat.is_binary_view(data_type):
+        return pa.binary()
+    if pat.is_timestamp(data_type) and data_type.tz is not None:
+        return pa.timestamp(data_type.unit, tz="UTC")
+    if pat.is_list(data_type) or pat.is_large_list(data_type):
+        return pa.list_(_nullable("element", data_type.value_type))
+    if pat.is_map(data_type):
+        # The key of a map is never null, in Arrow as in Spark.
+        value = _nullable("value", data_type.item_type)
+        return pa.map_(_plain(data_type.key_type), value)  # type: ignore[no-any-return, call-overload]  # stubs lack it
+    if pat.is_struct(data_type):
+        fields = [data_type.field(index) for index in range(data_type.num_fields)]
+        if any(field.metadata and field.metadata.keys() & _TYPE_TAGS for field in fields):
+            # Spark knows variants and geometries by the metadata of these structs, and by nothing else.
+            return data_type
+        return pa.struct([_nullable(field.name, field.type) for field in fields])
+    return data_type
+
+
+_TYPE_TAGS = {b"variant", b"geometry", b"geography"}
+
+
+def _for_spark(data_type: pa.DataType) -> pa.DataType:
+    wider = _WIDER.get(data_type)
+    if wider is not None:
+        return wider
+    if pat.is_timestamp(data_type) and data_type.unit != "us":
+        return pa.timestamp("us", tz=data_type.tz)
+    if pat.is_list(data_type):
+        return pa.list_(pa.field("element", _for_spark(data_type.value_type)))
+    if pat.is_map(data_type):
+        return pa.map_(_for_spark(data_type.key_type), _for_spark(data_type.item_type))
+    if pat.is_struct(data_type):
+        fields = [data_type.field(index) for index in range(data_type.num_fields)]
+        return pa.struct([field.with_type(_for_spark(field.type)) for field in fields])
+    return data_type
+
+
+_WIDER: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.time32("s"): pa.time64("ns"),
+    pa.time32("ms"): pa.time64("ns"),
+    pa.time64("us"): pa.time64("ns"),
+    pa.duration("s"): pa.duration("us"),
+    pa.duration("ms"): pa.duration("us"),
+    pa.duration("ns"): pa.duration("us"),
+}

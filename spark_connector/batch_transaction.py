@@ -1,0 +1,146 @@
+"""Several DataFrames in one transaction, exactly once per (application id, batch id), inside `foreachBatch`.
+
+    def write(df, batch_id):
+        with batch_transaction(url, "my-job", batch_id) as txn:
+            df.write.format("metatxn").options(url=url, topic="orders", txnId=txn.id).mode("append").save()
+            totals(df).write.format("metatxn").options(url=url, topic="totals", txnId=txn.id).mode("append").save()
+
+Leaving the block commits, an exception aborts. When the batch was committed before (the driver died before Spark noted
+it), `txn.id` is `committed:<application id>:<batch id>`: writes with it take their rows and send none, so the block
+needs no `if`; `txn.already_committed` tells when the rest of the block has side effects of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark import SparkContext
+
+import metatxn
+from spark_connector.clients import client
+from spark_connector.errors import one_line, taken_over
+from spark_connector.keep_alive import KeepAlive
+from spark_connector.options import (
+    COMMITTED_PREFIX,
+    DEFAULT_TIMEOUT_MS,
+    OptionError,
+    application_id,
+    timeout_ms_in_range,
+)
+
+_PROCESS = uuid.uuid4().hex
+"""A second driver process is another session, and takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTransaction:
+    """`id` goes into the option `txnId`; `transaction` is the client library's, None when already committed."""
+
+    id: str
+    already_committed: bool
+    transaction: metatxn.Transaction | None
+
+
+@contextmanager
+def batch_transaction(
+    url: str, app_id: str, batch_id: int, timeout_ms: int = DEFAULT_TIMEOUT_MS, token: str | None = None
+) -> Iterator[BatchTransaction]:
+    """See the module docstring. Kept alive while the block runs.
+
+    Raises `OptionError` for a malformed argument, and `ExpiredTransaction` when another driver, or a newer run of this
+    query, took over the application id.
+    """
+    _check(app_id, batch_id, timeout_ms)
+    token = token or os.environ.get("METATXN_TOKEN")
+    key = (url, app_id)
+    with one_line(), _SESSIONS.enter(key) as session:
+        transaction = _begin(url, token, app_id, batch_id, session, timeout_ms)
+        if transaction.already_committed:
+            yield BatchTransaction(f"{COMMITTED_PREFIX}{app_id}:{batch_id}", True, None)
+            return
+        with KeepAlive(transaction, timeout_ms):
+            try:
+                yield BatchTransaction(transaction.id, False, transaction)
+            except BaseException:
+                _abort(transaction)
+                raise
+            # The writers that count were remembered by the writes in the block.
+            transaction.commit()
+
+
+def _begin(
+    url: str, token: str | None, app_id: str, batch_id: int, session: str, timeout_ms: int
+) -> metatxn.Transaction:
+    service = client(url, token)
+    try:
+        epoch = service.connect_key(app_id, epoch=-1, session=session).epoch
+        return service.begin(timeout_ms=timeout_ms, key=app_id, epoch=epoch, version=batch_id)
+    except metatxn.NotAllowed as error:
+        raise taken_over(app_id, error) from error
+
+
+def _abort(transaction: metatxn.Transaction) -> None:
+    """The exception that ended the block is what the user must see, so a failing abort is not raised: the transaction
+    then ends by its timeout, or when the batch begins again."""
+    try:
+        transaction.abort(reason="the block of batch_transaction failed")
+    except metatxn.MetatxnError:
+        return
+
+
+class _Sessions:
+    """Which session a block belongs to: the run of the streaming query it is in, else this process.
+
+    A run that was stopped may leave its `foreachBatch` function running in this very process. It must not share a
+    transaction with the next run, so a run is a session of its own, and so is every block that begins while another
+    one of the same application id is still open: the later one takes over, the earlier one fails at its next step.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, str], int] = {}
+        self._takeovers: dict[tuple[str, str], int] = {}
+
+    @contextmanager
+    def enter(self, key: tuple[str, str]) -> Iterator[str]:
+        with self._lock:
+            if self._open.get(key, 0):
+                self._takeovers[key] = self._takeovers.get(key, 0) + 1
+            self._open[key] = self._open.get(key, 0) + 1
+            session = f"{_PROCESS}/{_run_id()}/{self._takeovers.get(key, 0)}"
+        try:
+            yield session
+        finally:
+            with self._lock:
+                self._open[key] -= 1
+
+
+_SESSIONS = _Sessions()
+
+
+def _run_id() -> str:
+    """The run of the streaming query whose `foreachBatch` calls us; empty elsewhere (and over Spark Connect)."""
+    context = SparkContext._active_spark_context
+    if context is None or context.getLocalProperty("sql.streaming.queryId") is None:
+        return ""
+    return context.getLocalProperty("spark.jobGroup.id") or ""
+
+
+def _check(app_id: str, batch_id: int, timeout_ms: int) -> None:
+    if isinstance(batch_id, bool) or not isinstance(batch_id, int) or not 0 <= batch_id < 2**53:
+        raise OptionError(f"batch_id={batch_id!r} must be a number from 0, as foreachBatch gives it.")
+    if not app_id:
+        raise OptionError("app_id is empty; give the job a name that stays the same when it restarts.")
+    for name, value, check in (
+        ("app_id", app_id, application_id),
+        ("timeout_ms", str(timeout_ms), timeout_ms_in_range),
+    ):
+        try:
+            check(value)
+        except ValueError as error:
+            raise OptionError(f"{name}={value!r} {error}.") from None

@@ -1,0 +1,87 @@
+"""`.format("metatxn")`: what Spark asks, and who answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from spark_connector import arrow_schema
+from spark_connector.clients import check_reachable, client
+from spark_connector.errors import one_line
+from spark_connector.options import OptionError, direction_of, own_options, read_options, write_options
+from spark_connector.reader import BatchReader, dataframe_schema
+from spark_connector.stream_writer import StreamWriter
+from spark_connector.table_options import remember_in, remembered_in
+from spark_connector.table_writes import check_dataframe
+from spark_connector.topics import common_schema, find_topic
+from spark_connector.writer import BatchWriter
+
+
+class MetatxnDataSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "metatxn"
+
+    def schema(self) -> StructType:
+        """Of `load()`, of `CREATE TABLE … USING metatxn` and of `CREATE TEMPORARY VIEW … USING metatxn`."""
+        given = own_options(self.options)
+        schema = self._topic_schema(given) if direction_of(given) == "write" else self._read_schema(given)
+        if "provider" in self.options:
+            return remember_in(schema, given)
+        return schema
+
+    def _read_schema(self, given: Mapping[str, str]) -> StructType:
+        options = read_options(given, "batch")
+        _check(options.url, options.token)
+        return dataframe_schema(options)
+
+    def _topic_schema(self, given: Mapping[str, str]) -> StructType:
+        """A table or view with `topic` is there to be inserted into."""
+        options = write_options(given, "batch")
+        _check(options.url, options.token)
+        assert options.topic is not None
+        with one_line():
+            topic = find_topic(client(options.url, options.token), options.topic)
+            return arrow_schema.to_spark(common_schema([topic]))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(remembered_in(schema, self.options, "read"), "batch")
+        _check(options.url, options.token)
+        return BatchReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise OptionError('Format metatxn cannot overwrite: a topic only grows. Use mode "append" or INSERT INTO.')
+        options = write_options(remembered_in(schema, self.options, "write"), "batch")
+        columns = arrow_schema.of_dataframe(schema)
+        _check(options.url, options.token)
+        with one_line():
+            rows = check_dataframe(client(options.url, options.token), options, columns)
+            return BatchWriter(options, rows)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        read_options(self.options, "streaming")
+        raise AssertionError("refused above")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        if overwrite:
+            raise OptionError('Format metatxn has no output mode "complete": a topic only grows. Use "append".')
+        options = write_options(self.options, "streaming")
+        columns = arrow_schema.of_dataframe(schema)
+        _check(options.url, options.token)
+        with one_line():
+            rows = check_dataframe(client(options.url, options.token), options, columns)
+        return StreamWriter(options, rows)
+
+
+def _check(url: str, token: str | None) -> None:
+    with one_line():
+        check_reachable(url, token)

@@ -1,0 +1,36 @@
+"""What a user of Spark reads when something fails: one line with the code, what happened and what to do.
+
+Spark shows the last line of a Python traceback, so the line must say everything by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import metatxn
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Raise errors of the client library again, as the same class, with their code and action in the text."""
+    try:
+        yield
+    except metatxn.MetatxnError as error:
+        raise _worded(error) from error
+
+
+def taken_over(app_id: str, cause: metatxn.MetatxnError) -> metatxn.ExpiredTransaction:
+    return metatxn.ExpiredTransaction(
+        f"another run took over application id {app_id!r}, this run must stop ({cause.detail})",
+        action="Stop this run; the newer one goes on from the last committed batch. "
+        "Jobs that are meant to run side by side need different application ids.",
+    )
+
+
+def _worded(error: metatxn.MetatxnError) -> metatxn.MetatxnError:
+    code = str(error.code) if error.code is not None else "UNREACHABLE"
+    if str(error).startswith(f"{code}: "):
+        return error
+    line = f"{code}: {error.detail}. {error.action}".replace("..", ".")
+    return type(error)(line, action=error.action, retriable=error.retriable, definite=error.definite, **error.members)

@@ -1,0 +1,24 @@
+"""What a task tells the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """One task attempt's part of a transaction. `writer` names the attempt, `epoch` the run it belongs to."""
+
+    txn_id: str | None
+    writer: str
+    rows: int
+    epoch: int | None = None
+    already_committed: bool = False
+
+
+def winners(messages: Iterable[Written]) -> list[str]:
+    """The writers that count. Spark hands over the message of one attempt per task; all others are void."""
+    return [message.writer for message in messages if message.rows]

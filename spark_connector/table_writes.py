@@ -1,0 +1,124 @@
+"""Sends the rows of one task attempt into a transaction, to one topic or to the topics a column names."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+import metatxn
+from spark_connector import arrow_schema
+from spark_connector.options import TOPIC_COLUMN, OptionError, WriteOptions
+from spark_connector.topics import find_topic
+
+
+def new_writer() -> str:
+    """The name of one task attempt. Made inside `write()`: Spark's own attempt numbers restart with the driver."""
+    return uuid.uuid4().hex
+
+
+def check_dataframe(client: metatxn.Client, options: WriteOptions, schema: pa.Schema) -> pa.Schema:
+    """On the driver, before anything begins: the schema that tasks send the rows of a DataFrame with.
+
+    Raises `OptionError`, `NotFound` or `SchemaMismatch`. Where a column names the topics they are known row by row
+    only, so their schemas are checked before the first row of each is sent.
+    """
+    if options.topic is not None:
+        _check_columns(options, schema)
+        return fitting_schema(client, options.topic, schema)
+    if TOPIC_COLUMN not in schema.names or not pat.is_string(schema.field(TOPIC_COLUMN).type):
+        raise OptionError(
+            f"Missing option topic: give it, or give the DataFrame a string column named {TOPIC_COLUMN} "
+            f"(its columns are {', '.join(schema.names)})."
+        )
+    _check_columns(options, without_topic_column(schema))
+    return schema
+
+
+def fitting_schema(client: metatxn.Client, topic: str, rows: pa.Schema) -> pa.Schema:
+    """The schema to send rows with: the topic's, or, where it has none yet, the one its first write gives it."""
+    columns = find_topic(client, topic).columns
+    if columns is None:
+        return rows
+    arrow_schema.check_fits(rows, topic, columns)
+    return columns
+
+
+def without_topic_column(schema: pa.Schema) -> pa.Schema:
+    return schema.remove(schema.get_field_index(TOPIC_COLUMN))
+
+
+def drain(batches: Iterable[pa.RecordBatch]) -> None:
+    """Take all input and send nothing. Not taking it would leave stateful operators before us half done."""
+    for _ in batches:
+        pass
+
+
+class TableWrites:
+    """`write` batches, then `close`. Nothing counts unless the commit lists this writer."""
+
+    def __init__(
+        self, client: metatxn.Client, transaction: metatxn.Transaction, options: WriteOptions, schema: pa.Schema
+    ) -> None:
+        """`schema` as `check_dataframe` answered it."""
+        self.writer = new_writer()
+        self.rows = 0
+        self._client = client
+        self._transaction = transaction
+        self._options = options
+        self._schema = schema
+        self._open: dict[str, tuple[metatxn.TableWriter, pa.Schema]] = {}
+
+    def write_all(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Returns when every row is durable. An exception, the input's own included, drops what was not sent yet."""
+        with ExitStack() as writers:
+            for batch in batches:
+                for topic, rows in self._routed(batch):
+                    writer, schema = self._open.get(topic) or self._opened(topic, writers)
+                    writer.write(arrow_schema.conform(rows, schema))
+                    self.rows += rows.num_rows
+
+    def _routed(self, batch: pa.RecordBatch) -> Iterable[tuple[str, pa.RecordBatch]]:
+        if not batch.num_rows:
+            return ()
+        return _by_topic(batch) if self._options.topic is None else [(self._options.topic, batch)]
+
+    def _opened(self, topic: str, writers: ExitStack) -> tuple[metatxn.TableWriter, pa.Schema]:
+        schema = self._schema
+        if self._options.topic is None:
+            schema = fitting_schema(self._client, topic, without_topic_column(schema))
+        writer = self._client.table_writer(
+            topic, self._transaction, writer=self.writer, key_column=self._options.key_column
+        )
+        self._open[topic] = (writers.enter_context(writer), schema)
+        return self._open[topic]
+
+
+def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    topics = batch.column(TOPIC_COLUMN)
+    if topics.null_count:
+        raise metatxn.InvalidArgument(
+            f"column {TOPIC_COLUMN} is null in {topics.null_count} rows", action="Give every row its topic."
+        )
+    rows = batch.drop_columns([TOPIC_COLUMN])
+    names = pc.unique(topics)
+    for name in names:
+        yield str(name), rows if len(names) == 1 else rows.filter(pc.equal(topics, name))
+
+
+def _check_columns(options: WriteOptions, rows: pa.Schema) -> None:
+    if not rows.names:
+        raise OptionError("The DataFrame has no columns to write.")
+    key = options.key_column
+    if key is None:
+        return
+    if key not in rows.names:
+        raise OptionError(
+            f"Option keyColumn={key!r} is no column of the DataFrame; its columns are {', '.join(rows.names)}."
+        )
+    if pat.is_nested(rows.field(key).type):
+        raise OptionError(f"Option keyColumn={key!r} has type {rows.field(key).type}; a key must be a single value.")

@@ -1,0 +1,78 @@
+"""Topics as the connector needs them: found by name or pattern, with their Arrow schema."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+import metatxn
+from metatxn.topics import arrow_schema
+
+DEFAULT_NAMESPACE = "public/default/"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    id: str
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`columns` None: nothing was written yet, and it was created without a schema."""
+
+    name: str
+    columns: pa.Schema | None
+    segments: tuple[Segment, ...]
+
+    @property
+    def declared(self) -> pa.Schema:
+        """Raises `SchemaMismatch` for a topic without columns."""
+        if self.columns is None:
+            raise metatxn.SchemaMismatch(
+                f"topic {self.name} has no schema yet",
+                action="Write a table to it first, or create it with a schema.",
+            )
+        return self.columns
+
+
+def find_topic(client: metatxn.Client, name: str) -> Topic:
+    try:
+        found = client.topic(name)
+    except metatxn.NotFound as error:
+        raise metatxn.NotFound(
+            f"topic {name} does not exist", action=f"Create it first: metatxn topic create {name}."
+        ) from error
+    segments = tuple(Segment(segment.segment, segment.owner) for segment in found.segments)
+    return Topic(found.name, arrow_schema(found.topic_schema), segments)
+
+
+def find_topics(client: metatxn.Client, names: tuple[str, ...], pattern: str | None) -> list[Topic]:
+    """Topics by name, or all that `pattern` matches in full, with or without the default namespace."""
+    if pattern is None:
+        return [find_topic(client, name) for name in names]
+    expression = re.compile(pattern)
+    matching = [
+        topic.name
+        for topic in client.topics()
+        if expression.fullmatch(topic.name) or expression.fullmatch(topic.name.removeprefix(DEFAULT_NAMESPACE))
+    ]
+    if not matching:
+        raise metatxn.NotFound(
+            f"no topic matches subscribePattern={pattern!r}", action="See the names with: metatxn topic list."
+        )
+    return [find_topic(client, name) for name in matching]
+
+
+def common_schema(topics: list[Topic]) -> pa.Schema:
+    """The one schema of all topics. Raises `SchemaMismatch` naming the topic that differs or has none."""
+    first, *others = topics
+    for other in others:
+        if not other.declared.equals(first.declared):
+            raise metatxn.SchemaMismatch(
+                f"topics {first.name} and {other.name} have different columns",
+                action="Read them one by one; one DataFrame has one schema.",
+            )
+    return first.declared

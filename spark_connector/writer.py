@@ -1,0 +1,84 @@
+"""The batch writer: `df.write.format("metatxn").mode("append")` and `INSERT INTO`.
+
+Without `txnId` the write is a transaction of its own, begun on the driver and committed with the list of task
+attempts that won. With `txnId` it is a part of a transaction someone else ends: the winners are remembered beside its
+header, so that whoever commits need not know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+import metatxn
+from spark_connector.clients import client
+from spark_connector.errors import one_line
+from spark_connector.keep_alive import KeepAlive
+from spark_connector.messages import Written, winners
+from spark_connector.options import WriteOptions
+from spark_connector.table_writes import TableWrites, drain, new_writer
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Made on the driver when the job starts; the same one, pickled, writes in the tasks and commits."""
+
+    def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._own = options.txn_id is None
+        self._txn_id = options.txn_id or self._begin()
+
+    def _begin(self) -> str:
+        return client(self._options.url, self._options.token).begin(timeout_ms=self._options.timeout_ms).id
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
+        with one_line():
+            return self._write(iterator)
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        options = self._options
+        if options.already_committed:
+            drain(batches)
+            return Written(None, new_writer(), rows=0, already_committed=True)
+        transaction = self._attach()
+        writes = TableWrites(client(options.url, options.token), transaction, options, self._schema)
+        with ExitStack() as kept_alive:
+            if self._own:
+                kept_alive.enter_context(KeepAlive(transaction, options.timeout_ms))
+            writes.write_all(batches)
+        return Written(transaction.id, writes.writer, writes.rows)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self._options.already_committed:
+            return
+        with one_line():
+            written = [message for message in messages if isinstance(message, Written)]
+            assert len(written) == len(messages), "every task of a committed job gives a message"
+            if self._own:
+                self._attach().commit(writers=winners(written))
+            else:
+                # With no writer remembered at all the commit would count every attempt, so an empty DataFrame
+                # names a writer too, one that has sent nothing.
+                self._attach().remember_writers(winners(written) or [new_writer()])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self._options.already_committed:
+            return
+        with one_line():
+            try:
+                if self._own:
+                    self._attach().abort(reason="the Spark job failed")
+                else:
+                    # Whoever owns the transaction may still commit what else is in it. A remembered writer makes
+                    # its list one that counts, and the attempts of this job are not on it.
+                    self._attach().remember_writers([new_writer()])
+            except (metatxn.InvalidTransactionState, metatxn.TransactionConflict, metatxn.ExpiredTransaction):
+                # It is decided already. Spark calls abort() also after a commit() whose answer was lost, and such a
+                # commit stays; an aborted transaction takes no writers, and needs none.
+                return
+
+    def _attach(self) -> metatxn.Transaction:
+        return client(self._options.url, self._options.token).attach(self._txn_id)
