@@ -1,0 +1,71 @@
+"""Small things that several of the connector's tests need."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+import metatxn
+
+PATIENCE_S = 60.0
+
+
+class Input:
+    """A directory that a streaming query reads, one file per micro-batch."""
+
+    def __init__(self, spark: SparkSession, directory: Path, schema: str = "id long, name string") -> None:
+        self._spark = spark
+        self._directory = directory
+        self._schema = schema
+        self._files = 0
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        staged = self._directory / f".{self._files:05d}.json"
+        staged.write_text("\n".join(json.dumps(row) for row in rows))
+        staged.rename(self._directory / f"{self._files:05d}.json")
+        self._files += 1
+
+    def stream(self) -> DataFrame:
+        reader = self._spark.readStream.schema(self._schema).option("maxFilesPerTrigger", "1")
+        return reader.json(str(self._directory))
+
+
+def numbers(start: int, count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "name": f"n{number}"} for number in range(start, start + count)]
+
+
+def to_topic(rows: DataFrame, url: str, checkpoint: Path, **options: str) -> DataStreamWriter:
+    writer = rows.writeStream.format("metatxn").option("url", url).options(**options)
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="100 milliseconds")
+
+
+def run(writer: DataStreamWriter) -> StreamingQuery:
+    """Until all input that is there is written; raises what the query failed with."""
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(int(PATIENCE_S)), "the query does not end"
+    return query
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up, f"waited in vain until {what}"
+        time.sleep(0.05)
+
+
+def column(client: metatxn.Client, topic: str, name: str = "id") -> list[Any]:
+    """The sorted values of a column, as committed."""
+    table = client.read_table(topic)
+    return sorted(table.column(name).to_pylist()) if table.num_rows else []
+
+
+def open_transactions(client: metatxn.Client) -> list[str]:
+    return [str(header.txn_id) for header in client.transactions(state="OPEN")]

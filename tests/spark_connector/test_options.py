@@ -1,0 +1,121 @@
+"""Goal: a wrong option is one clear line that lists the valid ones. Method: the parser alone, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_connector.options import OptionError, direction_of, own_options, read_options, write_options
+
+URL = {"url": "http://127.0.0.1:8470"}
+
+
+def test_write_options_in_any_case() -> None:
+    given = {"URL": "http://h:1/", "TOPIC": "t", "keycolumn": "k", "TransactionTimeoutMs": "5"}
+    options = write_options(given, "batch")
+    assert (options.url, options.topic, options.key_column, options.timeout_ms) == ("http://h:1", "t", "k", 5)
+
+
+def test_the_token_comes_from_the_environment_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METATXN_TOKEN", "secret")
+    assert write_options(URL, "batch").token == "secret"
+    assert write_options({**URL, "token": "other"}, "batch").token == "other"
+
+
+def test_spark_adds_options_of_its_own_to_a_streaming_query() -> None:
+    assert write_options({**URL, "checkpointlocation": "/c", "queryname": "q"}, "streaming").url == URL["url"]
+
+
+def test_a_batch_write_has_no_checkpoint() -> None:
+    with pytest.raises(OptionError, match="Unknown option checkpointlocation"):
+        write_options({**URL, "checkpointLocation": "/c"}, "batch")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, "Missing option url"),
+        ({"url": "localhost:8470"}, "Option url='localhost:8470' must look like http://host:port"),
+        ({**URL, "topics": "t"}, "Unknown option topics"),
+        ({**URL, "path": "/x"}, "Unknown option path"),
+        ({**URL, "topic": " "}, "Option topic is empty"),
+        ({**URL, "subscribe": "t"}, "Option subscribe is a read option, and this is a write"),
+        ({**URL, "ackSubscription": "s"}, "Option ackSubscription is not available yet"),
+        ({**URL, "txnId": "7"}, "Option txnId='7' must be a transaction id of 32 hex digits"),
+        ({**URL, "txnAppId": "a"}, "Option txnAppId contradicts a batch write"),
+        ({**URL, "transactionTimeoutMs": "1s"}, "Option transactionTimeoutMs='1s' must be milliseconds"),
+        ({**URL, "transactionTimeoutMs": "0"}, "must be milliseconds, 1 to 86400000"),
+        ({**URL, "txnId": "0" * 32, "transactionTimeoutMs": "5"}, "Option transactionTimeoutMs contradicts"),
+    ],
+)
+def test_a_wrong_write_option_is_named(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        write_options(given, "batch")
+    assert problem in str(raised.value)
+    assert "valid write options are url, topic, keyColumn, txnAppId" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({**URL, "txnId": "0" * 32}, "Option txnId contradicts a streaming write"),
+        ({**URL, "txnAppId": "a&b"}, "no '&'"),
+        ({**URL, "txnAppId": "x" * 513}, "at most 512 characters"),
+    ],
+)
+def test_a_wrong_option_of_a_streaming_write_is_named(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        write_options(given, "streaming")
+
+
+def test_read_options() -> None:
+    options = read_options(
+        {**URL, "subscribe": "a, b,a", "isolation": "SNAPSHOT", "revision": "7", "includeMetadata": "true"}, "batch"
+    )
+    assert (options.topics, options.isolation, options.revision) == (("a", "b"), "snapshot", 7)
+    assert options.include_metadata
+    assert read_options({**URL, "subscribePattern": "or.*", "startingOffsets": "earliest"}, "batch").pattern == "or.*"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (URL, "Missing option subscribe"),
+        ({"subscribe": "a"}, "Missing option url"),
+        ({**URL, "subscribe": "a,,b"}, "must be topic names separated by commas"),
+        ({**URL, "subscribe": "a", "subscribePattern": "b"}, "subscribe and subscribePattern contradict each other"),
+        ({**URL, "subscribePattern": "("}, "must be a regular expression"),
+        ({**URL, "subscribe": "a", "isolation": "serializable"}, "must be one of read_committed, read_uncommitted"),
+        ({**URL, "subscribe": "a", "revision": "3"}, "Option revision needs isolation=snapshot, not read_committed"),
+        ({**URL, "subscribe": "a", "isolation": "snapshot", "revision": "-1"}, "must be a store revision"),
+        ({**URL, "subscribe": "a", "startingOffsets": "latest"}, "Option startingOffsets='latest' is not available"),
+        ({**URL, "subscribe": "a", "endingOffsets": '{"s": 1}'}, "is not available yet for a batch read"),
+        ({**URL, "subscribe": "a", "failOnDataLoss": "false"}, "is not available yet"),
+        ({**URL, "subscribe": "a", "maxOffsetsPerTrigger": "5"}, "Option maxOffsetsPerTrigger is not available yet"),
+        ({**URL, "subscribe": "a", "includeMetadata": "yes"}, "must be true or false"),
+        ({**URL, "topic": "a"}, "Option topic is a write option, and this is a read"),
+    ],
+)
+def test_a_wrong_read_option_is_named(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        read_options(given, "batch")
+    assert problem in str(raised.value)
+    assert "valid read options are url, subscribe, subscribePattern" in str(raised.value)
+
+
+def test_streaming_reads_are_refused_for_now() -> None:
+    with pytest.raises(OptionError, match="Streaming reads of format metatxn are not available yet"):
+        read_options({**URL, "subscribe": "a"}, "streaming")
+
+
+def test_what_spark_adds_to_the_options_of_a_table_is_dropped() -> None:
+    given = {"provider": "metatxn", "owner": "me", "url": "u", "option.url": "u", "topic": "t", "option.topic": "t"}
+    assert own_options(given) == {"url": "u", "topic": "t"}
+    assert own_options({"Owner": "me"}) == {"owner": "me"}
+
+
+def test_a_table_is_for_one_direction() -> None:
+    assert direction_of({"Topic": "t"}) == "write"
+    assert direction_of({"subscribePattern": "t"}) == "read"
+    with pytest.raises(OptionError, match="contradict each other: make one table or view for each direction"):
+        direction_of({"topic": "t", "subscribe": "t"})

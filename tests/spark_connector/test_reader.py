@@ -1,0 +1,152 @@
+"""Goal: a topic is a DataFrame, with exactly what is committed. Method: real reads beside real open transactions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+import metatxn
+from tests.spark_connector.conftest import TopicFactory
+
+
+def read(spark: SparkSession, url: str, topics: str, **options: str) -> DataFrame:
+    return spark.read.format("metatxn").options(url=url, subscribe=topics, **options).load()
+
+
+def write(client: metatxn.Client, topic: str, ids: list[int], txn: metatxn.Transaction | None = None) -> None:
+    transaction = txn or client.begin()
+    writer = client.table_writer(topic, transaction, key_column="name")
+    writer.write(pa.table({"id": pa.array(ids, pa.int64()), "name": [f"n{number}" for number in ids]}))
+    writer.close()
+    if txn is None:
+        transaction.commit()
+
+
+def ids(rows: DataFrame) -> list[int]:
+    return sorted(row["id"] for row in rows.select("id").collect())
+
+
+def test_only_committed_rows(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    name = topic(segments=3)
+    write(client, name, [1, 2, 3])
+    rows = read(spark, url, name)
+    assert rows.schema.simpleString() == "struct<id:bigint,name:string>"
+    txn = client.begin()
+    write(client, name, [4, 5], txn)
+    assert ids(rows) == [1, 2, 3]
+    assert ids(read(spark, url, name, isolation="read_uncommitted")) == [1, 2, 3, 4, 5]
+    txn.abort()
+    assert ids(rows) == [1, 2, 3]
+    assert rows.count() == 3
+    assert rows.where("id > 1").selectExpr("sum(id) s").collect()[0]["s"] == 5
+
+
+def test_a_snapshot_is_one_cut_through_all_topics(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    a, b = topic("a"), topic("b")
+    with client.transaction() as txn:
+        write(client, a, [1], txn)
+        write(client, b, [2], txn)
+    revision = client.cluster().revision
+    with client.transaction() as txn:
+        write(client, a, [3], txn)
+        write(client, b, [4], txn)
+    both = f"{a},{b}"
+    assert ids(read(spark, url, both, isolation="snapshot", revision=str(revision))) == [1, 2]
+    assert ids(read(spark, url, both, isolation="snapshot")) == [1, 2, 3, 4]
+
+
+def test_metadata_columns(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    name = topic(segments=2)
+    txn = client.begin()
+    write(client, name, [1, 2, 3], txn)
+    txn.commit()
+    rows = read(spark, url, name, includeMetadata="true").orderBy("id").collect()
+    assert [row["__key"] for row in rows] == ["n1", "n2", "n3"]
+    assert {row["__txn_id"] for row in rows} == {txn.id}
+    assert {row["__topic"] for row in rows} == {f"public/default/{name}"}
+    assert all(row["__segment"].startswith("segment://") for row in rows)
+    assert all(":" in row["__position"] and row["__publish_ms"] > 0 for row in rows)
+
+
+def test_json_messages_are_rows_too(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    name = topic()
+    write(client, name, [1])
+    producer = client.producer(name)
+    producer.send({"id": 2, "name": "json"}, key="k")
+    producer.send({"id": 3})
+    producer.close()
+    rows = read(spark, url, name, includeMetadata="true").orderBy("id").collect()
+    found = [(row["id"], row["name"], row["__key"]) for row in rows]
+    assert found == [(1, "n1", "n1"), (2, "json", "k"), (3, None, None)]
+    assert rows[1]["__txn_id"] is None
+
+
+def test_a_pattern_and_an_empty_topic(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    a, b = topic("pat-one"), topic("pat-two")
+    write(client, a, [1])
+    write(client, b, [2])
+    reader = spark.read.format("metatxn").option("url", url)
+    assert ids(reader.option("subscribePattern", f"{a}|{b}").load()) == [1, 2]
+    with pytest.raises(PySparkException, match="no topic matches"):
+        reader.option("subscribePattern", "nothing-like-it").load()
+
+
+def test_sql(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    name = topic()
+    write(client, name, [1, 2])
+    options = f"OPTIONS (url '{url}', subscribe '{name}')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW source USING metatxn {options}")
+    assert ids(spark.sql("SELECT * FROM source WHERE id = 2")) == [2]
+    spark.sql(f"CREATE TABLE source_table USING metatxn {options}")
+    assert ids(spark.sql("SELECT * FROM source_table")) == [1, 2]
+    assert ids(spark.sql("SELECT * FROM source_table WITH (isolation='snapshot')")) == [1, 2]
+
+
+def test_what_spark_writes_it_reads(spark: SparkSession, url: str, topic: TopicFactory) -> None:
+    name = topic()
+    rows = spark.range(10).select(
+        "id",
+        F.timestamp_seconds(F.col("id")).alias("at"),
+        F.struct(F.col("id").cast("decimal(10,2)").alias("d"), F.array(F.lit("x")).alias("l")).alias("s"),
+        F.create_map(F.lit("k"), F.current_date()).alias("m"),
+        F.lit(None).cast("binary").alias("nothing"),
+    )
+    rows = spark.createDataFrame(rows.collect(), rows.schema)
+    rows.write.format("metatxn").options(url=url, topic=name).mode("append").save()
+    back = read(spark, url, name)
+    assert sorted(back.collect()) == sorted(rows.collect())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"subscribe": "no-such-topic"}, "NOT_FOUND: topic no-such-topic does not exist"),
+        ({}, "Missing option subscribe"),
+        ({"subscribe": "t", "isolation": "dirty"}, "must be one of read_committed"),
+        ({"subscribe": "t", "txnId": "0" * 32}, "txnId is a write option"),
+    ],
+)
+def test_a_wrong_read_says_what_to_do(spark: SparkSession, url: str, options: dict[str, str], problem: str) -> None:
+    with pytest.raises(PySparkException, match=problem):
+        spark.read.format("metatxn").options(url=url, **options).load()
+
+
+def test_topics_of_different_columns_are_not_one_dataframe(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    a, b, empty = topic("a"), topic("b"), topic("empty")
+    write(client, a, [1])
+    spark.range(1).write.format("metatxn").options(url=url, topic=b).mode("append").save()
+    with pytest.raises(PySparkException, match=r"SCHEMA_MISMATCH: .* have different columns"):
+        read(spark, url, f"{a},{b}")
+    with pytest.raises(PySparkException, match="has no schema yet"):
+        read(spark, url, empty)
+    with pytest.raises(PySparkException, match="SCHEMA_MISMATCH: the DataFrame is read as"):
+        spark.read.schema("id string").format("metatxn").options(url=url, subscribe=a).load().collect()
