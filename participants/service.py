@@ -37,6 +37,7 @@ class BrokerService:
         data_dir: Path | str,
         host: str = "127.0.0.1",
         port: int = 8471,
+        advertise_url: str | None = None,
         reconcile_interval_ms: int = 5_000,
     ) -> None:
         self._store = store
@@ -44,7 +45,7 @@ class BrokerService:
         self._metrics = BrokerMetrics()
         self.app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry)
         add_operations(self.app, store, self._waiting_for)
-        self._server = HttpServer(self.app, host, port)
+        self._server = HttpServer(self.app, host, port, advertise_url)
         self._reconcile_interval_ms = reconcile_interval_ms
         self._registration: Ephemeral | None = None
         self.broker: Broker | None = None
