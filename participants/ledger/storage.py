@@ -166,7 +166,7 @@ class OpenLedger(ReadableLedger):
     @property
     @abstractmethod
     def last_assigned(self) -> Position:
-        """Position of the last append begun (and not failed); entry -1 when there is none."""
+        """Position of the last append begun (and not ended by `StorageFull`); entry -1 when there is none."""
 
     @property
     def last_durable(self) -> Position:

@@ -35,6 +35,9 @@ class FaultyDisk(Disk):
         self.may_sync = threading.Event()
         self.may_sync.set()
         self.in_sync = threading.Event()
+        self.may_truncate = threading.Event()
+        self.may_truncate.set()
+        self.in_truncate = threading.Event()
 
     def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
         if self.write_error is not None:
@@ -57,6 +60,8 @@ class FaultyDisk(Disk):
         super().fdatasync(fd)
 
     def truncate(self, fd: int, size: int) -> None:
+        self.in_truncate.set()
+        assert self.may_truncate.wait(60)
         if self.truncate_error is not None:
             raise self.truncate_error
         super().truncate(fd, size)

@@ -77,17 +77,18 @@ async def test_no_space_is_answered_after_the_truncation_is_durable(tmp_path: Pa
 async def test_no_space_fails_what_waits_behind_the_group_too(storage: LocalStorage, disk: FaultyDisk) -> None:
     """Their positions follow those of the group; a ledger has no gaps."""
     ledger = await storage.create(SEGMENT, 1)
-    disk.may_sync.clear()
-    first = append(ledger, b"a")
-    await asyncio.to_thread(disk.in_sync.wait, 60)
-    disk.capacity = ledger.size_bytes
-    behind = [append(ledger, b"b"), append(ledger, b"c")]
-    disk.may_sync.set()
-    await first.durable
-    disk.capacity = 45
-    results = await asyncio.gather(*(begun.durable for begun in behind), return_exceptions=True)
+    await append_all(ledger, [b"a"])
+    disk.capacity = ledger.size_bytes + 5
+    disk.may_truncate.clear()
+    group = append(ledger, b"b")
+    await asyncio.to_thread(disk.in_truncate.wait, 60)
+    behind = append(ledger, b"c")
+    disk.capacity = None  # there is space again, but it is too late for both
+    disk.may_truncate.set()
+    results = await asyncio.gather(group.durable, behind.durable, return_exceptions=True)
     assert [type(result) for result in results] == [StorageFull, StorageFull]
-    assert await payloads(ledger) == [b"a"]
+    assert (await append_all(ledger, [b"d"]))[0].position == group.position
+    assert await payloads(ledger) == [b"a", b"d"]
 
 
 async def test_a_truncation_that_fails_leaves_the_outcome_unknown(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from participants.ledger import recovery
+from participants.ledger.disk import Disk
 from participants.ledger.frames import Frame, PayloadKind, encode
 from participants.ledger.local import LocalStorage
 from participants.ledger.position import Position
@@ -223,6 +224,27 @@ async def test_a_missing_ledger_never_recovers_as_empty(unsealed: Path, reopened
     shutil.rmtree(ledger_file(unsealed, 0).parent)
     with pytest.raises(LedgerMissing):
         await reopened.seal(SEGMENT, 0)
+
+
+async def test_a_new_ledger_is_durable_with_its_directories(tmp_path: Path) -> None:
+    class RecordingDisk(Disk):
+        def __init__(self) -> None:
+            self.synced: list[str] = []
+
+        def fsync(self, fd: int) -> None:
+            super().fsync(fd)
+            self.synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+        def fsync_dir(self, path: Path) -> None:
+            super().fsync_dir(path)
+            self.synced.append(path.name)
+
+    disk = RecordingDisk()
+    async with LocalStorage.open(tmp_path / "data", disk=disk) as storage:
+        assert disk.synced == [tmp_path.name, "storage.json.tmp", "data", "data"]
+        disk.synced.clear()
+        await storage.create("s", 1)
+        assert disk.synced == ["ledgers", "00000000000000000001.ledger", "s"]
 
 
 async def test_an_empty_ledger_is_a_ledger(tmp_path: Path) -> None:
