@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -15,10 +16,12 @@ from pydantic import AfterValidator, BeforeValidator
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from metastore.errors import MetastoreError, OutcomeUnknown, StoreFull
+from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreFull
 from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
 
 RETRY_AFTER_SECONDS = 1
+_CONTENT_TYPE = b"content-type"
+_NOT_CHOSEN = (b"", b"application/x-www-form-urlencoded")
 log = structlog.get_logger()
 
 
@@ -43,15 +46,25 @@ PathText = Annotated[str, BeforeValidator(_unquote_segment), AfterValidator(_no_
 
 
 class RawPath:
-    """ASGI middleware: route on the path as it was sent, so that an encoded `/` stays inside its parameter."""
+    """ASGI middleware: route on the path as it was sent, so that an encoded `/` stays inside its parameter.
+
+    A body that names no type, or the one `curl -d` names by itself, is taken for JSON.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope.get("raw_path"):
-            scope = dict(scope, path=scope["raw_path"].decode("latin-1"))
+            scope = dict(scope, path=scope["raw_path"].decode("latin-1"), headers=_json_unless_named(scope["headers"]))
         await self._app(scope, receive, send)
+
+
+def _json_unless_named(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    named = [(name, value) for name, value in headers if not (name == _CONTENT_TYPE and value in _NOT_CHOSEN)]
+    if not any(name == _CONTENT_TYPE for name, _ in named):
+        named.append((_CONTENT_TYPE, b"application/json"))
+    return named
 
 
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
@@ -69,11 +82,15 @@ def from_store(error: MetastoreError) -> ServiceError:
         return ServiceError(ErrorCode.OUTCOME_UNKNOWN, str(error))
     if isinstance(error, StoreFull):
         return ServiceError(ErrorCode.STORAGE_FULL, str(error))
+    if isinstance(error, InvalidBatch):
+        return ServiceError(ErrorCode.PAYLOAD_TOO_LARGE, str(error))
     return ServiceError(ErrorCode.STORE_UNAVAILABLE, str(error))
 
 
 def _field_of(error: dict[str, Any]) -> str:
     """The name of the offending field, without FastAPI's `body`/`query`/`path` prefix and union tags."""
+    if error["type"] == "json_invalid":
+        return "body"  # What follows in `loc` is a character's position.
     where = [str(part) for part in error["loc"]]
     return ".".join(where[1:]) or where[0]
 
@@ -114,6 +131,10 @@ def create_app(title: str, description: str, version: str, registry: CollectorRe
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:
+            # FastAPI's answer to a body that cannot be parsed at all: not UTF-8, nested too deeply, endless digits.
+            detail = f"body: {error.detail}"
+            return problem_response(ServiceError(ErrorCode.INVALID_ARGUMENT, detail, field="body").problem())
         code = ErrorCode.NOT_FOUND if error.status_code == 404 else ErrorCode.INVALID_ARGUMENT
         kind = KINDS[code]
         problem = Problem(
