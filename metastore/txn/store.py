@@ -6,7 +6,7 @@ segment's ownership) must travel in the same `apply`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from metastore.api import MetadataStore
@@ -15,7 +15,7 @@ from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import GcHorizon, Header, Lease, Prepared, RememberedWriters, WriteOp, decode_op
 from metastore.txn.states import TxnState, may_become
-from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision
+from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision, Snapshot
 
 
 def _writes_by_segment(key: str, value: bytes) -> Iterable[str]:
@@ -38,6 +38,9 @@ INDEXES = (
 )
 """What a store of transactions is opened with. The deadline index is not here: its entry depends on three records
 (header, lease, prepared), so `TransactionRecords` moves it."""
+
+
+_READ_CHUNK = 25  # Four records each: what `get_many` reads at one revision.
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +133,16 @@ class TxnStore:
 
     async def read(self, txn_id: TxnId) -> TransactionRecords | None:
         """Header and side records at one revision; None when the header is unknown."""
-        keys = (
-            paths.header(txn_id),
-            paths.lease(txn_id),
-            paths.prepared(txn_id),
-            paths.remembered_writers(txn_id),
-        )
-        snapshot = await self.store.get_many(keys)
-        header, lease, prepared, writers = (snapshot.records[key] for key in keys)
-        if header is None:
-            return None
-        return TransactionRecords(
-            txn_id, snapshot.revision, header, Header.decode(header.value), lease, prepared, writers
-        )
+        snapshot = await self.store.get_many(_record_keys(txn_id))
+        return _records_of(txn_id, snapshot)
+
+    async def read_many(self, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
+        """As `read`, for many transactions in few requests; each one by itself is read at one revision."""
+        found: list[TransactionRecords | None] = []
+        for chunk in (txn_ids[at : at + _READ_CHUNK] for at in range(0, len(txn_ids), _READ_CHUNK)):
+            snapshot = await self.store.get_many([key for txn_id in chunk for key in _record_keys(txn_id)])
+            found += [_records_of(txn_id, snapshot) for txn_id in chunk]
+        return found
 
     async def due(self, until_ms: int, limit: int) -> list[TxnId]:
         """Open transactions whose deadline is at or before `until_ms`, the oldest deadline first."""
@@ -155,6 +155,22 @@ class TxnStore:
         """The highest decision revision whose header may be gone; 0 while none is."""
         record = await self.store.get(paths.GC_HORIZON)
         return GcHorizon.decode(record.value).revision if record else 0
+
+
+def _record_keys(txn_id: TxnId) -> tuple[str, str, str, str]:
+    return (
+        paths.header(txn_id),
+        paths.lease(txn_id),
+        paths.prepared(txn_id),
+        paths.remembered_writers(txn_id),
+    )
+
+
+def _records_of(txn_id: TxnId, snapshot: Snapshot) -> TransactionRecords | None:
+    header, lease, prepared, writers = (snapshot.records[key] for key in _record_keys(txn_id))
+    if header is None:
+        return None
+    return TransactionRecords(txn_id, snapshot.revision, header, Header.decode(header.value), lease, prepared, writers)
 
 
 def begin(batch: Batch, txn_id: TxnId, header: Header) -> Batch:

@@ -1,0 +1,71 @@
+"""Slices of the transaction records in the order of one key range, for lists that are paged and never loaded whole.
+
+Every function takes `after`, the position of the last row seen ("" to begin), and answers rows with their positions
+in order; fewer than `limit` rows mean that the range has ended. A position is the part of the key behind its prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metastore.api import MetadataStore
+from metastore.keys import number, prefix_end
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.states import TxnState
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One transaction in a range; `position` is where the next slice goes on."""
+
+    txn_id: TxnId
+    position: str
+
+    @property
+    def deadline_ms(self) -> int:
+        """Of a row of the deadline index: the deadline in force when it was read."""
+        return int(self.position.partition("/")[0])
+
+
+async def open_by_deadline(
+    store: MetadataStore, *, after: str = "", until_ms: int | None = None, limit: int
+) -> list[Row]:
+    """Open transactions, the oldest deadline first; with `until_ms` only deadlines at or before it."""
+    end = None if until_ms is None else paths.DEADLINE_INDEX + number(until_ms + 1)
+    return await _rows(store, paths.DEADLINE_INDEX, after, limit, end)
+
+
+async def decided_by_time(store: MetadataStore, state: TxnState, *, after: str = "", limit: int) -> list[Row]:
+    """Decided transactions in one final state, the oldest decision first."""
+    return await _rows(store, f"{paths.FINAL_STATE_INDEX}{state}/", after, limit)
+
+
+async def by_id(store: MetadataStore, *, after: str = "", limit: int) -> list[Row]:
+    """Every transaction, in the order of the ids."""
+    return await _rows(store, paths.HEADERS, after, limit)
+
+
+async def writing_to_segment(store: MetadataStore, segment: str, *, after: str = "", limit: int) -> list[Row]:
+    """Transactions that have write operations recorded on a segment, each once, in the order of the ids.
+
+    One transaction can have very many entries, so the range jumps over the rest of the last one it has seen.
+    """
+    root = f"/idx/writes-by-segment/{paths.writes_by_segment(segment)}"
+    rows: dict[str, Row] = {}
+    while len(rows) < limit:
+        start = prefix_end(f"{root}{after}/") if after else root
+        found = await store.range(start, prefix_end(root), limit=limit, keys_only=True)
+        for record in found.records:
+            after = record.key.removeprefix(root).partition("/")[0]
+            rows[after] = Row(TxnId.parse(after), after)
+        if not found.more:
+            break
+    return list(rows.values())[:limit]
+
+
+async def _rows(store: MetadataStore, root: str, after: str, limit: int, end: str | None = None) -> list[Row]:
+    start = f"{root}{after}\0" if after else root
+    found = await store.range(start, end or prefix_end(root), limit=limit, keys_only=True)
+    positions = [record.key.removeprefix(root) for record in found.records]
+    return [Row(TxnId.parse(position.rpartition("/")[2]), position) for position in positions]
