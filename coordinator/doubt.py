@@ -1,0 +1,42 @@
+"""What a verb may claim about itself after a reply was lost.
+
+"Nothing happened" (`definite: true`) is a promise. Once a write of a call was sent and its answer lost, an error that
+ends the call must not make that promise, however definite the error itself is: the earlier copy may have landed.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from coordinator.settling import Overtaken
+from metastore.errors import MetastoreError, OutcomeUnknown
+from service.problems import ErrorCode, ServiceError
+
+
+class Doubt:
+    """A block in which a store error becomes OUTCOME_UNKNOWN while a reply is lost. `members` go into the answer."""
+
+    def __init__(self, **members: str) -> None:
+        self._members = members
+        self.lost = False
+
+    def note(self, overtaken: Overtaken) -> None:
+        self.lost = self.lost or overtaken.perhaps_ours
+
+    def settle(self) -> None:
+        """The records were read since, and they say what became of the lost write."""
+        self.lost = False
+
+    def unknown(self, cause: BaseException) -> ServiceError:
+        detail = f"a reply of the store was lost: {cause}"
+        return ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, action=None, **self._members)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, OutcomeUnknown) or (self.lost and isinstance(error, MetastoreError)):
+            raise self.unknown(error) from error

@@ -1,0 +1,61 @@
+"""Transaction ids from leased blocks (DESIGN §4): one store request per block, and no id twice.
+
+Two processes may serve under one coordinator id: their blocks come from the same record. A block that a process had
+not used up when it died is lost, never given out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from metastore.api import MetadataStore
+from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+
+BLOCK_SIZE = 1_000
+_LEASE_ATTEMPTS = 3
+
+
+class IdBlocks:
+    """The ids of one coordinator, strictly increasing within this process."""
+
+    def __init__(self, store: MetadataStore, coordinator_id: int, block_size: int = BLOCK_SIZE) -> None:
+        assert block_size > 0
+        TxnId(coordinator_id, 1)  # Asserts the range of the id.
+        self._store = store
+        self._coordinator_id = coordinator_id
+        self._block_size = block_size
+        self._free: Iterator[int] = iter(())
+        self._lease: asyncio.Task[None] | None = None
+
+    async def next(self) -> TxnId:
+        """The next id. Raises `StoreUnavailable` and its like when a block is needed and none can be had.
+
+        Callers that find the block empty at the same time wait for one lease together.
+        """
+        while True:
+            for sequence in self._free:
+                return TxnId(self._coordinator_id, sequence)
+            if self._lease is None:
+                self._lease = asyncio.create_task(self._lease_block(), name="lease transaction ids")
+                self._lease.add_done_callback(self._lease_ended)
+            # Shielded: a caller that goes away must not take the block from those who wait with it.
+            await asyncio.shield(self._lease)
+
+    async def _lease_block(self) -> None:
+        for _ in range(_LEASE_ATTEMPTS):
+            try:
+                block = await self._store.lease_ids(paths.id_sequence(self._coordinator_id), self._block_size)
+            except OutcomeUnknown:
+                continue  # Perhaps a block is wasted; nobody was given an id of it.
+            self._free = iter(block)
+            return
+        # Nothing was begun, so to those who wait this is definite.
+        raise StoreUnavailable("the store did not answer when a block of transaction ids was leased")
+
+    def _lease_ended(self, lease: asyncio.Task[None]) -> None:
+        self._lease = None
+        if not lease.cancelled():
+            lease.exception()  # Those who wait hear of it; when they have all gone, nobody needs to.
