@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from service.models import Cluster as Cluster
+from service.models import Process as Process
+
 MAX_TIMEOUT_MS = 86_400_000
 MAX_WRITERS = 10_000
 
@@ -13,19 +16,31 @@ State = Literal["OPEN", "COMMITTED", "ABORTED"]
 MAX_NUMBER = 2**53 - 1
 
 
-def _valid_key(value: str) -> str:
-    if "&" in value:
-        raise ValueError("must not hold '&'")
-    if not value or any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in value):
-        raise ValueError("must not be empty or hold control characters")
+MAX_KEY_LENGTH = 512
+
+
+def no_control_characters(value: str) -> str:
+    if any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in value):
+        raise ValueError("must not hold control characters")
     return value
 
 
-TransactionKeyName = Annotated[str, Field(max_length=512), AfterValidator(_valid_key)]
-WriterName = Annotated[str, Field(min_length=1, max_length=256)]
+def valid_key(value: str) -> str:
+    if "&" in value:
+        raise ValueError("must not hold '&'")
+    if not 1 <= len(value) <= MAX_KEY_LENGTH:
+        raise ValueError(f"must have 1 to {MAX_KEY_LENGTH} characters")
+    return no_control_characters(value)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(no_control_characters)]
+TransactionKeyName = Annotated[str, AfterValidator(valid_key)]
+WriterName = Name
 Writers = Annotated[list[WriterName], Field(max_length=MAX_WRITERS)]
 TimeoutMs = Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+PropertyName = Annotated[str, Field(min_length=1, max_length=256)]
+PropertyValue = Annotated[str, Field(max_length=1024)]
 
 
 class Request(BaseModel):
@@ -38,11 +53,11 @@ class BeginRequest(Request):
     """`timeout_ms` is a duration."""
 
     timeout_ms: TimeoutMs = 60_000
-    owner: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    owner: Name | None = None
     transaction_key: TransactionKeyName | None = None
     epoch: Number | None = None
     version: Number | None = None
-    properties: Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=64)] | None = None
+    properties: Annotated[dict[PropertyName, PropertyValue], Field(max_length=64)] | None = None
 
 
 class CommitRequest(Request):
@@ -67,12 +82,15 @@ class PrepareRequest(Request):
 
 
 class ConnectRequest(Request):
-    """`epoch` -1 takes over; a current epoch is confirmed. With `session`, taking over twice under the same name
-    answers the same epoch, and a session that was taken over from can never take over again."""
+    """`epoch` -1 takes over from whoever holds the key; any other must be the current one. Both bump the epoch.
+
+    With `session`, taking over twice under the same name answers the same epoch, so that a lost reply costs nothing;
+    and a session that was taken over from can never connect again.
+    """
 
     epoch: Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
-    owner: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    session: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    owner: Name | None = None
+    session: Name | None = None
 
 
 class TransactionHeader(BaseModel):
@@ -147,19 +165,16 @@ class TransactionKeyInfo(BaseModel):
     updated_ms: int
 
 
+class DeletedTransactionKey(BaseModel):
+    """What deleting a key left behind: its epoch never repeats, and `last_version` still counts as committed."""
+
+    key: str
+    owner: str | None = None
+    epoch: int
+    last_version: int | None = None
+    aborted_txn_id: str | None = None
+
+
 class TransactionKeyPage(BaseModel):
     items: list[TransactionKeyInfo]
     next_page_token: str | None = None
-
-
-class Process(BaseModel):
-    id: str
-    url: str
-
-
-class Cluster(BaseModel):
-    """Who serves where, and the revision of the metadata store at which this was read."""
-
-    coordinators: list[Process]
-    brokers: list[Process]
-    revision: int

@@ -1,0 +1,111 @@
+"""What a verb answers about a transaction, and how a decided or prepared one refuses it.
+
+code                  when (CONTRACT.md, error table)
+EXPIRED_TRANSACTION   aborted by timeout or fencing; wins over the two below
+INVALID_TXN_STATE     decided the other way; the detail names the state and its time
+TXN_CONFLICT          prepared: nothing may change it any more but its decision
+TXN_NOT_FOUND         never began, or its header was collected
+"""
+
+from __future__ import annotations
+
+from coordinator.api.models import TransactionHeader
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header
+from metastore.txn.store import TransactionRecords
+from metastore.types import Revision
+from service.problems import ErrorCode, ServiceError
+
+
+def describe(
+    txn_id: TxnId, header: Header, revision: Revision, *, deadline_ms: int | None = None, prepared: bool = False
+) -> TransactionHeader:
+    """The public form of a header. `deadline_ms` is the one in force, for an open transaction that has moved it."""
+    return TransactionHeader(
+        txn_id=str(txn_id),
+        state=header.state.value,
+        created_ms=header.created_ms,
+        deadline_ms=header.timeout_ms if deadline_ms is None else deadline_ms,
+        finalized_ms=header.finalized_ms,
+        owner=header.owner,
+        transaction_key=header.key,
+        epoch=header.epoch,
+        version=header.version,
+        writers=None if header.writers is None else list(header.writers),
+        reason=header.reason,
+        expired_by=header.expired_by.value if header.expired_by else None,
+        prepared=True if prepared else None,
+        revision=revision,
+        properties=header.properties,
+    )
+
+
+def describe_records(
+    records: TransactionRecords, *, deadline_ms: int | None = None, prepared: bool = False
+) -> TransactionHeader:
+    """A transaction as it was read, but for a deadline or a prepare that was just applied to it."""
+    return describe(
+        records.txn_id,
+        records.header,
+        records.header_record.version,
+        deadline_ms=records.deadline_ms if deadline_ms is None else deadline_ms,
+        prepared=prepared or records.prepared_record is not None,
+    )
+
+
+def unknown_transaction(txn_id: TxnId) -> ServiceError:
+    return ServiceError(
+        ErrorCode.TXN_NOT_FOUND,
+        f"transaction {txn_id} is unknown: it never began, or it ended long ago",
+        txn_id=str(txn_id),
+    )
+
+
+def already_decided(txn_id: TxnId, header: Header) -> ServiceError:
+    """Why a final transaction refuses a verb that is not its own end."""
+    assert header.state.final
+    if header.expired_by:
+        return ServiceError(
+            ErrorCode.EXPIRED_TRANSACTION,
+            f"transaction {txn_id} was aborted by {header.expired_by} at {header.finalized_ms}: {header.reason}",
+            txn_id=str(txn_id),
+            state=header.state.value,
+            finalized_ms=header.finalized_ms,
+            expired_by=header.expired_by.value,
+        )
+    return ServiceError(
+        ErrorCode.INVALID_TXN_STATE,
+        f"transaction {txn_id} was {header.state} at {header.finalized_ms}",
+        txn_id=str(txn_id),
+        state=header.state.value,
+        finalized_ms=header.finalized_ms,
+    )
+
+
+def other_writers(txn_id: TxnId, header: Header) -> ServiceError:
+    """The same transaction cannot be committed again with another list of writers: the first list has decided."""
+    counted = "all" if header.writers is None else f"{len(header.writers)} named"
+    return ServiceError(
+        ErrorCode.INVALID_TXN_STATE,
+        f"transaction {txn_id} was COMMITTED at {header.finalized_ms} with other writers ({counted} writers count)",
+        txn_id=str(txn_id),
+        state=header.state.value,
+        finalized_ms=header.finalized_ms,
+    )
+
+
+def is_prepared(txn_id: TxnId) -> ServiceError:
+    return ServiceError(
+        ErrorCode.TXN_CONFLICT,
+        f"transaction {txn_id} is prepared: only its commit or abort may follow",
+        action="Commit or abort the prepared transaction.",
+        txn_id=str(txn_id),
+    )
+
+
+def not_allowed(detail: str, *, action: str | None = None, **members: object) -> ServiceError:
+    return ServiceError(ErrorCode.NOT_ALLOWED, detail, action=action, **members)
+
+
+def invalid(field: str, detail: str) -> ServiceError:
+    return ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {detail}", field=field)

@@ -1,0 +1,122 @@
+"""The one write that decides a transaction, whoever asks for it: a user, the sweep, a newer epoch, an administrator.
+
+header at the version read → final │ lease, prepared, writers at the versions read → gone │ deadline entry → gone
+with a transaction key, in the same apply: the key's record at the version read → no longer holds this transaction
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.answers import describe, unknown_transaction
+from coordinator.api.models import TransactionHeader
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.settling import Clock, Overtaken, Settling
+from metastore.api import MetadataStore
+from metastore.errors import MetastoreError
+from metastore.txn.ids import TxnId
+from metastore.txn.key_records import read_key
+from metastore.txn.records import Header
+from metastore.txn.states import ExpiredBy, TxnState
+from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.types import Applied, Batch
+
+log = structlog.get_logger()
+
+
+class KeyMovedOn(Exception):
+    """The transaction's key no longer holds it at its epoch, so it cannot commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Reads transactions and decides them. All state is in the store."""
+
+    store: MetadataStore
+    clock: Clock
+    settling: Settling
+    metrics: CoordinatorMetrics
+
+    async def read(self, txn_id: TxnId) -> TransactionRecords:
+        """Raises TXN_NOT_FOUND."""
+        records = await TxnStore(self.store).read(txn_id)
+        if records is None:
+            raise unknown_transaction(txn_id)
+        return records
+
+    async def decide(self, records: TransactionRecords, final: Header) -> TransactionHeader:
+        """Raises `Overtaken` (read again), `KeyMovedOn` (a commit only), and the store's errors."""
+        batch = records.finalize(self.store.batch(), final)
+        await self._let_go_of_key(batch, records, final)
+        applied = await self.apply(batch, (records, final))
+        return describe(records.txn_id, final, applied.revision)
+
+    async def apply(self, batch: Batch, *decided: tuple[TransactionRecords, Header]) -> Applied:
+        """Apply a batch that decides `decided`, and count what became of it."""
+        try:
+            applied = await self.settling.apply(batch)
+        except Overtaken as overtaken:
+            landed = overtaken.perhaps_ours and await self._landed(*decided)
+            for _, final in decided:
+                if landed:
+                    self.metrics.decided(final)
+                else:
+                    self.metrics.overtaken()
+            raise
+        for records, final in decided:
+            self.metrics.decided(final)
+            (log.info if final.expired_by else log.debug)(
+                "transaction decided",
+                txn_id=str(records.txn_id),
+                state=final.state.value,
+                expired_by=final.expired_by,
+                reason=final.reason,
+                revision=applied.revision,
+            )
+        return applied
+
+    async def _landed(self, *decided: tuple[TransactionRecords, Header]) -> bool:
+        """Whether a lost decision of ours is what the header says now; only for counting."""
+        for records, final in decided:
+            try:
+                record = await self.store.get(records.header_record.key)
+            except MetastoreError:
+                return False
+            if record is None or record.value != final.encode():
+                return False
+        return True
+
+    async def _let_go_of_key(self, batch: Batch, records: TransactionRecords, final: Header) -> None:
+        """Clear the key's `txn_id`; a commit also checks its epoch and moves `last_version` (DESIGN §5.15).
+
+        An *unprepared* transaction commits only under the key's current epoch. A prepared one has outlived its epoch
+        when a newer connection took over: that connection is told of it and must be able to commit it, and the key
+        still holds it.
+        """
+        header = records.header
+        if header.key is None:
+            return
+        key = await read_key(self.store, header.owner, header.key)
+        held = key.value
+        if held is None or held.txn_id != str(records.txn_id):
+            if final.state is TxnState.COMMITTED:
+                raise KeyMovedOn
+            return
+        if final.state is TxnState.COMMITTED and held.epoch != header.epoch and not records.prepared_record:
+            raise KeyMovedOn
+        update: dict[str, object] = {"txn_id": None, "updated_ms": final.finalized_ms}
+        if final.state is TxnState.COMMITTED and header.version is not None:
+            update["last_version"] = header.version
+        key.write(batch, held.model_copy(update=update))
+
+
+def committed(header: Header, now_ms: int, writers: tuple[str, ...] | None) -> Header:
+    return header.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": now_ms, "writers": writers})
+
+
+def aborted(header: Header, now_ms: int, reason: str | None, expired_by: ExpiredBy | None = None) -> Header:
+    return header.model_copy(
+        update={"state": TxnState.ABORTED, "finalized_ms": now_ms, "reason": reason, "expired_by": expired_by}
+    )

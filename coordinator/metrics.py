@@ -1,0 +1,56 @@
+"""The coordinator's metrics, with the names of the public contract. Each one is measured where it happens."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter
+
+from metastore.txn.records import Header
+from metastore.txn.states import ExpiredBy, TxnState
+
+
+class CoordinatorMetrics:
+    """What one process did; nothing here is read from the store."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._header_cas = Counter(
+            "pulsar_txn_metadata_store_header_cas",
+            "Decisions of transactions: applied (ok), overtaken by another write (conflict), or refused because the "
+            "transaction is decided another way (reject).",
+            ["result"],
+            registry=self.registry,
+        )
+        self._ended = Counter(
+            "metatxn_transactions_ended",
+            "Transactions that this process decided.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.sweep_errors = Counter(
+            "metatxn_timeout_sweep_errors",
+            "Transactions past their deadline that a sweep failed to abort; the next sweep tries again.",
+            registry=self.registry,
+        )
+        for result in ("ok", "conflict", "reject"):
+            self._header_cas.labels(result)
+        for result in ("committed", "aborted", "timed_out", "fenced"):
+            self._ended.labels(result)
+
+    def decided(self, final: Header) -> None:
+        self._header_cas.labels("ok").inc()
+        self._ended.labels(_ended_result(final)).inc()
+
+    def overtaken(self) -> None:
+        self._header_cas.labels("conflict").inc()
+
+    def refused(self) -> None:
+        self._header_cas.labels("reject").inc()
+
+
+def _ended_result(final: Header) -> str:
+    match final.expired_by:
+        case ExpiredBy.TIMEOUT:
+            return "timed_out"
+        case ExpiredBy.FENCING:
+            return "fenced"
+    return "committed" if final.state is TxnState.COMMITTED else "aborted"

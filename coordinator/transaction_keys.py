@@ -1,0 +1,341 @@
+"""Transaction keys: one connection and one open transaction per (owner, key) (DESIGN §5.15, transaction-key PIP).
+
+    connect   epoch += 1 │ the unprepared predecessor → ABORTED by fencing │ a prepared one stays and is returned
+    begin     the unprepared predecessor → ABORTED by fencing │ new header OPEN │ the key holds it
+    commit    (in `decisions`) the key must still hold it │ last_version moves │ the key holds nothing
+    delete    whatever it holds → ABORTED by fencing │ a tombstone keeps epoch and last_version
+
+Each line is one apply, and each writes the key's record at the version it read, so they happen one after another.
+Epochs start at 0 (initialised at -1, and bumped by the first connect) and never repeat, not even after a delete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator import answers
+from coordinator.api.models import (
+    BeginRequest,
+    ConnectAnswer,
+    ConnectRequest,
+    DeletedTransactionKey,
+    TransactionHeader,
+    TransactionKeyInfo,
+)
+from coordinator.decisions import Decisions, aborted
+from coordinator.doubt import Doubt
+from coordinator.id_blocks import IdBlocks
+from coordinator.settling import Overtaken
+from metastore.txn import store as txn_records
+from metastore.txn.ids import TxnId
+from metastore.txn.key_records import KeyRecord, read_key
+from metastore.txn.records import Header, TransactionKey
+from metastore.txn.states import ExpiredBy, TxnState
+from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.types import Batch, Revision
+from service.problems import ErrorCode, ServiceError
+
+FENCED_SESSIONS_KEPT = 64
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """`created` is false when begin found the same transaction open, or its version already committed."""
+
+    header: TransactionHeader
+    created: bool
+
+
+class TransactionKeys:
+    """The transaction keys of one store."""
+
+    def __init__(self, decisions: Decisions, ids: IdBlocks) -> None:
+        self._decisions = decisions
+        self._store = decisions.store
+        self._ids = ids
+
+    # -- connect -------------------------------------------------------------------------------------------------
+
+    async def connect(self, key: str, request: ConnectRequest) -> ConnectAnswer:
+        """Become the one connection of `key`.
+
+        Raises NOT_ALLOWED for a stale epoch or a session that was taken over from, OUTCOME_UNKNOWN.
+        """
+        fenced: TransactionRecords | None = None
+        with Doubt(transaction_key=key) as doubt:
+            while True:
+                held = await read_key(self._store, request.owner, key)
+                holder = await self._held_transaction(held.value)
+                same = _same_session(held, request)
+                if same:
+                    return _connected(same, fenced, holder)
+                _refuse_connection(held, request, doubt)
+                bumped = self._bumped(held, request, holder)
+                unprepared = holder if holder and not holder.prepared_record else None
+                fenced = unprepared or fenced
+                batch = held.write(self._store.batch(), bumped)
+                try:
+                    await self._apply(batch, unprepared, f"epoch {bumped.epoch} of its transaction key took over")
+                except Overtaken as overtaken:
+                    # A lost bump that landed was never handed to anyone: taking over from it costs one more epoch.
+                    doubt.note(overtaken)
+                    if not doubt.lost:
+                        fenced = None
+                    continue
+                log.info("transaction key taken over", transaction_key=key, owner=request.owner, epoch=bumped.epoch)
+                return _connected(bumped, fenced, holder)
+
+    def _bumped(self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None) -> TransactionKey:
+        """The record after this connection: it still holds a prepared transaction, and no other one."""
+        old = held.value
+        fenced = old.fenced_sessions if old else ()
+        if old and old.session and old.session != request.session:
+            fenced = (*fenced, old.session)[-FENCED_SESSIONS_KEPT:]
+        return TransactionKey(
+            epoch=old.epoch + 1 if old else 0,
+            updated_ms=self._decisions.clock(),
+            txn_id=str(holder.txn_id) if holder and holder.prepared_record else None,
+            last_version=old.last_version if old else None,
+            session=request.session,
+            fenced_sessions=fenced,
+        )
+
+    # -- begin ---------------------------------------------------------------------------------------------------
+
+    async def begin(self, request: BeginRequest, key: str) -> Begun:
+        """Begin under a key: at most one transaction of a key is open, and a committed version never runs again.
+
+        Raises NOT_ALLOWED for an epoch that is not the key's, TXN_CONFLICT while a prepared transaction of the key
+        waits for its decision, OUTCOME_UNKNOWN.
+        """
+        txn_id: TxnId | None = None
+        with Doubt(transaction_key=key) as doubt:
+            while True:
+                if doubt.lost and txn_id and (landed := await TxnStore(self._store).read(txn_id)):
+                    return Begun(answers.describe_records(landed), created=True)
+                doubt.settle()
+                held = await read_key(self._store, request.owner, key)
+                epoch = _epoch_to_begin(held, request)
+                if _already_committed(held, request):
+                    return Begun(_committed_before(held, request), created=False)
+                predecessor = await self._held_transaction(held.value)
+                if predecessor and _is_same(predecessor, request, epoch):
+                    return Begun(answers.describe_records(predecessor), created=False)
+                if predecessor and predecessor.prepared_record:
+                    raise _prepared_predecessor(predecessor, key)
+                txn_id = txn_id or await self._ids.next()
+                header = self._new_header(request, epoch)
+                batch = txn_records.begin(self._store.batch(), txn_id, header)
+                held.write(batch, self._holding(held, txn_id, epoch))
+                try:
+                    revision = await self._apply(batch, predecessor, f"transaction {txn_id} of the same key began")
+                except Overtaken as overtaken:
+                    doubt.note(overtaken)
+                    continue
+                log.debug("transaction begun", txn_id=str(txn_id), transaction_key=key, epoch=epoch)
+                return Begun(answers.describe(txn_id, header, revision), created=True)
+
+    def _new_header(self, request: BeginRequest, epoch: int) -> Header:
+        now_ms = self._decisions.clock()
+        return Header(
+            state=TxnState.OPEN,
+            timeout_ms=now_ms + request.timeout_ms,
+            created_ms=now_ms,
+            owner=request.owner,
+            key=request.transaction_key,
+            epoch=epoch,
+            version=request.version,
+            properties=request.properties,
+        )
+
+    def _holding(self, held: KeyRecord, txn_id: TxnId, epoch: int) -> TransactionKey:
+        old = held.value or TransactionKey(epoch=epoch, updated_ms=0)
+        update = {"epoch": epoch, "txn_id": str(txn_id), "updated_ms": self._decisions.clock(), "deleted": None}
+        return old.model_copy(update=update)
+
+    # -- delete and read -----------------------------------------------------------------------------------------
+
+    async def delete(self, key: str, owner: str | None = None) -> DeletedTransactionKey:
+        """Abort what the key holds, prepared or not (this is an administrator's verb), and leave a tombstone.
+
+        Deleting it again succeeds and changes nothing. Raises NOT_FOUND when it was never used, OUTCOME_UNKNOWN.
+        """
+        with Doubt(transaction_key=key) as doubt:
+            while True:
+                held = await read_key(self._store, owner, key)
+                old = held.value
+                if old is None:
+                    raise _unknown_key(key)
+                if old.deleted:
+                    return _deleted(held, old, None)
+                holder = await self._held_transaction(old)
+                tombstone = self._tombstone(old)
+                batch = held.write(self._store.batch(), tombstone)
+                try:
+                    await self._apply(batch, holder, "its transaction key was deleted")
+                except Overtaken as overtaken:
+                    doubt.note(overtaken)
+                    continue
+                log.info("transaction key deleted", transaction_key=key, owner=owner, epoch=old.epoch)
+                return _deleted(held, tombstone, holder)
+
+    def _tombstone(self, old: TransactionKey) -> TransactionKey:
+        return TransactionKey(
+            epoch=old.epoch,
+            updated_ms=self._decisions.clock(),
+            last_version=old.last_version,
+            fenced_sessions=old.fenced_sessions,
+            deleted=True,
+        )
+
+    async def get(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
+        """Raises NOT_FOUND when the key was never used, or is deleted."""
+        held = await read_key(self._store, owner, key)
+        if held.live is None:
+            raise _unknown_key(key)
+        return describe_key(held, held.live)
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    async def _held_transaction(self, held: TransactionKey | None) -> TransactionRecords | None:
+        """The open transaction that a key holds. What is read here is checked by the key's version: whoever decides
+        the transaction writes the key too."""
+        if held is None or held.txn_id is None:
+            return None
+        records = await TxnStore(self._store).read(TxnId.parse(held.txn_id))
+        return None if records is None or records.header.state.final else records
+
+    async def _apply(self, batch: Batch, fenced: TransactionRecords | None, reason: str) -> Revision:
+        """Apply `batch`, and abort `fenced` in the same apply."""
+        if fenced is None:
+            return (await self._decisions.settling.apply(batch)).revision
+        final = aborted(fenced.header, self._decisions.clock(), reason, ExpiredBy.FENCING)
+        fenced.finalize(batch, final)
+        return (await self._decisions.apply(batch, (fenced, final))).revision
+
+
+# -- rules -------------------------------------------------------------------------------------------------------
+
+
+def _same_session(held: KeyRecord, request: ConnectRequest) -> TransactionKey | None:
+    """The key's record when this very session holds it already: a repeated take-over finds its epoch again."""
+    live = held.live
+    if live and request.epoch == -1 and request.session is not None and live.session == request.session:
+        return live
+    return None
+
+
+def _refuse_connection(held: KeyRecord, request: ConnectRequest, doubt: Doubt) -> None:
+    try:
+        _refuse_fenced_session(held, request)
+        if request.epoch != -1:
+            _refuse_other_epoch(held, request.epoch)
+    except ServiceError as refused:
+        if doubt.lost:  # The newer epoch may be the one that this very call has made.
+            raise doubt.unknown(refused) from refused
+        raise
+
+
+def _refuse_fenced_session(held: KeyRecord, request: ConnectRequest) -> None:
+    current = held.value
+    if current and request.session is not None and request.session in current.fenced_sessions:
+        raise answers.not_allowed(
+            f"session {request.session!r} was taken over from: a newer connection holds transaction key {held.key!r}",
+            action="Stop; a newer process does this work.",
+            transaction_key=held.key,
+        )
+
+
+def _refuse_other_epoch(held: KeyRecord, epoch: int) -> None:
+    live = held.live
+    if live is None or live.epoch != epoch:
+        now = f"its epoch is {live.epoch}" if live else "nobody is connected"
+        raise answers.not_allowed(
+            f"epoch {epoch} of transaction key {held.key!r} is not current: {now}",
+            transaction_key=held.key,
+            current_epoch=live.epoch if live else None,
+        )
+
+
+def _epoch_to_begin(held: KeyRecord, request: BeginRequest) -> int:
+    """The key's epoch; without one in the request a key that is not in use gets its next epoch."""
+    if request.epoch is not None:
+        _refuse_other_epoch(held, request.epoch)
+        return request.epoch
+    if held.live:
+        return held.live.epoch
+    return held.value.epoch + 1 if held.value else 0
+
+
+def _already_committed(held: KeyRecord, request: BeginRequest) -> bool:
+    last = held.value.last_version if held.value else None
+    return request.version is not None and last is not None and request.version <= last
+
+
+def _is_same(predecessor: TransactionRecords, request: BeginRequest, epoch: int) -> bool:
+    header = predecessor.header
+    return request.version is not None and header.version == request.version and header.epoch == epoch
+
+
+def _committed_before(held: KeyRecord, request: BeginRequest) -> TransactionHeader:
+    return TransactionHeader(
+        state="COMMITTED",
+        already_committed=True,
+        transaction_key=held.key,
+        owner=held.owner,
+        epoch=held.value.epoch if held.value else None,
+        version=request.version,
+    )
+
+
+def _prepared_predecessor(predecessor: TransactionRecords, key: str) -> ServiceError:
+    return ServiceError(
+        ErrorCode.TXN_CONFLICT,
+        f"transaction {predecessor.txn_id} of key {key!r} is prepared and must be ended first",
+        action="Commit or abort the prepared transaction, then begin again.",
+        transaction_key=key,
+        prepared_txn_id=str(predecessor.txn_id),
+    )
+
+
+def _unknown_key(key: str) -> ServiceError:
+    return ServiceError(ErrorCode.NOT_FOUND, f"transaction key {key!r} is not in use", transaction_key=key)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+
+
+def _connected(
+    current: TransactionKey, fenced: TransactionRecords | None, holder: TransactionRecords | None
+) -> ConnectAnswer:
+    return ConnectAnswer(
+        epoch=current.epoch,
+        aborted_txn_id=str(fenced.txn_id) if fenced else None,
+        prepared_txn_id=str(holder.txn_id) if holder and holder.prepared_record else None,
+        last_version=current.last_version,
+    )
+
+
+def _deleted(held: KeyRecord, value: TransactionKey, aborted_: TransactionRecords | None) -> DeletedTransactionKey:
+    return DeletedTransactionKey(
+        key=held.key,
+        owner=held.owner,
+        epoch=value.epoch,
+        last_version=value.last_version,
+        aborted_txn_id=str(aborted_.txn_id) if aborted_ else None,
+    )
+
+
+def describe_key(held: KeyRecord, value: TransactionKey) -> TransactionKeyInfo:
+    return TransactionKeyInfo(
+        key=held.key,
+        owner=held.owner,
+        epoch=value.epoch,
+        txn_id=value.txn_id,
+        last_version=value.last_version,
+        updated_ms=value.updated_ms,
+    )

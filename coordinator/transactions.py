@@ -1,0 +1,288 @@
+"""The verbs of a transaction: begin, read, keep alive, remember writers, prepare, commit, abort.
+
+    (absent) ──begin──▶ OPEN ──commit──▶ COMMITTED        prepare, keep-alive and add-writers need OPEN and unprepared;
+                          └────abort───▶ ABORTED          commit and abort end a prepared transaction too
+
+Every verb reads the records, answers when they already say it all, else applies one checked batch; a batch that was
+overtaken is built again from what is there now. Nothing is kept between two calls, so any coordinator can answer any
+call (DESIGN §5.17). The clock decides no more than the numbers in the records: who wins is up to the checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from coordinator import answers
+from coordinator.api.models import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
+from coordinator.decisions import Decisions, KeyMovedOn, aborted, committed
+from coordinator.doubt import Doubt
+from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.settling import Clock, Overtaken, Settling
+from coordinator.transaction_keys import Begun, TransactionKeys
+from metastore.api import MetadataStore
+from metastore.txn import store as txn_records
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header, Prepared
+from metastore.txn.states import ExpiredBy, TxnState
+from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.types import Batch
+from service.problems import ServiceError
+
+PREPARED_TIMEOUT_MS = MAX_TIMEOUT_MS
+"""How long a prepared transaction waits for its decision unless prepare says otherwise: a day."""
+
+MAX_WRITERS_BYTES = 400 << 10
+"""The names of all writers together, as JSON: they must fit into one record, next to the rest of the header."""
+
+log = structlog.get_logger()
+
+
+class Transactions:
+    """The transactions of one store, seen by one coordinator.
+
+    `coordinator_id` is the high part of the ids begun here. Processes may share one (see `IdBlocks`).
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        coordinator_id: int = 0,
+        *,
+        metrics: CoordinatorMetrics | None = None,
+        settling: Settling | None = None,
+        id_block_size: int = BLOCK_SIZE,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.metrics = metrics or CoordinatorMetrics()
+        self._settling = settling or Settling(store, clock)
+        self._ids = IdBlocks(store, coordinator_id, id_block_size)
+        self._decisions = Decisions(store, clock, self._settling, self.metrics)
+        self.keys = TransactionKeys(self._decisions, self._ids)
+
+    # -- begin and read ------------------------------------------------------------------------------------------
+
+    async def begin(self, request: BeginRequest | None = None) -> Begun:
+        """Open a transaction; under a transaction key as `TransactionKeys.begin` says.
+
+        Raises INVALID_ARGUMENT for `epoch` or `version` without a key, and OUTCOME_UNKNOWN with the id that may have
+        been begun (nobody else will ever use it; its timeout ends it).
+        """
+        request = request or BeginRequest()
+        if request.transaction_key is not None:
+            return await self.keys.begin(request, request.transaction_key)
+        for field in ("epoch", "version"):
+            if getattr(request, field) is not None:
+                raise answers.invalid(field, "needs a transaction_key")
+        txn_id = await self._ids.next()
+        now_ms = self.clock()
+        header = Header(
+            state=TxnState.OPEN,
+            timeout_ms=now_ms + request.timeout_ms,
+            created_ms=now_ms,
+            owner=request.owner,
+            properties=request.properties,
+        )
+        batch = txn_records.begin(self.store.batch(), txn_id, header)
+        with Doubt(txn_id=str(txn_id)) as doubt:
+            try:
+                revision = (await self._settling.apply(batch)).revision
+            except Overtaken as overtaken:
+                # The id is ours alone, so the record that is there is the one whose reply was lost.
+                doubt.note(overtaken)
+                return Begun(await self.get(txn_id), created=True)
+        log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
+        return Begun(answers.describe(txn_id, header, revision), created=True)
+
+    async def get(self, txn_id: TxnId) -> TransactionHeader:
+        """Raises TXN_NOT_FOUND."""
+        return answers.describe_records(await self._decisions.read(txn_id))
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    async def commit(self, txn_id: TxnId, writers: Iterable[str] | None = None) -> TransactionHeader:
+        """Commit (DESIGN §5.11, §5.12). `writers` are those that count; None: the remembered ones, or else all.
+
+        Raises INVALID_ARGUMENT for too many writers (nothing happened), EXPIRED_TRANSACTION, INVALID_TXN_STATE when
+        it was aborted or committed with another list, NOT_ALLOWED when its key has moved on, OUTCOME_UNKNOWN.
+        """
+        wanted = None if writers is None else _writer_set(writers, "writers")
+
+        def again(records: TransactionRecords) -> TransactionHeader:
+            header = records.header
+            if header.state is not TxnState.COMMITTED:
+                raise answers.already_decided(txn_id, header)
+            if wanted is not None and wanted != header.writers:
+                raise answers.other_writers(txn_id, header)
+            return answers.describe_records(records)
+
+        def final(records: TransactionRecords) -> Header:
+            counted = records.remembered_writers if wanted is None else wanted
+            return committed(records.header, self.clock(), counted)
+
+        return await self._end(txn_id, again, final)
+
+    async def abort(self, txn_id: TxnId, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
+        """Abort. One that timed out or was fenced is aborted already, so aborting it succeeds.
+
+        `force` is an administrator's word and changes only who may abort a prepared transaction; while nobody is
+        authenticated everybody may. Raises INVALID_TXN_STATE when it was committed, OUTCOME_UNKNOWN.
+        """
+
+        def again(records: TransactionRecords) -> TransactionHeader:
+            if records.header.state is not TxnState.ABORTED:
+                raise answers.already_decided(txn_id, records.header)
+            return answers.describe_records(records)
+
+        def final(records: TransactionRecords) -> Header:
+            if force:
+                log.info("transaction aborted by force", txn_id=str(txn_id), reason=reason)
+            return aborted(records.header, self.clock(), reason)
+
+        return await self._end(txn_id, again, final)
+
+    async def expire(self, txn_id: TxnId, max_clock_skew_ms: int) -> bool:
+        """Abort a transaction whose deadline in force is past by more than the clock skew (DESIGN §5.16).
+
+        False when there is nothing to do: decided, collected, or its deadline was moved; also when it was moved or
+        decided while this ran, because the checks cover the records that hold the deadline.
+        """
+        records = await TxnStore(self.store).read(txn_id)
+        now_ms = self.clock()
+        if records is None or records.header.state.final or records.deadline_ms + max_clock_skew_ms > now_ms:
+            return False
+        kind = "prepared deadline" if records.prepared_record else "deadline"
+        reason = f"{kind} {records.deadline_ms} passed"
+        try:
+            await self._decisions.decide(records, aborted(records.header, now_ms, reason, ExpiredBy.TIMEOUT))
+        except Overtaken:
+            return False
+        return True
+
+    async def _end(
+        self,
+        txn_id: TxnId,
+        again: Callable[[TransactionRecords], TransactionHeader],
+        final: Callable[[TransactionRecords], Header],
+    ) -> TransactionHeader:
+        """`again` answers or refuses when the header is final; `final` is what an open one shall become."""
+        key_moved_on = False
+        with Doubt(txn_id=str(txn_id)) as doubt:
+            while True:
+                records = await self._decisions.read(txn_id)
+                doubt.settle()
+                if records.header.state.final:
+                    return self._answer_again(records, again)
+                if key_moved_on:
+                    # Whoever takes the key away ends its transaction in the same apply, and this was read later.
+                    raise _key_lost(records)
+                try:
+                    return await self._decisions.decide(records, final(records))
+                except Overtaken as overtaken:
+                    doubt.note(overtaken)
+                except KeyMovedOn:
+                    key_moved_on = True
+
+    def _answer_again(
+        self, records: TransactionRecords, again: Callable[[TransactionRecords], TransactionHeader]
+    ) -> TransactionHeader:
+        try:
+            return again(records)
+        except ServiceError:
+            self.metrics.refused()
+            raise
+
+    # -- while it is open ----------------------------------------------------------------------------------------
+
+    async def keep_alive(self, txn_id: TxnId, timeout_ms: int) -> TransactionHeader:
+        """The deadline becomes `timeout_ms` from now.
+
+        Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE when it is decided, TXN_CONFLICT when it is prepared.
+        """
+
+        def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
+            deadline_ms = self.clock() + timeout_ms
+            records.keep_alive(batch, deadline_ms)
+            return answers.describe_records(records, deadline_ms=deadline_ms)
+
+        return await self._change(txn_id, change)
+
+    async def add_writers(self, txn_id: TxnId, add: Iterable[str]) -> TransactionHeader:
+        """Remember writers that count; a commit without a list of its own takes them. Raises as `keep_alive`."""
+        added = _writer_set(add, "add")
+
+        def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
+            known = records.remembered_writers or ()
+            if not set(added) <= set(known):
+                records.remember_writers(batch, _writer_set((*known, *added), "add"))
+            return answers.describe_records(records)
+
+        return await self._change(txn_id, change)
+
+    async def prepare(self, txn_id: TxnId, prepared_timeout_ms: int | None = None) -> TransactionHeader:
+        """First phase of an external two-phase commit: only a decision may follow, and a longer deadline holds.
+
+        Preparing again changes nothing and succeeds. Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE when decided.
+        """
+        timeout_ms = PREPARED_TIMEOUT_MS if prepared_timeout_ms is None else prepared_timeout_ms
+
+        def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
+            now_ms = self.clock()
+            records.prepare(batch, Prepared(prepared_ms=now_ms, deadline_ms=now_ms + timeout_ms))
+            return answers.describe_records(records, deadline_ms=now_ms + timeout_ms, prepared=True)
+
+        return await self._change(txn_id, change, when_prepared=answers.describe_records)
+
+    async def _change(
+        self,
+        txn_id: TxnId,
+        change: Callable[[TransactionRecords, Batch], TransactionHeader],
+        *,
+        when_prepared: Callable[[TransactionRecords], TransactionHeader] | None = None,
+    ) -> TransactionHeader:
+        """`change` fills a batch for the side records of an open transaction and says what to answer once it is
+        applied; it leaves the batch empty when there is nothing to change."""
+        with Doubt(txn_id=str(txn_id)) as doubt:
+            while True:
+                records = await self._decisions.read(txn_id)
+                doubt.settle()
+                if records.header.state.final:
+                    raise answers.already_decided(txn_id, records.header)
+                if records.prepared_record:
+                    if when_prepared:
+                        return when_prepared(records)
+                    raise answers.is_prepared(txn_id)
+                batch = self.store.batch()
+                answer = change(records, batch)
+                if batch.empty:
+                    return answer
+                try:
+                    await self._settling.apply(batch)
+                except Overtaken as overtaken:
+                    doubt.note(overtaken)
+                    continue
+                return answer
+
+
+def _writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
+    """Sorted and without repetitions, so that equal sets are equal tuples. Raises INVALID_ARGUMENT when too many."""
+    names = tuple(sorted(set(writers)))
+    if len(names) > MAX_WRITERS:
+        raise answers.invalid(field, f"{len(names)} writers are more than the {MAX_WRITERS} that one list can hold")
+    if len(json.dumps(names, ensure_ascii=False).encode()) > MAX_WRITERS_BYTES:
+        raise answers.invalid(field, f"the names of the writers together exceed {MAX_WRITERS_BYTES} bytes")
+    return names
+
+
+def _key_lost(records: TransactionRecords) -> ServiceError:
+    return answers.not_allowed(
+        f"transaction {records.txn_id} is no longer held by its transaction key at epoch {records.header.epoch}",
+        txn_id=str(records.txn_id),
+        transaction_key=records.header.key,
+        epoch=records.header.epoch,
+    )
