@@ -1,0 +1,184 @@
+"""The coordinator's REST endpoints: read the request, call the core, answer. No rule of the protocol lives here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from coordinator.api.models import (
+    MAX_NUMBER,
+    AbortRequest,
+    BeginRequest,
+    CommitRequest,
+    ConnectAnswer,
+    ConnectRequest,
+    DeletedTransactionKey,
+    KeepAliveRequest,
+    Name,
+    OperationPage,
+    PrepareRequest,
+    State,
+    TransactionHeader,
+    TransactionKeyInfo,
+    TransactionKeyName,
+    TransactionKeyPage,
+    TransactionPage,
+    WritersRequest,
+    valid_key,
+)
+from coordinator.api.openapi import ALWAYS, ENDS, WRITES, refusals
+from coordinator.listings import Filter, Listings
+from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
+from coordinator.transactions import Transactions
+from metastore.txn.ids import TxnId
+from service.http import PathText
+from service.problems import ErrorCode
+
+
+def _txn_id(text: str) -> str:
+    TxnId.parse(text)
+    return text
+
+
+TxnIdPath = Annotated[
+    PathText,
+    AfterValidator(_txn_id),
+    Field(description="32 lower-case hex digits", examples=["0000000000000000000000000000002a"]),
+]
+KeyPath = Annotated[PathText, AfterValidator(valid_key)]
+
+
+class PageQuery(BaseModel):
+    """Query parameters of every list; others are refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
+    page_token: Annotated[str, Field(max_length=4096, description="`next_page_token` of the page before")] | None = None
+
+
+class TransactionQuery(PageQuery):
+    state: State | None = None
+    older_than_ms: Annotated[int, Field(ge=0, le=MAX_NUMBER, description="begun at least this long ago")] | None = None
+    segment: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    transaction_key: TransactionKeyName | None = None
+    owner: Name | None = None
+
+
+class KeyListQuery(PageQuery):
+    owner: Name | None = None
+
+
+class OwnerQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    owner: Name | None = None
+
+
+def transaction_routes(transactions: Transactions, listings: Listings) -> APIRouter:
+    router = APIRouter(prefix="/v1/txns", tags=["transactions"])
+
+    @router.post(
+        "",
+        status_code=201,
+        response_model_exclude_none=True,
+        responses=refusals(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
+        | {200: {"model": TransactionHeader, "description": "The same transaction is open, or its version committed"}},
+    )
+    async def begin(response: Response, body: BeginRequest | None = None) -> TransactionHeader:
+        """Begin a transaction.
+
+        Under a `transaction_key` only one is open: an older one is aborted, the same `epoch` and `version` find the
+        open one again (200), and a `version` that is committed already is answered with `already_committed` (200).
+        """
+        begun = await transactions.begin(body)
+        response.status_code = 201 if begun.created else 200
+        return begun.header
+
+    @router.get("", response_model_exclude_none=True, responses=refusals(*ALWAYS))
+    async def list_transactions(query: Annotated[TransactionQuery, Query()]) -> TransactionPage:
+        """Transactions that match every filter. A page may hold fewer than `limit` and still have a next one."""
+        wanted = Filter(
+            state=query.state,
+            older_than_ms=query.older_than_ms,
+            segment=query.segment,
+            transaction_key=query.transaction_key,
+            owner=query.owner,
+        )
+        return await listings.transactions(wanted, query.limit, query.page_token)
+
+    @router.get("/{txn_id}", response_model_exclude_none=True, responses=refusals(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
+    async def get_transaction(txn_id: TxnIdPath) -> TransactionHeader:
+        """The state of a transaction, now."""
+        return await transactions.get(TxnId.parse(txn_id))
+
+    @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=refusals(*ENDS, ErrorCode.NOT_ALLOWED))
+    async def commit(txn_id: TxnIdPath, body: CommitRequest | None = None) -> TransactionHeader:
+        """Commit. Repeating it succeeds, with a list of `writers` only with the same one."""
+        return await transactions.commit(TxnId.parse(txn_id), body.writers if body else None)
+
+    @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=refusals(*ENDS))
+    async def abort(txn_id: TxnIdPath, body: AbortRequest | None = None) -> TransactionHeader:
+        """Abort. Repeating it succeeds, and so does aborting what has timed out or was fenced."""
+        body = body or AbortRequest()
+        return await transactions.abort(TxnId.parse(txn_id), body.reason, force=body.force)
+
+    @router.post(
+        "/{txn_id}/writers", response_model_exclude_none=True, responses=refusals(*ENDS, ErrorCode.TXN_CONFLICT)
+    )
+    async def add_writers(txn_id: TxnIdPath, body: WritersRequest) -> TransactionHeader:
+        """Remember writers that count; a commit without `writers` uses that list."""
+        return await transactions.add_writers(TxnId.parse(txn_id), body.add)
+
+    @router.post(
+        "/{txn_id}/keep-alive", response_model_exclude_none=True, responses=refusals(*ENDS, ErrorCode.TXN_CONFLICT)
+    )
+    async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest) -> TransactionHeader:
+        """Move the deadline to `timeout_ms` from now."""
+        return await transactions.keep_alive(TxnId.parse(txn_id), body.timeout_ms)
+
+    @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=refusals(*ENDS))
+    async def prepare(txn_id: TxnIdPath, body: PrepareRequest | None = None) -> TransactionHeader:
+        """First phase of an external two-phase commit: from now on only commit or abort."""
+        return await transactions.prepare(TxnId.parse(txn_id), body.prepared_timeout_ms if body else None)
+
+    @router.get("/{txn_id}/ops", response_model_exclude_none=True, responses=refusals(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
+    async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()]) -> OperationPage:
+        """Operation records that no participant has cleaned up yet."""
+        return await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token)
+
+    return router
+
+
+def transaction_key_routes(transactions: Transactions, listings: Listings) -> APIRouter:
+    router = APIRouter(tags=["transaction keys"])
+    keys = transactions.keys
+    admin = "/admin/v2/transactions/transaction-keys"
+
+    @router.post(
+        "/v1/transaction-keys/{key}/connect",
+        response_model_exclude_none=True,
+        responses=refusals(*WRITES, ErrorCode.NOT_ALLOWED),
+    )
+    async def connect(key: KeyPath, body: ConnectRequest) -> ConnectAnswer:
+        """Become the only connection of a key: the epoch grows, and what the one before had open is aborted."""
+        return await keys.connect(key, body)
+
+    @router.get(admin, response_model_exclude_none=True, responses=refusals(*ALWAYS))
+    async def list_keys(query: Annotated[KeyListQuery, Query()]) -> TransactionKeyPage:
+        """Keys in use, of one owner or of all."""
+        return await listings.transaction_keys(query.owner, query.limit, query.page_token)
+
+    @router.get(admin + "/{key}", response_model_exclude_none=True, responses=refusals(*ALWAYS, ErrorCode.NOT_FOUND))
+    async def get_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> TransactionKeyInfo:
+        """One key: its epoch and the transaction it holds."""
+        return await keys.get(key, query.owner)
+
+    @router.delete(admin + "/{key}", response_model_exclude_none=True, responses=refusals(*WRITES, ErrorCode.NOT_FOUND))
+    async def delete_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> DeletedTransactionKey:
+        """Remove a key and abort what it holds. Its epochs never repeat, and committed versions stay committed."""
+        return await keys.delete(key, query.owner)
+
+    return router

@@ -1,0 +1,147 @@
+"""Pages of transactions, of their operations and of transaction keys, read in slices and never loaded whole.
+
+    filter       the range that is read                         order
+    segment      write operations of the segment, by index      transaction id
+    state=OPEN   the deadline index                             deadline
+    other state  the final-state index                          time of the decision
+    none         all headers                                    transaction id
+
+The other filters are looked at row by row, so one page examines a bounded number of rows: it may hold fewer items than
+asked for, even none, and still have a next page. What changes while one pages through may be missed or seen twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from coordinator import answers, paging
+from coordinator.api.models import (
+    Operation,
+    OperationPage,
+    State,
+    TransactionHeader,
+    TransactionKeyPage,
+    TransactionPage,
+)
+from coordinator.settling import Clock
+from coordinator.transaction_keys import describe_key
+from metastore.api import MetadataStore
+from metastore.keys import prefix_end
+from metastore.txn import key_records, listing, paths
+from metastore.txn.ids import TxnId
+from metastore.txn.listing import Row
+from metastore.txn.records import decode_op
+from metastore.txn.states import TxnState
+from metastore.txn.store import TransactionRecords, TxnStore
+
+ROWS_PER_PAGE = 2_000
+"""After how many rows a page ends, however few of them it shows."""
+_SMALLEST_SLICE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which transactions a list shows; `older_than_ms` is an age."""
+
+    state: State | None = None
+    older_than_ms: int | None = None
+    segment: str | None = None
+    transaction_key: str | None = None
+    owner: str | None = None
+
+    def admits(self, found: TransactionHeader, now_ms: int) -> bool:
+        assert found.created_ms is not None
+        return (
+            (self.state is None or found.state == self.state)
+            and (self.older_than_ms is None or found.created_ms <= now_ms - self.older_than_ms)
+            and (self.transaction_key is None or found.transaction_key == self.transaction_key)
+            and (self.owner is None or found.owner == self.owner)
+        )
+
+
+class Listings:
+    """Everything here only reads."""
+
+    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def transactions(
+        self, wanted: Filter, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
+    ) -> TransactionPage:
+        """Raises INVALID_ARGUMENT for a page token of another list."""
+        name, read_slice = self._range_of(wanted, slice_size := max(limit + 1, _SMALLEST_SLICE))
+        after = paging.position_of(name, page_token)
+        now_ms = self._clock()
+        items: list[TransactionHeader] = []
+        examined = 0
+        while examined < ROWS_PER_PAGE:
+            rows = await read_slice(after)
+            examined += len(rows)
+            for row, found in await self._read(rows):
+                if not wanted.admits(found, now_ms):
+                    continue
+                if len(items) == limit:
+                    return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
+                items.append(found)
+                after = row.position
+            if len(rows) < slice_size:
+                return TransactionPage(items=items)
+            after = rows[-1].position
+        return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
+
+    def _range_of(self, wanted: Filter, limit: int) -> tuple[str, Callable[[str], Awaitable[list[Row]]]]:
+        """The narrowest range that holds everything wanted: its name in page tokens, and how to read a slice of it."""
+        store = self._store
+        if wanted.segment is not None:
+            segment = wanted.segment
+            name = f"segment {segment}"
+            return name, lambda after: listing.writing_to_segment(store, segment, after=after, limit=limit)
+        if wanted.state is None:
+            return "all", lambda after: listing.by_id(store, after=after, limit=limit)
+        if wanted.state == "OPEN":
+            return "open", lambda after: listing.open_by_deadline(store, after=after, limit=limit)
+        state = TxnState(wanted.state)
+        name = f"decided {state}"
+        return name, lambda after: listing.decided_by_time(store, state, after=after, limit=limit)
+
+    async def _read(self, rows: Iterable[Row]) -> list[tuple[Row, TransactionHeader]]:
+        """Rows whose header is still there, with what it says now."""
+        rows = list(rows)
+        found = await TxnStore(self._store).read_many([row.txn_id for row in rows])
+        return [
+            (row, answers.describe_records(records))
+            for row, records in zip(rows, found, strict=True)
+            if isinstance(records, TransactionRecords)
+        ]
+
+    async def operations(
+        self, txn_id: TxnId, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
+    ) -> OperationPage:
+        """Operation records that no participant has cleaned up yet. Raises TXN_NOT_FOUND, INVALID_ARGUMENT."""
+        name = f"ops {txn_id}"
+        after = paging.position_of(name, page_token)
+        if await TxnStore(self._store).read(txn_id) is None:
+            raise answers.unknown_transaction(txn_id)
+        root = paths.ops_of_transaction(txn_id)
+        found = await self._store.range(f"{root}{after}\0" if after else root, prefix_end(root), limit=limit)
+        items = [_operation(record.key, record.value) for record in found.records]
+        last = items[-1].key.removeprefix(root) if items else after
+        return OperationPage(items=items, next_page_token=paging.make_token(name, last) if found.more else None)
+
+    async def transaction_keys(
+        self, owner: str | None = None, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
+    ) -> TransactionKeyPage:
+        """Keys in use; without `owner` those of every owner. Deleted ones are left out."""
+        after = paging.position_of("keys", page_token)
+        found, more = await key_records.list_keys(self._store, owner, after=after, limit=limit)
+        return TransactionKeyPage(
+            items=[describe_key(key, key.live) for key in found if key.live],
+            next_page_token=paging.make_token("keys", key_records.position(found[-1])) if more else None,
+        )
+
+
+def _operation(key: str, value: bytes) -> Operation:
+    fields = decode_op(value).model_dump(include=set(Operation.model_fields))
+    return Operation.model_validate({**fields, "key": key})

@@ -1,0 +1,127 @@
+"""The coordinator as a process part: HTTP, the timeout sweep, and its announcement in the store.
+
+It keeps nothing of its own. Any number of them may serve one store, and a client may talk to a different one with every
+request; one that is killed leaves nothing to recover.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from importlib.metadata import version
+
+import structlog
+from fastapi import FastAPI
+
+from coordinator.api.routes import transaction_key_routes, transaction_routes
+from coordinator.listings import Listings
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.settling import Clock
+from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
+from coordinator.transactions import Transactions
+from metastore.api import Ephemeral, MetadataStore
+from metastore.errors import MetastoreError
+from metastore.txn import paths
+from metastore.txn.records import JsonRecord
+from service.http import create_app
+from service.operations import add_operations
+from service.server import HttpServer
+
+DEFAULT_PORT = 8470
+PRESENCE_TTL_MS = 10_000
+DEFAULT_GC_INTERVAL_MS = 60_000
+DEFAULT_GC_RETENTION_MS = 3_600_000
+
+_DESCRIPTION = """Transactions over many streams, decided by one compare-and-set in a metadata store.
+
+Every error is `application/problem+json` with `code`, `retriable`, `definite` and `action`. Every verb but begin
+without `version` and connect may be repeated."""
+
+log = structlog.get_logger()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class ProcessRecord(JsonRecord):
+    """`/cluster/coordinator/<id>`: an ephemeral record, liveness only."""
+
+    url: str
+
+
+class CoordinatorService:
+    """Serve the coordinator's API for `store`, which stays the caller's to close.
+
+    `coordinator_id` is the high part of the ids of transactions begun here. It need not be unique: ids come in blocks
+    from one record per coordinator id in the store. `port` 0 takes a free one.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        timeout_sweep_interval_ms: int = DEFAULT_INTERVAL_MS,
+        max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
+        gc_interval_ms: int = DEFAULT_GC_INTERVAL_MS,
+        gc_retention_ms: int = DEFAULT_GC_RETENTION_MS,
+        coordinator_id: int | None = None,
+        clock: Clock = _now_ms,
+    ) -> None:
+        self._store = store
+        self.metrics = CoordinatorMetrics()
+        self.gc_interval_ms = gc_interval_ms
+        self.gc_retention_ms = gc_retention_ms
+        self.transactions = Transactions(store, clock, coordinator_id or 0, metrics=self.metrics)
+        self.listings = Listings(store, clock)
+        self.timeout_sweep = TimeoutSweep(
+            self.transactions, interval_ms=timeout_sweep_interval_ms, max_clock_skew_ms=max_clock_skew_ms
+        )
+        self.process_id = secrets.token_hex(8)
+        self.app = self._create_app()
+        self._server = HttpServer(self.app, host, port)
+        self._presence: Ephemeral | None = None
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def start(self) -> None:
+        """Bind, announce, serve, sweep. Raises `OSError` when the port is taken, and the store's errors."""
+        self._server.bind()
+        try:
+            self._presence = await self._announce()
+            await self._server.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self.timeout_sweep.start()
+        log.info("coordinator ready", url=self.url, process_id=self.process_id)
+
+    async def stop(self) -> None:
+        """Withdraw, then finish the requests and the sweep that are under way. Idempotent."""
+        presence, self._presence = self._presence, None
+        if presence:
+            await self._withdraw(presence)
+        await self._server.stop()
+        await self.timeout_sweep.stop()
+        log.info("coordinator stopped", process_id=self.process_id)
+
+    async def _announce(self) -> Ephemeral:
+        key, value = paths.coordinator_process(self.process_id), ProcessRecord(url=self.url).encode()
+        return await self._store.ephemeral(key, value, PRESENCE_TTL_MS)
+
+    async def _withdraw(self, presence: Ephemeral) -> None:
+        try:
+            await presence.close()
+        except MetastoreError as error:  # The store forgets by itself after the time to live.
+            log.warning("coordinator still announced", error=str(error))
+
+    def _create_app(self) -> FastAPI:
+        app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), self.metrics.registry)
+        add_operations(app, self._store, waiting_for=dict)
+        app.include_router(transaction_routes(self.transactions, self.listings))
+        app.include_router(transaction_key_routes(self.transactions, self.listings))
+        return app
