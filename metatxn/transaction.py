@@ -111,11 +111,11 @@ class Transaction:
             raise
         return self._decide({"writers": writers})
 
-    def abort(self, reason: str | None = None) -> TransactionHeader:
-        """Raises `InvalidTransactionState` when it is committed."""
+    def abort(self, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
+        """With `force` a prepared one too. Raises `InvalidTransactionState` when it is committed."""
         if self.already_committed:
             return self.header
-        header = self._keep(self._post("abort", {"reason": reason}))
+        header = self._keep(self._post("abort", {"reason": reason, "force": force or None}))
         for sender in self._sent_inside():
             sender.discard(self._id)
         return header

@@ -1,0 +1,92 @@
+"""The command `metatxn`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from metatxn.cli import key, serve, topic, txn
+from metatxn.cli.options import DEFAULT_URL, CliError, Shared
+from metatxn.cli.output import Output, print_error
+from metatxn.errors import MetatxnError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="metatxn",
+    help="Transactions over many streams, decided by one compare-and-set in a metadata store.",
+    epilog="""Try it: `metatxn dev` in one terminal. In another: `metatxn topic create orders`, """
+    """`metatxn txn begin`, `metatxn topic produce orders '{"id": 7}' --txn <txn id>`, """
+    """`metatxn topic consume orders` (nothing yet), `metatxn txn commit <txn id>`, `metatxn topic consume orders`.""",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471")(serve.dev)
+app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)
+app.command(epilog="Example: metatxn broker --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(serve.broker)
+app.add_typer(txn.app, name="txn")
+app.add_typer(topic.app, name="topic")
+app.add_typer(key.app, name="key")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(version("metatxn"))
+        raise typer.Exit
+
+
+@app.callback()
+def shared(
+    context: typer.Context,
+    url: Annotated[str, typer.Option(envvar="METATXN_URL", help="Any coordinator or broker.")] = DEFAULT_URL,
+    token: Annotated[str | None, typer.Option(envvar="METATXN_TOKEN", help="Bearer token.", show_envvar=True)] = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="What is printed.")] = Output.TABLE,
+    _: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    context.obj = Shared(url, token, output)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and answer its exit code. An expected failure is one line on standard error."""
+    try:
+        code = app(args=arguments, prog_name="metatxn", standalone_mode=False)
+    except MetatxnError as error:
+        print_error(_sentences(error.detail, error.action))
+    except CliError as error:
+        print_error(str(error))
+    except (typer.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stdout = None  # whoever read us is gone: do not fail again at the last flush
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        return _usage(error)
+    else:
+        return code if isinstance(code, int) else 0
+    return EXIT_FAILURE
+
+
+def _usage(error: Exception) -> int:
+    """The parser's own errors. Typer brings its parser along, so their classes have no public name."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+        return EXIT_USAGE
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "metatxn"
+    print_error(_sentences(error.format_message(), f"See `{command} --help`."))  # type: ignore[attr-defined]
+    return EXIT_USAGE
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
+
+
+def main() -> None:
+    sys.exit(run())

@@ -1,0 +1,67 @@
+"""What the commands print: tables for people, JSON for programs, and one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+def as_json(value: Any) -> Any:
+    """Models become objects without their empty fields."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_none=True, by_alias=True)
+    if isinstance(value, list):
+        return [as_json(item) for item in value]
+    return value
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(as_json(value), indent=2, ensure_ascii=False), flush=True)
+
+
+def print_line(value: Any) -> None:
+    print(json.dumps(as_json(value), ensure_ascii=False), flush=True)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Aligned columns without borders, so that `grep` and `awk` work on them."""
+    texts = [list(columns), *([_cell(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[index]) for row in texts) for index in range(len(columns))]
+    for row in texts:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_fields(fields: dict[str, Any]) -> None:
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        print(f"{name.ljust(width)}  {_cell(value)}")
+
+
+def print_error(message: str) -> None:
+    """On one line, whatever the message holds."""
+    print("metatxn:", " ".join(message.split()), file=sys.stderr)
+
+
+def when(time_ms: int | None) -> str | None:
+    if time_ms is None:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return " ".join(value.splitlines()) or "-"
+    return json.dumps(as_json(value), ensure_ascii=False)

@@ -1,0 +1,171 @@
+"""`metatxn dev`, `metatxn coordinator`, `metatxn broker`: the servers."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from metatxn.cli import services
+from metatxn.cli.options import CliError, OutputOption, output_of
+from metatxn.cli.output import Output, print_fields, print_line
+
+COORDINATOR_PORT = 8470
+BROKER_PORT = 8471
+
+HostOption = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from everywhere.")]
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        envvar="METATXN_STORE",
+        metavar="URL",
+        help="sqlite:///path/file.db, etcd://host:port[,…][/root] or memory://.",
+    ),
+]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+SweepOption = Annotated[int | None, typer.Option(min=1, help="How often timed-out transactions are looked for.")]
+GcIntervalOption = Annotated[int | None, typer.Option(min=1, help="How often finished transactions are cleared away.")]
+GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
+SkewOption = Annotated[int | None, typer.Option(min=0, help="How far the clocks of two machines may be apart.")]
+LogOption = Annotated[str, typer.Option(help="debug, info, warning or error; on standard error.")]
+
+
+def dev(
+    context: typer.Context,
+    data_dir: Annotated[Path, typer.Option(help="Everything is kept here.")] = Path("metatxn-data"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the coordinator; 0: a free one.")] = COORDINATOR_PORT,
+    broker_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the broker; 0: a free one.")] = BROKER_PORT,
+    store: Annotated[
+        str | None,
+        typer.Option(envvar="METATXN_STORE", metavar="URL", help="[default: SQLite in the data directory]"),
+    ] = None,
+    host: HostOption = "127.0.0.1",
+    timeout_sweep_interval_ms: SweepOption = None,
+    gc_interval_ms: GcIntervalOption = None,
+    gc_retention_ms: GcRetentionOption = None,
+    max_clock_skew_ms: SkewOption = None,
+    log_level: LogOption = "warning",
+    output: OutputOption = None,
+) -> None:
+    """Run everything in one process, until Ctrl-C: a coordinator and a broker on SQLite."""
+    set_up_logs(log_level)
+    make_directory(data_dir)
+    settings = {
+        "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
+        "gc_interval_ms": gc_interval_ms,
+        "gc_retention_ms": gc_retention_ms,
+        "max_clock_skew_ms": max_clock_skew_ms,
+    }
+
+    async def run(stack: AsyncExitStack) -> None:
+        opened = await services.open_store(store or f"sqlite:///{data_dir.resolve() / 'metadata.db'}")
+        stack.push_async_callback(opened.close)
+        coordinator = made("coordinator", opened, settings, host=host, port=port)
+        broker = made("broker", opened, settings, data_dir=data_dir / "broker", host=host, port=broker_port)
+        await started(stack, coordinator, "coordinator", "--port", port)
+        await started(stack, broker, "broker", "--broker-port", broker_port)
+        urls = {"coordinator": coordinator.url, "broker": broker.url, "data": str(data_dir.resolve())}
+        announce(urls, output_of(context, output))
+
+    services.run_loop(services.until_stopped(run))
+
+
+def coordinator(
+    context: typer.Context,
+    store: StoreOption,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = COORDINATOR_PORT,
+    timeout_sweep_interval_ms: SweepOption = None,
+    gc_interval_ms: GcIntervalOption = None,
+    gc_retention_ms: GcRetentionOption = None,
+    max_clock_skew_ms: SkewOption = None,
+    log_level: LogOption = "warning",
+    output: OutputOption = None,
+) -> None:
+    """Run a coordinator until Ctrl-C. It keeps nothing: any number of them may serve one store."""
+    set_up_logs(log_level)
+    settings = {
+        "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
+        "gc_interval_ms": gc_interval_ms,
+        "gc_retention_ms": gc_retention_ms,
+        "max_clock_skew_ms": max_clock_skew_ms,
+    }
+
+    async def run(stack: AsyncExitStack) -> None:
+        opened = await services.open_store(store)
+        stack.push_async_callback(opened.close)
+        service = made("coordinator", opened, settings, host=host, port=port)
+        await started(stack, service, "coordinator", "--port", port)
+        announce({"coordinator": service.url}, output_of(context, output))
+
+    services.run_loop(services.until_stopped(run))
+
+
+def broker(
+    context: typer.Context,
+    store: StoreOption,
+    data_dir: Annotated[Path, typer.Option(help="Its ledgers; one broker per directory, on a local disk.")],
+    host: HostOption = "127.0.0.1",
+    port: PortOption = BROKER_PORT,
+    log_level: LogOption = "warning",
+    output: OutputOption = None,
+) -> None:
+    """Run a broker until Ctrl-C."""
+    set_up_logs(log_level)
+    make_directory(data_dir)
+
+    async def run(stack: AsyncExitStack) -> None:
+        opened = await services.open_store(store)
+        stack.push_async_callback(opened.close)
+        service = made("broker", opened, {}, data_dir=data_dir, host=host, port=port)
+        await started(stack, service, "broker", "--port", port)
+        announce({"broker": service.url, "data": str(data_dir.resolve())}, output_of(context, output))
+
+    services.run_loop(services.until_stopped(run))
+
+
+def made(name: str, store: services.Store, settings: dict[str, int | None], **arguments: Any) -> services.Service:
+    """The service with the settings that were given and that apply to it."""
+    factory = services.load(name)
+    known = inspect.signature(factory).parameters
+    given = {option: value for option, value in settings.items() if value is not None and option in known}
+    service: services.Service = factory(store, **arguments, **given)
+    return service
+
+
+async def started(stack: AsyncExitStack, service: services.Service, name: str, port_option: str, port: int) -> None:
+    stack.push_async_callback(service.stop)
+    await services.start(service, name, port_option, port)
+
+
+def announce(urls: dict[str, str], output: Output) -> None:
+    """Printed once everything answers: a script may wait for this."""
+    if output is Output.JSON:
+        print_line(urls)
+    else:
+        print_fields(urls)
+        sys.stdout.flush()
+
+
+def make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"--data-dir: {error}. Give a directory that can be written.") from error
+
+
+def set_up_logs(level: str) -> None:
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise CliError(f"--log-level: {level!r} is no level. Use debug, info, warning or error.")
+    logging.basicConfig(stream=sys.stderr, level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

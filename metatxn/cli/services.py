@@ -1,0 +1,96 @@
+"""Running the servers: one process, one event loop, until Ctrl-C or SIGTERM.
+
+The client library never imports the servers. They and the store are found as entry points of `metatxn.services`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+import structlog
+
+from metatxn.cli.options import CliError
+
+log = structlog.get_logger()
+
+
+class Service(Protocol):
+    @property
+    def url(self) -> str: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Store(Protocol):
+    async def close(self) -> None: ...
+
+
+def load(name: str) -> Any:
+    """The entry point `name` of `metatxn.services`."""
+    for entry_point in entry_points(group="metatxn.services", name=name):
+        return entry_point.load()
+    raise CliError(f"the server part {name!r} is not installed. Install the package metatxn again.")
+
+
+async def open_store(url: str) -> Store:
+    try:
+        opener: Callable[[str], Awaitable[Store]] = load("open_store")
+        return await opener(url)
+    except CliError:
+        raise
+    except ValueError as error:
+        raise CliError(f"--store: {error}") from error
+    except Exception as error:
+        log.debug("the store did not open", exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+        raise CliError(f"cannot open the store {url}: {reason}. Check that it runs, or give another one.") from error
+
+
+async def start(service: Service, name: str, port_option: str, port: int) -> None:
+    try:
+        await service.start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CliError(f"port {port} is in use. Stop what listens there, or change {port_option}.") from error
+        raise CliError(f"the {name} cannot start: {error}. Check --host, {port_option} and --data-dir.") from error
+    except Exception as error:
+        log.debug("a service did not start", service=name, exc_info=error)
+        raise CliError(f"the {name} cannot start: {type(error).__name__}: {error}") from error
+
+
+async def until_stopped(run: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
+    """Start what `run` starts, wait for a signal, and stop it in the reverse order. A signal ends the start too."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        starting = asyncio.ensure_future(run(stack))
+        stopped = asyncio.create_task(stop.wait())
+        stack.callback(stopped.cancel)
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await stopped
+        else:
+            starting.cancel()
+            await asyncio.wait([starting])
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """On uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)

@@ -1,0 +1,216 @@
+"""`metatxn topic …`: make and look at topics, send and read messages by hand."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+import metatxn
+from metatxn.cli.options import CliError, OutputOption, TokenOption, UrlOption, connect, output_of
+from metatxn.cli.output import Output, print_fields, print_json, print_line, print_rows, when
+from metatxn.cli.txn import named_values
+from participants.api.models import SchemaField, TopicInfo, TopicSchema
+
+app = typer.Typer(
+    help="Make and look at topics; send and read messages by hand.",
+    epilog="A topic is tenant/namespace/name; a bare name means public/default/<name>.",
+    no_args_is_help=True,
+)
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.")]
+
+
+class Isolation(StrEnum):
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+    SNAPSHOT = "snapshot"
+
+
+@app.command(epilog="Example: metatxn topic create orders --segments 4 --schema id:int64,name:string")
+def create(
+    context: typer.Context,
+    topic: TopicArgument,
+    segments: Annotated[int, typer.Option(min=1, help="Into so many parts keys are spread.")] = 1,
+    schema: Annotated[
+        str | None, typer.Option(metavar="NAME:TYPE,…", help="Columns, in Arrow's type names; without, any message.")
+    ] = None,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Create a topic."""
+    with connect(context, url, token) as client:
+        show_topic(client.create_topic(topic, segments, parsed_schema(schema)), output_of(context, output))
+
+
+@app.command("list", epilog="Example: metatxn topic list -o json")
+def list_(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Topics by name."""
+    with connect(context, url, token) as client:
+        topics = list(itertools.islice(client.topics(), limit))
+    if output_of(context, output) is Output.JSON:
+        print_json(topics)
+        return
+    print_rows(
+        ("TOPIC", "SEGMENTS", "SCHEMA"),
+        ((topic.name, len([s for s in topic.segments if s.state == "active"]), columns_of(topic)) for topic in topics),
+    )
+
+
+@app.command(epilog="Example: metatxn topic show orders")
+def show(
+    context: typer.Context,
+    topic: TopicArgument,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """A topic's schema and segments, and who owns them."""
+    with connect(context, url, token) as client:
+        show_topic(client.topic(topic), output_of(context, output))
+
+
+@app.command(
+    epilog="""Examples: metatxn topic produce orders '{"id": 7}' --key 7 · """
+    """seq 100 | metatxn topic produce numbers · metatxn topic produce orders '{"id": 8}' --txn <txn id>"""
+)
+def produce(
+    context: typer.Context,
+    topic: TopicArgument,
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="[JSON]...", help="Without any: one per line of standard input.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Routes all of them; equal keys keep their order.")] = None,
+    txn: Annotated[str | None, typer.Option(metavar="TXN_ID", help="Inside this transaction.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="The values are plain text, not JSON.")] = False,
+    properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE")] = None,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Send messages; returns when all of them are durable."""
+    messages = parsed_values(values if values else (line.rstrip("\n") for line in sys.stdin), text)
+    named = named_values(properties)
+    with connect(context, url, token) as client:
+        inside = client.attach(txn) if txn is not None else None
+        with client.producer(topic) as producer:
+            futures = [producer.send(value, key, inside, named) for value in messages]
+        positions = [future.result() for future in futures]
+    if output_of(context, output) is Output.JSON:
+        print_json({"sent": len(positions), "positions": positions})
+    else:
+        print(f"sent {len(positions)}")
+
+
+@app.command(epilog="Example: metatxn topic consume orders --follow --isolation read_committed")
+def consume(
+    context: typer.Context,
+    topic: TopicArgument,
+    start: Annotated[str, typer.Option(help="earliest, latest, or a token of the browse endpoint.")] = "earliest",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C; one line each.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    isolation: Annotated[Isolation, typer.Option(help="snapshot: one consistent cut, now.")] = Isolation.READ_COMMITTED,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Read messages without a subscription: nothing is acknowledged, and all of it can be read again."""
+    with connect(context, url, token) as client:
+        reader = client.reader(topic, start, isolation.value, follow)
+        messages = itertools.islice(reader, limit)
+        if follow:
+            follow_messages(messages, output_of(context, output))
+        elif output_of(context, output) is Output.JSON:
+            print_json([as_object(message) for message in messages])
+        else:
+            columns = ("PUBLISHED", "KEY", "VALUE", "TXN_ID")
+            print_rows(columns, [(when(m.publish_ms), m.key, shown(m.value), m.txn_id) for m in messages])
+
+
+def follow_messages(messages: Iterator[metatxn.Message], output: Output) -> None:
+    for message in messages:
+        if output is Output.JSON:
+            print_line(as_object(message))
+        else:
+            print(when(message.publish_ms), message.key or "-", json.dumps(shown(message.value)), sep="  ", flush=True)
+
+
+def as_object(message: metatxn.Message) -> dict[str, Any]:
+    """As the browse endpoint answers it."""
+    found: dict[str, Any] = {"message_id": message.message_id, "key": message.key}
+    if isinstance(message.value, bytes):
+        found["value_base64"] = base64.b64encode(message.value).decode()
+    else:
+        found["value"] = message.value
+    return found | {"properties": message.properties, "publish_ms": message.publish_ms, "txn_id": message.txn_id}
+
+
+def shown(value: Any) -> Any:
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else value
+
+
+def show_topic(topic: TopicInfo, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(topic)
+        return
+    print_fields({"topic": topic.name, "schema": columns_of(topic)})
+    print()
+    print_rows(
+        ("SEGMENT", "RANGE", "STATE", "OWNER", "CHILDREN"),
+        ((s.segment, f"{s.range[0]}-{s.range[1]}", s.state, s.owner, ",".join(s.children)) for s in topic.segments),
+    )
+
+
+def columns_of(topic: TopicInfo) -> str | None:
+    if topic.topic_schema is None:
+        return None
+    return ",".join(f"{field.name}:{field.type}" for field in topic.topic_schema.fields or [])
+
+
+def parsed_schema(text: str | None) -> TopicSchema | None:
+    if text is None:
+        return None
+    fields = []
+    for column in _split_columns(text):
+        name, colon, kind = column.partition(":")
+        if not colon or not name.strip() or not kind.strip():
+            raise CliError(f"--schema: {column!r} is no column. Use NAME:TYPE, such as id:int64,name:string.")
+        fields.append(SchemaField(name=name.strip(), type=kind.strip()))
+    try:
+        return TopicSchema(fields=fields)
+    except ValidationError as error:
+        raise CliError(f"--schema: {error}") from error
+
+
+def _split_columns(text: str) -> Iterator[str]:
+    """At the commas outside brackets: `price:decimal128(10, 2),at:timestamp[us, UTC]` has two columns."""
+    depth, start = 0, 0
+    for index, char in enumerate(text):
+        depth += (char in "[(<") - (char in "])>")
+        if char == "," and depth == 0:
+            yield text[start:index]
+            start = index + 1
+    yield text[start:]
+
+
+def parsed_values(texts: Iterable[str], plain: bool) -> list[Any]:
+    values = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            values.append(text if plain else json.loads(text))
+        except ValueError as error:
+            raise CliError(f"value {number} is not JSON: {error}. Quote it as JSON, or send it with --text.") from error
+    return values
