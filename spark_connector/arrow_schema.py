@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 import metatxn
 
@@ -23,7 +24,19 @@ def canonical(schema: pa.Schema) -> pa.Schema:
 
 
 def of_dataframe(schema: StructType) -> pa.Schema:
-    return canonical(to_arrow_schema(schema, timezone="UTC"))
+    """Raises `SchemaMismatch` for a column that Arrow cannot carry, or whose type is not known yet (void)."""
+    return pa.schema([_of_column(column) for column in schema])
+
+
+def _of_column(column: StructField) -> pa.Field[Any]:
+    try:
+        field = to_arrow_schema(StructType([column]), timezone="UTC").field(0)
+        return _nullable(field.name, field.type)
+    except (ValueError, PySparkException) as error:
+        raise metatxn.SchemaMismatch(
+            f"column {column.name} of type {column.dataType.simpleString()} cannot be sent: {error}",
+            action="Cast it to another type.",
+        ) from error
 
 
 def to_spark(schema: pa.Schema) -> StructType:
@@ -68,6 +81,8 @@ def _nullable(name: str, data_type: pa.DataType) -> pa.Field[Any]:
 
 
 def _plain(data_type: pa.DataType) -> pa.DataType:
+    if pat.is_null(data_type):
+        raise ValueError("only nulls fit a void column, so its topic would never take a value")
     if pat.is_dictionary(data_type):
         return _plain(data_type.value_type)
     if pat.is_large_string(data_type) or pat.is_string_view(data_type):

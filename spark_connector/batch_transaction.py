@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,8 +58,7 @@ def batch_transaction(
     """
     _check(app_id, batch_id, timeout_ms)
     token = token or os.environ.get("METATXN_TOKEN")
-    key = (url, app_id)
-    with one_line(), _SESSIONS.enter(key) as session:
+    with one_line(), _SESSIONS.enter(url, app_id) as session:
         transaction = _begin(url, token, app_id, batch_id, session, timeout_ms)
         if transaction.already_committed:
             yield BatchTransaction(f"{COMMITTED_PREFIX}{app_id}:{batch_id}", True, None)
@@ -96,28 +96,30 @@ def _abort(transaction: metatxn.Transaction) -> None:
 class _Sessions:
     """Which session a block belongs to: the run of the streaming query it is in, else this process.
 
-    A run that was stopped may leave its `foreachBatch` function running in this very process. It must not share a
-    transaction with the next run, so a run is a session of its own, and so is every block that begins while another
-    one of the same application id is still open: the later one takes over, the earlier one fails at its next step.
+    A run that was stopped may leave its `foreachBatch` function running in this very process, and must not share a
+    transaction with the next run: so every run is a session of its own, and one that was taken over from stays out.
+    Blocks of one run (or of no run) follow each other. Should one begin while another is still open, the later one
+    takes over in a new session, and the earlier one fails at its next step.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[tuple[str, str], int] = {}
-        self._takeovers: dict[tuple[str, str], int] = {}
+        self._open: Counter[tuple[str, str, str]] = Counter()
+        self._takeovers: Counter[tuple[str, str, str]] = Counter()
 
     @contextmanager
-    def enter(self, key: tuple[str, str]) -> Iterator[str]:
+    def enter(self, url: str, app_id: str) -> Iterator[str]:
+        block = (url, app_id, f"{_PROCESS}/{_run_id()}")
         with self._lock:
-            if self._open.get(key, 0):
-                self._takeovers[key] = self._takeovers.get(key, 0) + 1
-            self._open[key] = self._open.get(key, 0) + 1
-            session = f"{_PROCESS}/{_run_id()}/{self._takeovers.get(key, 0)}"
+            if self._open[block]:
+                self._takeovers[block] += 1
+            self._open[block] += 1
+            session = f"{block[-1]}/{self._takeovers[block]}"
         try:
             yield session
         finally:
             with self._lock:
-                self._open[key] -= 1
+                self._open[block] -= 1
 
 
 _SESSIONS = _Sessions()

@@ -61,9 +61,9 @@ class MetatxnDataSource(DataSource):
         if overwrite:
             raise OptionError('Format metatxn cannot overwrite: a topic only grows. Use mode "append" or INSERT INTO.')
         options = write_options(remembered_in(schema, self.options, "write"), "batch")
-        columns = arrow_schema.of_dataframe(schema)
         _check(options.url, options.token)
         with one_line():
+            columns = arrow_schema.of_dataframe(schema)
             rows = check_dataframe(client(options.url, options.token), options, columns)
             return BatchWriter(options, rows)
 
@@ -75,9 +75,9 @@ class MetatxnDataSource(DataSource):
         if overwrite:
             raise OptionError('Format metatxn has no output mode "complete": a topic only grows. Use "append".')
         options = write_options(self.options, "streaming")
-        columns = arrow_schema.of_dataframe(schema)
         _check(options.url, options.token)
         with one_line():
+            columns = arrow_schema.of_dataframe(schema)
             rows = check_dataframe(client(options.url, options.token), options, columns)
         return StreamWriter(options, rows)
 

@@ -114,24 +114,28 @@ def test_dictionaries_are_unpacked() -> None:
     ],
 )
 def test_types_that_spark_lacks_are_widened(found: pa.DataType, wider: str) -> None:
-    schema = pa.schema([pa.field("c", found)])
+    schema = of(pa.field("c", found))
     spark = arrow_schema.to_spark(schema)
     assert spark["c"].dataType.simpleString() == wider
     empty = pa.RecordBatch.from_pylist([{"c": None}], schema=schema)
     arrow_schema.conform(empty, arrow_schema.expected_by_spark(spark))
 
 
+def of(*fields: pa.Field[Any]) -> pa.Schema:
+    return pa.schema(fields)
+
+
 def test_columns_are_matched_by_name_not_by_place() -> None:
-    topic = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.large_string())])
-    given = pa.schema([pa.field("b", pa.string(), nullable=False), pa.field("a", pa.int64())])
+    topic = of(pa.field("a", pa.int64()), pa.field("b", pa.large_string()))
+    given = of(pa.field("b", pa.string(), nullable=False), pa.field("a", pa.int64()))
     arrow_schema.check_fits(given, "t", topic)
     batch = pa.RecordBatch.from_pylist([{"b": "x", "a": 1}], schema=given)
     assert arrow_schema.conform(batch, topic).to_pylist() == [{"a": 1, "b": "x"}]
 
 
 def test_a_schema_that_does_not_fit_names_every_column() -> None:
-    topic = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.string())])
-    given = pa.schema([pa.field("a", pa.float64()), pa.field("c", pa.string())])
+    topic = of(pa.field("a", pa.int64()), pa.field("b", pa.string()))
+    given = of(pa.field("a", pa.float64()), pa.field("c", pa.string()))
     with pytest.raises(metatxn.SchemaMismatch) as raised:
         arrow_schema.check_fits(given, "orders", topic)
     assert str(raised.value) == (

@@ -55,7 +55,9 @@ def test_a_job_that_fails_leaves_nothing_behind(
 ) -> None:
     name = topic()
     with pytest.raises(PySparkException, match="on purpose"):
-        to_topic(numbers(spark, 100).withColumn("x", F.raise_error(F.lit("on purpose"))), url, topic=name).save()
+        to_topic(
+            numbers(spark, 100).withColumn("x", F.raise_error(F.lit("on purpose")).cast("string")), url, topic=name
+        ).save()
     assert column(client, name) == []
     assert not open_transactions(client)
 
@@ -155,7 +157,9 @@ def test_the_first_write_sets_the_schema_and_others_must_fit(
         spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     assert column(client, name) == [1, 1, 1]
     with pytest.raises(PySparkException, match=r"SCHEMA_MISMATCH: .*column at is missing; column id is int64, the"):
-        to_topic(spark.range(3).withColumn("list", F.array()), url, topic=name).save()
+        to_topic(spark.range(3).withColumn("list", F.array(F.lit("x"))), url, topic=name).save()
+    with pytest.raises(PySparkException, match="SCHEMA_MISMATCH: column nothing of type array<void> cannot be sent"):
+        to_topic(spark.range(3).withColumn("nothing", F.array()), url, topic=name).save()
     assert column(client, name) == [1, 1, 1]
     assert not open_transactions(client)
 
