@@ -69,6 +69,7 @@ class EtcdStore(MetadataStore):
         limits: Limits,
         pipeline: int,
         on_group: Callable[[int], None] | None,
+        on_lost: Callable[[], None] | None,
     ) -> None:
         super().__init__(indexes)
         self._connection = connection
@@ -84,6 +85,7 @@ class EtcdStore(MetadataStore):
             limits=limits,
             deadline_s=deadline_s,
             on_group=on_group,
+            on_lost=on_lost,
         )
         self._keys_per_read = min(KEYS_PER_READ, limits.max_txn_ops)
         self._feeds: list[PrefixFeed] = []
@@ -106,13 +108,15 @@ class EtcdStore(MetadataStore):
         max_request_bytes: int = 1_000_000,
         pipeline: int = 2,
         on_group: Callable[[int], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> EtcdStore:
         """Connect to the cluster at `endpoints` (`host:port`, or with `http://` or `https://`) and ask it something.
 
         Every key gets the prefix `root` on the server. `ca`, `cert` and `key` are PEM files; `password_file` holds
         the password of `user`. `max_txn_ops` must not exceed the server's flag of that name. `max_request_bytes`
         bounds groups; a batch up to `max_batch_bytes` travels alone if need be, so the server's limit must be above
-        that. `pipeline` requests are in flight at a time. `on_group` is called with the size of each group.
+        that. `pipeline` requests are in flight at a time. `on_group` is called with the size of each group,
+        `on_lost` for each whose reply was lost.
 
         Raises `StoreUnavailable` if no endpoint answers within `deadline_ms`, or the user is refused.
         """
@@ -126,6 +130,7 @@ class EtcdStore(MetadataStore):
             limits=Limits(max_txn_ops, max_request_bytes),
             pipeline=pipeline,
             on_group=on_group,
+            on_lost=on_lost,
         )
         try:
             await store.current_revision()

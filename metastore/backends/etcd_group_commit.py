@@ -122,7 +122,10 @@ class _Slot:
 
 
 class GroupCommit:
-    """The one way in which applies of a store reach etcd. `on_group` is told the size of every group sent."""
+    """The one way in which applies of a store reach etcd.
+
+    `on_group` is told the size of every group sent, `on_lost` that the reply to one was lost.
+    """
 
     def __init__(
         self,
@@ -134,6 +137,7 @@ class GroupCommit:
         limits: Limits,
         deadline_s: float,
         on_group: Callable[[int], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
         assert pipeline >= 1
         self._connection = connection
@@ -143,6 +147,7 @@ class GroupCommit:
         # An answer later than this is fenced off; what is left of the deadline is for the fence and for sending again.
         self._request_timeout_s = deadline_s * 0.4
         self._on_group = on_group
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Member] = deque()
         self._slots = [_Slot(wire.key(f"{MARKERS}{process}/{number}")) for number in range(pipeline)]
@@ -203,12 +208,9 @@ class GroupCommit:
                 self._reconnect()
                 return
             in_flight = [other.footprint for other in self._slots if other.carrier]
-            members = [m for m in take_group(self._queue, in_flight, self._limits) if not m.answer.done()]
-            if members:
-                slot.members = members
-                slot.footprint = Footprint()
-                for member in members:
-                    slot.footprint.add(member.footprint)
+            members, slot.footprint = take_group(self._queue, in_flight, self._limits)
+            slot.members = [member for member in members if not member.answer.done()]
+            if slot.members:
                 slot.carrier = self._loop.create_task(self._carry(slot), name="etcd group commit")
 
     def _reconnect(self) -> None:
@@ -265,6 +267,8 @@ class GroupCommit:
         try:
             answer = await self._connection.call(self._connection.kv.Txn, request, self._request_timeout_s)
         except grpc.aio.AioRpcError as error:
+            if is_full(error):
+                return await self._full(slot, members, name)
             if is_refusal(error):
                 return await self._refused(slot, members, error)
             return await self._fence(slot, members, name)
@@ -292,10 +296,6 @@ class GroupCommit:
         if is_overload(error):
             await Backoff(first_s=0.1).pause()
             return members
-        if is_full(error):
-            for member in members:
-                member.fail(StoreFull(f"etcd at {self._connection.endpoints} is full: {error.details()}"))
-            return ()
         if len(members) == 1:
             members[0].fail(self._explain(error))
             return ()
@@ -304,6 +304,24 @@ class GroupCommit:
         if again:
             return [*again, *members[middle:]]
         return await self._commit(slot, members[middle:])
+
+    async def _full(self, slot: _Slot, members: Sequence[Member], name: bytes) -> Sequence[Member]:
+        """NOSPACE. The request that crosses the quota is answered so although it *was* applied; only the next ones
+        are refused. It has been answered, so nothing is on its way, and the marker alone tells which it was."""
+        request = TxnRequest(success=[slot.get()])
+        backoff = Backoff()
+        while True:
+            try:
+                answer = await self._connection.call(self._connection.kv.Txn, request, self._request_timeout_s)
+                break
+            except grpc.aio.AioRpcError:
+                await backoff.pause()
+        found = answer.responses[0].response_range.kvs
+        if found and found[0].value == name:
+            return await self._settle(slot, members, found, name, fence=None)
+        for member in members:
+            member.fail(StoreFull(f"etcd at {self._connection.endpoints} is full: compact and defragment it"))
+        return ()
 
     def _explain(self, error: grpc.aio.AioRpcError) -> MetastoreError:
         if is_denied(error):
@@ -315,6 +333,8 @@ class GroupCommit:
     async def _fence(self, slot: _Slot, members: Sequence[Member], name: bytes) -> Sequence[Member]:
         """Make sure that the request can no longer change its outcome, and learn it. See the module docstring."""
         slot.ever_lost = True
+        if self._on_lost:
+            self._on_lost()
         fence = b'{"fence":%d}' % next(self._ids)
         request = TxnRequest(compare=[slot.compare()], success=[slot.put(fence)], failure=[slot.get()])
         backoff = Backoff()
@@ -351,7 +371,9 @@ class GroupCommit:
         conditions = member.nested.conditions
         if not conditions:
             member.succeed(revision)
-        request = TxnRequest(success=[condition.read(revision - 1) for condition in conditions])
+        request = TxnRequest()
+        for condition in conditions:
+            condition.add_read(request.success, revision - 1)
         backoff = Backoff()
         while not member.answer.done():
             try:

@@ -34,17 +34,12 @@ KeyRange = tuple[str, str]
 MAX_SCANNED = 2_000
 
 
-def _meet(keys: set[str], ranges: list[KeyRange], other_keys: set[str], other_ranges: list[KeyRange]) -> bool:
-    if not keys.isdisjoint(other_keys):
-        return True
-    if not ranges and not other_ranges:
-        return False
+def _ranges_meet(keys: set[str], ranges: list[KeyRange], other_keys: set[str], other_ranges: list[KeyRange]) -> bool:
+    """Whether a range of one side holds a key of the other, or two ranges overlap."""
     return (
         any(start <= key < end for start, end in ranges for key in other_keys)
         or any(start <= key < end for start, end in other_ranges for key in keys)
-        or any(
-            start < other_end and other_start < end for start, end in ranges for other_start, other_end in other_ranges
-        )
+        or any(a < other_b and other_a < b for a, b in ranges for other_a, other_b in other_ranges)
     )
 
 
@@ -59,7 +54,7 @@ class Footprint:
 
     @classmethod
     def of(cls, batch: Batch) -> Footprint:
-        footprint = cls(written=batch.written(), written_ranges=list(batch.range_deletes))
+        footprint = cls(set(), [], batch.written(), list(batch.range_deletes))
         for check in batch.checks:
             if isinstance(check, EmptyRange):
                 footprint.checked_ranges.append((check.start, check.end))
@@ -75,8 +70,13 @@ class Footprint:
 
     def depends_on(self, other: Footprint) -> bool:
         """Whether something that `other` writes is checked or written here."""
-        return _meet(self.written, self.written_ranges, other.written, other.written_ranges) or _meet(
-            self.checked, self.checked_ranges, other.written, other.written_ranges
+        written = other.written
+        if not (written.isdisjoint(self.written) and written.isdisjoint(self.checked)):
+            return True
+        if not (self.checked_ranges or self.written_ranges or other.written_ranges):
+            return False
+        return _ranges_meet(self.written, self.written_ranges, written, other.written_ranges) or _ranges_meet(
+            self.checked, self.checked_ranges, written, other.written_ranges
         )
 
     def touches(self, other: Footprint) -> bool:
@@ -121,22 +121,23 @@ class Limits:
 W = TypeVar("W", bound=Waiting)
 
 
-def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) -> list[W]:
-    """Remove from `queue` the applies that may travel in one request now, in order. Empty: all must wait.
+def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) -> tuple[list[W], Footprint]:
+    """Remove from `queue` the applies that may travel in one request now, in order. None: all must wait.
 
     The first apply that waits for nobody is taken whatever its size, so that none can starve.
     """
-    barriers = list(in_flight)
     overtaken = Footprint()
-    barriers.append(overtaken)
-    taken: list[W] = []
+    barriers = list(in_flight)
     together = Footprint()
-    highest_cost = size_bytes = 0
+    taken: list[W] = []
     skipped: list[W] = []
+    highest_cost = size_bytes = 0
     while queue and len(skipped) + len(taken) < MAX_SCANNED:
         waiting = queue[0]
         footprint = waiting.footprint
         if footprint.depends_on(together) or any(footprint.touches(barrier) for barrier in barriers):
+            if not skipped:
+                barriers.append(overtaken)
             skipped.append(queue.popleft())
             overtaken.add(footprint)
             continue
@@ -147,4 +148,4 @@ def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) 
         taken.append(queue.popleft())
         together.add(footprint)
     queue.extendleft(reversed(skipped))
-    return taken
+    return taken, together

@@ -12,24 +12,21 @@ the loser of a race learns what beat it in the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt
+from typing import TYPE_CHECKING
 
 from metastore import keys
 from metastore.backends import etcd_stubs
-from metastore.backends.etcd_stubs import (
-    Compare,
-    DeleteRangeRequest,
-    KeyValue,
-    PutRequest,
-    RangeRequest,
-    RequestOp,
-    ResponseOp,
-    TxnRequest,
-)
+from metastore.backends.etcd_stubs import Compare, KeyValue, RequestOp, ResponseOp, TxnRequest
 from metastore.errors import CheckFailed, InvalidBatch
 from metastore.types import Absent, AtVersion, Batch, Check, EmptyRange, Event, FirstVersion, Record, Revision
+
+if TYPE_CHECKING:
+    from etcd3.etcdrpc.rpc_pb2 import Messages
+
+_CREATE, _MOD, _VERSION = Compare.CREATE, Compare.MOD, Compare.VERSION
 
 
 def holds(check: Check, found: Record | None) -> bool:
@@ -43,7 +40,7 @@ def holds(check: Check, found: Record | None) -> bool:
             return found is not None and found.first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Condition:
     """A check on one key, or on `[key, end)`, of the server."""
 
@@ -51,22 +48,26 @@ class Condition:
     key: bytes
     end: bytes = b""
 
-    def compare(self) -> Compare:
+    def add_compare(self, txn: TxnRequest) -> None:
         match self.check:
             case Absent():
-                return Compare(target=Compare.CREATE, key=self.key, create_revision=0)
+                txn.compare.add(target=_CREATE, key=self.key, create_revision=0)
             case AtVersion(_, version):
                 assert version > 0, "an absent record has no version"  # and etcd would take 0 for absent
-                return Compare(target=Compare.MOD, key=self.key, mod_revision=version)
+                txn.compare.add(target=_MOD, key=self.key, mod_revision=version)
             case FirstVersion():
-                return Compare(target=Compare.VERSION, key=self.key, version=1)
+                txn.compare.add(target=_VERSION, key=self.key, version=1)
             case EmptyRange():
-                return Compare(target=Compare.CREATE, key=self.key, range_end=self.end, create_revision=0)
+                txn.compare.add(target=_CREATE, key=self.key, range_end=self.end, create_revision=0)
 
-    def read(self, revision: Revision = 0) -> RequestOp:
+    def add_read(self, operations: Messages[RequestOp], revision: Revision = 0) -> None:
         """Reads the record that decides, now or at `revision`."""
-        limit = 1 if self.end else 0
-        return RequestOp(request_range=RangeRequest(key=self.key, range_end=self.end, limit=limit, revision=revision))
+        read = operations.add().request_range
+        read.key = self.key
+        read.revision = revision
+        if self.end:
+            read.range_end = self.end
+            read.limit = 1
 
 
 def first_failure(
@@ -78,7 +79,7 @@ def first_failure(
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Nested:
     """A batch as one operation of a request. `cost`: see `etcd_joining.Limits`."""
 
@@ -146,34 +147,44 @@ class Wire:
     def nested(self, batch: Batch, max_cost: int) -> Nested:
         """Raises `InvalidBatch` if the batch has more operations than a request can nest."""
         conditions = [condition for check in batch.checks for condition in self.conditions(check)]
-        writes = self._writes(batch)
-        below = 0
-        if len(writes) > max_cost:
+        ranges = [piece for bounds in batch.range_deletes for piece in self.pieces(*bounds)]
+        writes = len(batch.puts) + len(batch.deletes) + len(ranges)
+        width = 0
+        if writes > max_cost:
             # Unconditional transactions one level deeper: a square holds more than a line.
-            below = isqrt(len(writes)) + 1
-            writes = [
-                RequestOp(request_txn=TxnRequest(success=writes[first : first + below]))
-                for first in range(0, len(writes), below)
-            ]
-        cost = max(len(conditions), len(writes)) + below
+            width = isqrt(writes) + 1
+        top_level = -(-writes // width) if width else writes
+        cost = max(len(conditions), top_level, 1) + width
         if cost > max_cost:
             raise InvalidBatch(
-                f"{len(conditions)} checks and {len(batch.puts) + len(batch.deletes)} writes are more than the store "
-                f"takes at once (max_txn_ops is {max_cost + 2}): split the batch"
+                f"{len(conditions)} checks and {writes} writes are more than the store takes at once "
+                f"(max_txn_ops is {max_cost + 2}): split the batch"
             )
-        body = TxnRequest(
-            compare=[condition.compare() for condition in conditions],
-            success=writes,
-            failure=[condition.read() for condition in conditions],
-        )
-        return Nested(RequestOp(request_txn=body), conditions, max(cost, 1))
+        operation = RequestOp()
+        txn = operation.request_txn
+        txn.SetInParent()
+        for condition in conditions:
+            condition.add_compare(txn)
+            condition.add_read(txn.failure)
+        places = _places(txn.success, width)
+        for key in sorted(batch.deletes):
+            next(places).request_delete_range.key = self.key(key)
+        for start, end in ranges:
+            delete = next(places).request_delete_range
+            delete.key = start
+            delete.range_end = end
+        for key, value in batch.puts.items():
+            put = next(places).request_put
+            put.key = self.key(key)
+            put.value = value
+        return Nested(operation, conditions, cost)
 
-    def _writes(self, batch: Batch) -> list[RequestOp]:
-        deletes = [DeleteRangeRequest(key=self.key(key)) for key in sorted(batch.deletes)]
-        for start, end in batch.range_deletes:
-            deletes += (DeleteRangeRequest(key=key, range_end=stop) for key, stop in self.pieces(start, end))
-        puts = [PutRequest(key=self.key(key), value=value) for key, value in batch.puts.items()]
-        return [
-            *(RequestOp(request_delete_range=delete) for delete in deletes),
-            *(RequestOp(request_put=put) for put in puts),
-        ]
+
+def _places(operations: Messages[RequestOp], width: int) -> Iterator[RequestOp]:
+    """Operations to fill in: directly in `operations`, or in transactions of `width` there."""
+    while not width:
+        yield operations.add()
+    while True:
+        txn = operations.add().request_txn
+        for _ in range(width):
+            yield txn.success.add()

@@ -1,9 +1,20 @@
 """The part of etcd's API that this project uses. Messages are declared as they behave, not as they are generated."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from etcd3.etcdrpc.kv_pb2 import Event, KeyValue
 from google.protobuf.message import Message
+
+_M = TypeVar("_M", bound=Message)
+
+class Messages(Generic[_M]):
+    """A repeated field: `add` makes a message in place, which costs a third of making one and copying it in."""
+
+    def add(self, **fields: object) -> _M: ...
+    def __iter__(self) -> Iterator[_M]: ...
+    def __getitem__(self, index: int) -> _M: ...
+    def __len__(self) -> int: ...
 
 class ResponseHeader(Message):
     revision: int
@@ -86,9 +97,9 @@ class Compare(Message):
     ) -> None: ...
 
 class TxnRequest(Message):
-    compare: Sequence[Compare]
-    success: Sequence[RequestOp]
-    failure: Sequence[RequestOp]
+    compare: Messages[Compare]
+    success: Messages[RequestOp]
+    failure: Messages[RequestOp]
     def __init__(
         self,
         *,
