@@ -42,6 +42,7 @@ class EtcdServer:
 
     def __init__(self, directory: Path, *, max_txn_ops: int = 128, flags: Sequence[str] = ()) -> None:
         self._binary = binary("etcd", "etcd-server")
+        self.etcdctl_binary = binary("etcdctl", "etcd-client")
         self._directory = directory
         self._max_txn_ops = max_txn_ops
         self._flags = flags
@@ -115,7 +116,7 @@ class EtcdServer:
     def etcdctl(self, *arguments: str, port: int | None = None) -> Any:
         """The JSON answer of a command, asked as an operator would."""
         serving = self.endpoint if port is None else f"127.0.0.1:{port}"
-        command = [binary("etcdctl", "etcd-client"), "--endpoints", serving, "--write-out", "json", *arguments]
+        command = [self.etcdctl_binary, "--endpoints", serving, "--write-out", "json", *arguments]
         answer = subprocess.run(command, check=True, capture_output=True, text=True, env={"ETCDCTL_API": "3"})
         return json.loads(answer.stdout)
 
@@ -125,7 +126,7 @@ class EtcdServer:
     def compact(self, port: int | None = None) -> None:
         """Make the server forget its history up to now."""
         serving = self.endpoint if port is None else f"127.0.0.1:{port}"
-        command = [binary("etcdctl", "etcd-client"), "--endpoints", serving]
+        command = [self.etcdctl_binary, "--endpoints", serving]
         command += ["compaction", "--physical", str(self.revision(port))]
         subprocess.run(command, check=True, capture_output=True, env={"ETCDCTL_API": "3"})
 

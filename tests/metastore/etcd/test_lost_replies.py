@@ -1,0 +1,238 @@
+"""Goal: an apply whose reply was lost is answered with what really happened to it, and nothing lands later.
+
+Method: the call that sends a transaction is replaced by one that loses requests or replies by plan, delivers them
+late or twice; the server is real, and what it holds afterwards is compared with the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+
+import grpc
+import grpc.aio
+import pytest
+
+from metastore.backends.etcd import EtcdStore
+from metastore.backends.etcd_stubs import TxnRequest, TxnResponse
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
+from metastore.types import Absent, Applied, AtVersion, Batch, EmptyRange, FirstVersion
+from tests.metastore.etcd.conftest import OpenStore
+from tests.servers import EtcdServer
+
+Send = Callable[[TxnRequest], Awaitable[TxnResponse]]
+Fault = Callable[[TxnRequest, Send], Awaitable[TxnResponse]]
+
+
+def lost() -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost by the test", None)
+
+
+async def request_lost(request: TxnRequest, send: Send) -> TxnResponse:
+    raise lost()
+
+
+async def reply_lost(request: TxnRequest, send: Send) -> TxnResponse:
+    await send(request)
+    raise lost()
+
+
+async def delivered_twice(request: TxnRequest, send: Send) -> TxnResponse:
+    await send(request)
+    return await send(request)
+
+
+async def delivered(request: TxnRequest, send: Send) -> TxnResponse:
+    return await send(request)
+
+
+class Late:
+    """Loses a request, and delivers it when the test says so."""
+
+    async def __call__(self, request: TxnRequest, send: Send) -> TxnResponse:
+        self._request, self._send = request, send
+        raise lost()
+
+    async def deliver(self) -> TxnResponse:
+        return await self._send(self._request)
+
+
+def inject(store: EtcdStore, *faults: Fault, on_fences: Fault | None = None) -> None:
+    """The next transactions of `store` meet `faults`, in order; those behind them none. All fences meet `on_fences`."""
+    plan = deque(faults)
+    real = store._connection.kv.Txn
+
+    async def send(request: TxnRequest) -> TxnResponse:
+        return await real(request, timeout=5)
+
+    async def meet(request: TxnRequest, **_: object) -> TxnResponse:
+        if on_fences and not any(operation.HasField("request_txn") for operation in request.success):
+            return await on_fences(request, send)
+        return await (plan.popleft() if plan else delivered)(request, send)
+
+    store._connection.kv.Txn = meet
+
+
+async def together(store: EtcdStore, batches: Iterable[Batch]) -> list[Applied | BaseException]:
+    return await asyncio.gather(*(store.apply(batch) for batch in batches), return_exceptions=True)
+
+
+async def mixed_group(store: EtcdStore) -> tuple[list[Batch], list[type]]:
+    """Applies of every kind that may travel together, and what must become of each."""
+    await store.apply(store.batch().put("/old/1", b"1").put("/old/2", b"2").put("/gone/1", b"").put("/gone/2", b""))
+    await store.apply(store.batch().put("/set/1", b""))
+    old = await store.get("/old/1")
+    assert old is not None
+    return [
+        store.batch().create("/new/1", b""),
+        store.batch().create("/old/2", b"lost"),
+        store.batch().replace(old, b"3"),
+        store.batch().check(AtVersion("/none", old.version)).put("/new/2", b""),
+        store.batch().delete("/gone/1"),
+        store.batch().delete_range("/gone/2", "/gone/3"),
+        store.batch().check(FirstVersion("/set/1"), EmptyRange("/empty/", "/empty0")),
+        store.batch().check(Absent("/new/3"), EmptyRange("/set/", "/set0")).put("/new/4", b""),
+        store.batch().put("/new/5", b""),
+    ], [Applied, CheckFailed, Applied, CheckFailed, Applied, Applied, Applied, CheckFailed, Applied]
+
+
+@pytest.mark.parametrize(
+    ("faults", "requests"),
+    [
+        ([reply_lost], 1),
+        ([delivered_twice], 1),
+        ([reply_lost, request_lost], 1),
+        ([reply_lost, reply_lost, reply_lost], 1),
+        ([request_lost], 2),
+        ([request_lost, request_lost], 2),
+        ([request_lost, reply_lost], 2),
+        ([request_lost, reply_lost, reply_lost], 2),
+        ([request_lost, delivered, reply_lost], 2),
+    ],
+    ids=lambda value: "+".join(fault.__name__ for fault in value) if isinstance(value, list) else "",
+)
+async def test_every_member_gets_its_true_answer(
+    etcd_server: EtcdServer, open_store: OpenStore, sizes: list[int], faults: list[Fault], requests: int
+) -> None:
+    store = await open_store(etcd_server, on_group=sizes.append)
+    batches, expected = await mixed_group(store)
+    sizes.clear()
+    inject(store, *faults)
+    answers = await together(store, batches)
+    assert [type(answer) for answer in answers] == expected
+    assert sizes == [len(batches)] * requests
+    found = {record.key: record for record in (await store.scan("/")).records}
+    assert sorted(found) == ["/new/1", "/new/5", "/old/1", "/old/2", "/set/1"]
+    assert found["/new/1"].first and found["/old/1"].value == b"3"
+    assert isinstance(answers[0], Applied) and answers[0].revision == found["/new/1"].version
+    assert isinstance(answers[1], CheckFailed) and answers[1].current == found["/old/2"]
+    assert isinstance(answers[7], CheckFailed) and answers[7].check == EmptyRange("/set/", "/set0")
+
+
+async def test_a_request_that_lost_against_the_fence_never_lands(
+    etcd_server: EtcdServer, open_store: OpenStore
+) -> None:
+    store = await open_store(etcd_server)
+    late = Late()
+    inject(store, late)
+    applied = await store.apply(store.batch().put("/a", b"once"))
+    assert not (await late.deliver()).succeeded
+    record = await store.get("/a")
+    assert record is not None and record.first and record.version == applied.revision
+
+
+async def test_a_late_request_settles_its_own_fence(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    """The request sits in the server while the fence is on its way, and takes effect first."""
+    store = await open_store(etcd_server)
+    late = Late()
+
+    async def overtaken(request: TxnRequest, send: Send) -> TxnResponse:
+        await late.deliver()
+        return await send(request)
+
+    inject(store, late, overtaken)
+    applied = await store.apply(store.batch().create("/a", b"once"))
+    record = await store.get("/a")
+    assert record is not None and record.first and record.version == applied.revision
+
+
+async def test_what_touches_a_request_in_doubt_waits_for_it(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    replies_lost, settle = asyncio.Event(), asyncio.Event()
+    store = await open_store(etcd_server, on_lost=replies_lost.set)
+
+    async def held(request: TxnRequest, send: Send) -> TxnResponse:
+        await settle.wait()
+        return await send(request)
+
+    inject(store, reply_lost, on_fences=held)
+    first = asyncio.create_task(store.apply(store.batch().create("/a", b"1")))
+    await replies_lost.wait()
+    second = asyncio.create_task(store.apply(store.batch().create("/a", b"2")))
+    other = await store.apply(store.batch().create("/b", b""))
+    assert not first.done() and not second.done()
+    settle.set()
+    assert (await first).revision < other.revision
+    with pytest.raises(CheckFailed):
+        await second
+
+
+async def test_a_compacted_past_leaves_only_what_needs_it_unknown(
+    own_server: EtcdServer, open_store: OpenStore
+) -> None:
+    store = await open_store(own_server)
+
+    async def compacted(request: TxnRequest, send: Send) -> TxnResponse:
+        await asyncio.to_thread(own_server.compact)
+        return await send(request)
+
+    inject(store, reply_lost, compacted)
+    answers = await together(store, [store.batch().create("/a", b""), store.batch().put("/b", b"")])
+    assert [type(answer) for answer in answers] == [OutcomeUnknown, Applied]
+
+
+async def test_a_marker_that_somebody_removed_is_taken_up_again(etcd_server: EtcdServer) -> None:
+    store = await EtcdStore.open([etcd_server.endpoint], "/removed")
+    await store.apply(store.batch().create("/a", b""))
+    await asyncio.to_thread(etcd_server.etcdctl, "del", "--prefix", "/removed/batch/")
+    await store.apply(store.batch().create("/b", b""))
+    await store.close()
+
+
+async def test_nothing_is_sent_while_the_server_is_away(own_server: EtcdServer, open_store: OpenStore) -> None:
+    store = await open_store(own_server, deadline_ms=400)
+    await store.apply(store.batch().put("/before", b""))
+    channel = store._connection._channel
+    own_server.kill()
+    while channel.get_state() is grpc.ChannelConnectivity.READY:
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+    with pytest.raises(StoreUnavailable):
+        await store.apply(store.batch().put("/away", b""))
+    with pytest.raises(StoreUnavailable):
+        await store.get("/away")
+    await asyncio.to_thread(own_server.start)
+    later = await open_store(own_server, store._wire._root)
+    assert [record.key for record in (await later.scan("/")).records] == ["/before"]
+
+
+async def test_an_answer_that_never_comes_is_unknown_and_settled_later(
+    own_server: EtcdServer, open_store: OpenStore
+) -> None:
+    store = await open_store(own_server, deadline_ms=500)
+    own_server.freeze()
+    try:
+        with pytest.raises(OutcomeUnknown):
+            await store.apply(store.batch().put("/a", b"1"))
+        with pytest.raises(StoreUnavailable):
+            await store.apply(store.batch().put("/a", b"2"))  # behind the one in doubt
+    finally:
+        own_server.thaw()
+    while True:
+        try:
+            await store.apply(store.batch().put("/a", b"3"))
+            break
+        except StoreUnavailable:
+            continue
+    record = await store.get("/a")
+    assert record is not None and record.value == b"3"
