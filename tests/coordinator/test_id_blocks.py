@@ -1,0 +1,51 @@
+"""Ids from leased blocks (DESIGN §4, scenarios A1, A2, K86)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator.id_blocks import IdBlocks
+from metastore.errors import StoreUnavailable
+from metastore.txn.ids import TxnId
+from tests.coordinator.stores import Fault, FaultyStore
+
+
+async def test_concurrent_callers_share_one_lease(store: FaultyStore) -> None:
+    ids = IdBlocks(store, 3, block_size=100)
+    got = await asyncio.gather(*(ids.next() for _ in range(100)))
+    assert sorted(got) == [TxnId(3, number) for number in range(1, 101)]
+    assert len(store.sent) == 1
+    assert await ids.next() == TxnId(3, 101)
+
+
+async def test_two_processes_with_one_coordinator_id_never_collide(store: FaultyStore) -> None:
+    """Sharing an id is safe; each process counts up by itself."""
+    processes = [IdBlocks(store, 0, block_size=3) for _ in range(4)]
+    got = await asyncio.gather(*(process.next() for process in processes for _ in range(20)))
+    assert len(set(got)) == 80
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
+async def test_a_block_whose_reply_was_lost_is_wasted(store: FaultyStore, fault: Fault) -> None:
+    store.faults.append(fault)
+    ids = IdBlocks(store, 0, block_size=10)
+    assert await ids.next() == TxnId(0, 11 if fault is Fault.LOSE_REPLY else 1)
+
+
+async def test_without_a_block_nothing_was_begun(store: FaultyStore) -> None:
+    """So the error is definite, for all who wait; and the next caller tries again."""
+    ids = IdBlocks(store, 0)
+    store.faults.extend([Fault.LOSE_REPLY] * 3)
+    failed = await asyncio.gather(ids.next(), ids.next(), return_exceptions=True)
+    assert [type(error) for error in failed] == [StoreUnavailable, StoreUnavailable]
+    assert (await ids.next()).sequence == 3_001
+
+
+async def test_a_caller_that_goes_away_takes_no_block_with_it(store: FaultyStore) -> None:
+    ids = IdBlocks(store, 0)
+    impatient, patient = asyncio.create_task(ids.next()), asyncio.create_task(ids.next())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert await patient == TxnId(0, 1)

@@ -1,0 +1,193 @@
+"""Lists: filters, pages and tokens (CONTRACT, scenario X117). Method: small pages, put together again."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coordinator import listings as module
+from coordinator.api.models import BeginRequest, ConnectRequest, TransactionHeader
+from coordinator.listings import Filter, Listings
+from coordinator.transactions import Transactions
+from metastore.txn.ids import TxnId
+from metastore.txn.records import WriteOp
+from metastore.txn.store import put_write_op
+from service.problems import ErrorCode
+from tests.coordinator.conftest import FakeClock, refusal
+from tests.coordinator.stores import FaultyStore
+from tests.coordinator.test_transactions import begin
+
+
+@pytest.fixture
+def listings(store: FaultyStore, clock: FakeClock) -> Listings:
+    return Listings(store, clock)
+
+
+async def pages(listings: Listings, wanted: Filter, limit: int) -> AsyncIterator[list[TransactionHeader]]:
+    token = None
+    while True:
+        page = await listings.transactions(wanted, limit, token)
+        assert len(page.items) <= limit
+        yield page.items
+        token = page.next_page_token
+        if token is None:
+            return
+
+
+async def ids(listings: Listings, limit: int = 100, **wanted: object) -> list[str]:
+    found = [header async for page in pages(listings, Filter(**wanted), limit) for header in page]  # type: ignore[arg-type]
+    return [str(header.txn_id) for header in found]
+
+
+@pytest.fixture
+async def population(transactions: Transactions, clock: FakeClock) -> dict[str, list[str]]:
+    """Twelve transactions, four in each state, 100 ms apart, of two owners; every third under a key."""
+    states: dict[str, list[str]] = {"OPEN": [], "COMMITTED": [], "ABORTED": []}
+    for number in range(12):
+        key = f"k{number}" if number % 3 == 0 else None
+        owner = "alice" if number % 2 else "bob"
+        txn_id = await begin(transactions, owner=owner, transaction_key=key, timeout_ms=60_000 - number)
+        state = ("OPEN", "COMMITTED", "ABORTED")[number % 3]
+        if state != "OPEN":
+            await (transactions.commit(txn_id) if state == "COMMITTED" else transactions.abort(txn_id))
+        states[state].append(str(txn_id))
+        clock.now_ms += 100
+    return states
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 12, 100])
+async def test_pages_put_together_are_everything_once(
+    listings: Listings, population: dict[str, list[str]], limit: int
+) -> None:
+    """By every range that can be read, whatever the size of a page; and the last page has no token."""
+    assert await ids(listings, limit) == sorted(itertools.chain(*population.values()))
+    for state, expected in population.items():
+        assert await ids(listings, limit, state=state) == sorted(expected)
+
+
+async def test_a_full_last_page_says_that_it_is_the_last(listings: Listings, population: dict[str, list[str]]) -> None:
+    assert [len(page) async for page in pages(listings, Filter(state="OPEN"), 2)] == [2, 2]
+
+
+async def test_filters_are_joined_by_and(listings: Listings, population: dict[str, list[str]]) -> None:
+    alice, bob = [await ids(listings, 1, owner=owner) for owner in ("alice", "bob")]
+    assert len(alice) == len(bob) == 6 and not set(alice) & set(bob)
+    assert await ids(listings, 1, owner="bob", state="OPEN") == sorted(set(bob) & set(population["OPEN"]))
+    assert await ids(listings, transaction_key="k3") == [population["OPEN"][1]]
+    assert await ids(listings, transaction_key="k3", owner="bob") == []
+
+
+async def test_slow_transactions(listings: Listings, population: dict[str, list[str]]) -> None:
+    """X117: begun at least so long ago. The last one began 100 ms ago, the first 1,200 ms."""
+    assert await ids(listings, older_than_ms=1_200) == population["OPEN"][:1]
+    assert await ids(listings, state="OPEN", older_than_ms=900) == population["OPEN"][:2]
+    assert await ids(listings, older_than_ms=1_201) == []
+    assert len(await ids(listings, older_than_ms=0)) == 12
+
+
+async def test_a_listed_transaction_is_as_it_is_read(transactions: Transactions, listings: Listings) -> None:
+    """Deadlines that have moved and prepared transactions too."""
+    moved, prepared = await begin(transactions), await begin(transactions)
+    await transactions.keep_alive(moved, 99_000)
+    await transactions.prepare(prepared)
+    page = await listings.transactions(Filter(state="OPEN"))
+    assert page.items == [await transactions.get(moved), await transactions.get(prepared)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_transactions_that_write_to_a_segment(
+    transactions: Transactions, listings: Listings, store: FaultyStore, limit: int
+) -> None:
+    """X117: each once, however much it wrote; a segment's name is no prefix of another's."""
+    writing = [await begin(transactions) for _ in range(4)]
+    for txn_id, counter in itertools.product(writing[:3], range(120)):
+        op = WriteOp(segment="t/1", after="0:0", count=1)
+        await store.apply(put_write_op(store.batch(), txn_id, 1, counter, op))
+    other = WriteOp(segment="t/10", after="0:0", count=1)
+    await store.apply(put_write_op(store.batch(), writing[3], 1, 0, other))
+    await transactions.commit(writing[1])
+    assert await ids(listings, limit, segment="t/1") == [str(txn_id) for txn_id in writing[:3]]
+    assert await ids(listings, limit, segment="t/1", state="OPEN") == [str(writing[0]), str(writing[2])]
+    assert await ids(listings, limit, segment="t") == []
+
+
+async def test_one_page_looks_at_a_bounded_number_of_rows(
+    transactions: Transactions, listings: Listings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never everything: an empty page that has a next one is the price."""
+    monkeypatch.setattr(module, "ROWS_PER_PAGE", 100)
+    for _ in range(249):
+        await begin(transactions)
+    await begin(transactions, owner="rare")
+    found = [len(page) async for page in pages(listings, Filter(owner="rare"), 10)]
+    assert found == [0, 0, 1]
+
+
+async def test_operations_of_a_transaction(transactions: Transactions, listings: Listings, store: FaultyStore) -> None:
+    txn_id = await begin(transactions)
+    for counter in range(5):
+        op = WriteOp(segment="t/1", after=f"0:{counter}", count=2, writer="w", sequence=counter)
+        await store.apply(put_write_op(store.batch(), txn_id, 7, counter, op))
+    first = await listings.operations(txn_id, 3)
+    second = await listings.operations(txn_id, 3, first.next_page_token)
+    assert second.next_page_token is None
+    assert [operation.after for operation in first.items + second.items] == [f"0:{counter}" for counter in range(5)]
+    operation = first.items[0]
+    assert (operation.kind, operation.segment, operation.count, operation.writer) == ("write", "t/1", 2, "w")
+    assert operation.key.startswith(f"/txn-op/{txn_id}/")
+    await refusal(listings.operations(TxnId(0, 99)), ErrorCode.TXN_NOT_FOUND)
+
+
+async def test_keys_in_use(transactions: Transactions, listings: Listings) -> None:
+    """Of one owner or of all, without deleted ones; `/` and unicode are nothing special."""
+    for owner, key in ((None, "a/b"), (None, "ü"), ("al", "x"), ("alice", "y"), ("al", "gone")):
+        await transactions.keys.connect(key, ConnectRequest(epoch=-1, owner=owner))
+    await transactions.keys.delete("gone", "al")
+
+    async def listed(owner: str | None, limit: int) -> set[tuple[str | None, str]]:
+        found, token = set(), None
+        while True:
+            page = await listings.transaction_keys(owner, limit, token)
+            found |= {(info.owner, info.key) for info in page.items}
+            token = page.next_page_token
+            if token is None:
+                return found
+
+    for limit in (1, 2, 100):
+        assert await listed("al", limit) == {("al", "x")}
+        assert await listed(None, limit) == {(None, "a/b"), (None, "ü"), ("al", "x"), ("alice", "y")}
+
+
+def encoded(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("x", "%%%", "ä", "AAAA", "a" * 4_000, encoded("all\n"), encoded("all\n../../x"), encoded("all\n" + "g" * 32)),
+        *(encoded("open\n" + "0" * 20 + "/" + "0" * 32), encoded("all\n" + "0" * 32 + "\n"), encoded("nothing\nx")),
+    ],
+)
+async def test_a_token_that_was_not_handed_out_here_is_refused(listings: Listings, token: str) -> None:
+    error = await refusal(listings.transactions(Filter(), 1, token), ErrorCode.INVALID_ARGUMENT)
+    assert error.members["field"] == "page_token"
+
+
+async def test_a_token_means_the_same_to_every_coordinator(
+    listings: Listings, population: dict[str, list[str]], store: FaultyStore, clock: FakeClock
+) -> None:
+    """No page is remembered anywhere."""
+    first = await listings.transactions(Filter(state="ABORTED"), 3)
+    second = await Listings(store, clock).transactions(Filter(state="ABORTED"), 3, first.next_page_token)
+    assert [header.txn_id for header in first.items + second.items] == population["ABORTED"]
+    await refusal(listings.transactions(Filter(state="OPEN"), 3, first.next_page_token), ErrorCode.INVALID_ARGUMENT)
+
+
+async def test_a_begun_transaction_is_listed_at_once(transactions: Transactions, listings: Listings) -> None:
+    """Indexes move in the same apply as their record."""
+    begun = await transactions.begin(BeginRequest(transaction_key="k", version=1))
+    assert (await listings.transactions(Filter(state="OPEN"))).items == [begun.header]

@@ -1,0 +1,324 @@
+"""The REST interface as CONTRACT.md draws it. Method: the application behind an HTTP client, without a network."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from coordinator.service import CoordinatorService
+from metastore.backends.memory import MemoryStore
+from service.problems import KINDS, MEDIA_TYPE, ErrorCode
+from tests.coordinator.conftest import START_MS, FakeClock
+from tests.coordinator.stores import Fault, FaultyStore, unavailable
+
+UNKNOWN = "0" * 28 + "beef"
+TXN_VERBS = ("commit", "abort", "writers", "keep-alive", "prepare")
+
+
+def problem(response: httpx.Response, code: ErrorCode) -> dict[str, Any]:
+    """The members every error has (CONTRACT, conventions)."""
+    assert response.headers["content-type"] == MEDIA_TYPE
+    body: dict[str, Any] = response.json()
+    kind = KINDS[code]
+    assert (response.status_code, body["status"], body["code"]) == (kind.status, kind.status, code), body
+    assert (body["retriable"], body["definite"]) == (kind.retriable, kind.definite)
+    assert body["title"] and body["detail"] and body["action"].endswith(".")
+    return body
+
+
+async def begin(http: httpx.AsyncClient, **body: object) -> dict[str, Any]:
+    response = await http.post("/v1/txns", json=body)
+    assert response.status_code in (200, 201), response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def test_begin_with_defaults(http: httpx.AsyncClient) -> None:
+    """No body, an empty one, and an empty object are the same."""
+    for content in (None, b"", b"{}", b"null"):
+        response = await http.post("/v1/txns", content=content)
+        assert response.status_code == 201
+        answer = response.json()
+        assert answer["state"] == "OPEN"
+        assert (answer["created_ms"], answer["deadline_ms"]) == (START_MS, START_MS + 60_000)
+        assert set(answer) == {"txn_id", "state", "created_ms", "deadline_ms", "revision"}
+
+
+async def test_the_life_of_a_transaction(http: httpx.AsyncClient) -> None:
+    txn = f"/v1/txns/{(await begin(http, owner='a', timeout_ms=5))['txn_id']}"
+    for verb, body in (
+        ("keep-alive", {"timeout_ms": 9_000}),
+        ("writers", {"add": ["w"]}),
+        ("prepare", {"prepared_timeout_ms": 7_000}),
+    ):
+        response = await http.post(f"{txn}/{verb}", json=body)
+        assert (response.status_code, response.json()["state"]) == (200, "OPEN")
+    assert (await http.get(txn)).json()["prepared"] is True
+    decided = (await http.post(f"{txn}/commit")).json()
+    assert (decided["state"], decided["writers"], "prepared" in decided) == ("COMMITTED", ["w"], False)
+    assert (await http.get(txn)).json() == decided
+    assert (await http.get(f"{txn}/ops")).json() == {"items": []}
+
+
+@pytest.mark.parametrize("verb", ["commit", "abort", "prepare"])
+async def test_bodies_are_optional(http: httpx.AsyncClient, verb: str) -> None:
+    for content in (None, b"", b"{}"):
+        txn_id = (await begin(http))["txn_id"]
+        assert (await http.post(f"/v1/txns/{txn_id}/{verb}", content=content)).status_code == 200
+
+
+async def test_begin_under_a_key(http: httpx.AsyncClient) -> None:
+    """201 once, then 200 with the same transaction, then 200 "already committed"."""
+    body = {"transaction_key": "k", "version": 3}
+    first = await http.post("/v1/txns", json=body)
+    again = await http.post("/v1/txns", json=body)
+    assert (first.status_code, again.status_code, again.json()) == (201, 200, first.json())
+    await http.post(f"/v1/txns/{first.json()['txn_id']}/commit")
+    done = await http.post("/v1/txns", json=body)
+    assert done.status_code == 200
+    assert (done.json()["state"], done.json()["already_committed"], done.json()["version"]) == ("COMMITTED", True, 3)
+
+
+async def test_errors_of_the_protocol_have_their_codes(
+    http: httpx.AsyncClient, store: FaultyStore, clock: FakeClock
+) -> None:
+    committed, prepared = [f"/v1/txns/{(await begin(http))['txn_id']}" for _ in range(2)]
+    await http.post(f"{committed}/commit")
+    await http.post(f"{prepared}/prepare")
+    stale = await begin(http, transaction_key="k")
+    assert (await http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})).json()["epoch"] == 1
+
+    body = problem(await http.post(f"{committed}/abort"), ErrorCode.INVALID_TXN_STATE)
+    assert f"COMMITTED at {START_MS}" in body["detail"] and body["finalized_ms"] == START_MS
+    problem(await http.post(f"{prepared}/keep-alive", json={"timeout_ms": 1}), ErrorCode.TXN_CONFLICT)
+    problem(await http.post(f"/v1/txns/{stale['txn_id']}/commit"), ErrorCode.EXPIRED_TRANSACTION)
+    problem(await http.post("/v1/txns", json={"transaction_key": "k", "epoch": 0}), ErrorCode.NOT_ALLOWED)
+    problem(await http.post("/v1/transaction-keys/k/connect", json={"epoch": 0}), ErrorCode.NOT_ALLOWED)
+    problem(await http.get("/admin/v2/transactions/transaction-keys/none"), ErrorCode.NOT_FOUND)
+    problem(await http.get(f"/v1/txns/{UNKNOWN}"), ErrorCode.TXN_NOT_FOUND)
+    for verb in TXN_VERBS:
+        content = {"writers": {"add": []}, "keep-alive": {"timeout_ms": 1}}.get(verb, {})
+        assert (
+            problem(await http.post(f"/v1/txns/{UNKNOWN}/{verb}", json=content), ErrorCode.TXN_NOT_FOUND)["txn_id"]
+            == UNKNOWN
+        )
+
+
+async def test_errors_of_the_store_have_their_codes(
+    http: httpx.AsyncClient, store: FaultyStore, clock: FakeClock
+) -> None:
+    txn_id = (await begin(http))["txn_id"]
+    store.faults.append(Fault.UNAVAILABLE)
+    response = await http.post(f"/v1/txns/{txn_id}/commit")
+    problem(response, ErrorCode.STORE_UNAVAILABLE)
+    assert int(response.headers["retry-after"]) >= 1
+    store.before_reads.append(unavailable)
+    problem(await http.get(f"/v1/txns/{txn_id}"), ErrorCode.STORE_UNAVAILABLE)
+    store.before_reads.append(unavailable)
+    assert (await http.get("/readyz")).status_code == 503
+    assert (await http.get("/readyz")).status_code == 200
+    assert (await http.get("/healthz")).status_code == 200
+
+
+BAD_BODIES = [
+    (b"{", "body"),
+    (b"[]", "body"),
+    (b"3", "body"),
+    (b'"text"', "body"),
+    (b"\xff\xfe", "body"),
+    (b"[" * 100_000, "body"),
+    (b'{"timeout_ms":' + b"9" * 5_000 + b"}", "body"),
+    (b'{"timeout_ms": 1e400}', "timeout_ms"),
+    (b'{"timeout_ms": NaN}', "timeout_ms"),
+    (b'{"timeout_ms": "5"}', "timeout_ms"),
+    (b'{"timeout_ms": true}', "timeout_ms"),
+    (b'{"timeout_ms": 1.5}', "timeout_ms"),
+    (b'{"timeout_ms": 0}', "timeout_ms"),
+    (b'{"timeout_ms": 86400001}', "timeout_ms"),
+    (b'{"timeout_ms": null}', "timeout_ms"),
+    (b'{"owner": ""}', "owner"),
+    (b'{"owner": "\\u0000"}', "owner"),
+    (b'{"owner": "\\ud800"}', "owner"),
+    (b'{"owner": ["x"]}', "owner"),
+    (b'{"properties": {"x": 1}}', "properties.x"),
+    (b'{"properties": []}', "properties"),
+    (b'{"transaction_key": "a&b"}', "transaction_key"),
+    (b'{"transaction_key": ""}', "transaction_key"),
+    (b'{"transaction_key": "a\\nb"}', "transaction_key"),
+    (b'{"transaction_key": "' + b"k" * 513 + b'"}', "transaction_key"),
+    (b'{"transaction_key": "k", "epoch": -1}', "epoch"),
+    (b'{"transaction_key": "k", "version": 9007199254740992}', "version"),
+    (b'{"epoch": 0}', "epoch"),
+    (b'{"version": 0}', "version"),
+    (b'{"timeout": 5}', "timeout"),
+]
+
+
+@pytest.mark.parametrize(("content", "field"), BAD_BODIES, ids=[repr(body[:40]) for body, _ in BAD_BODIES])
+async def test_bad_begins_name_the_field_and_change_nothing(
+    http: httpx.AsyncClient, store: FaultyStore, content: bytes, field: str
+) -> None:
+    revision = await store.current_revision()
+    body = problem(await http.post("/v1/txns", content=content), ErrorCode.INVALID_ARGUMENT)
+    assert body["field"] == field and field in body["detail"]
+    assert await store.current_revision() == revision
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "field"),
+    [
+        ("commit", {"writers": "w"}, "writers"),
+        ("commit", {"writers": [1]}, "writers.0"),
+        ("commit", {"writers": [""]}, "writers.0"),
+        ("commit", {"writers": ["w"] * 10_001}, "writers"),
+        ("commit", {"writer": ["w"]}, "writer"),
+        ("abort", {"reason": 5}, "reason"),
+        ("abort", {"force": "yes"}, "force"),
+        ("writers", {}, "add"),
+        ("writers", None, "body"),
+        ("writers", {"add": None}, "add"),
+        ("keep-alive", {}, "timeout_ms"),
+        ("keep-alive", {"timeout_ms": -1}, "timeout_ms"),
+        ("keep-alive", None, "body"),
+        ("prepare", {"prepared_timeout_ms": 0}, "prepared_timeout_ms"),
+        ("prepare", [], "body"),
+    ],
+)
+async def test_bad_verbs_name_the_field_and_change_nothing(
+    http: httpx.AsyncClient, store: FaultyStore, verb: str, body: object, field: str
+) -> None:
+    txn_id = (await begin(http))["txn_id"]
+    revision = await store.current_revision()
+    content = None if body is None else json.dumps(body).encode()
+    answer = problem(await http.post(f"/v1/txns/{txn_id}/{verb}", content=content), ErrorCode.INVALID_ARGUMENT)
+    assert answer["field"] == field
+    assert await store.current_revision() == revision
+
+
+@pytest.mark.parametrize("txn_id", ["x", "0" * 31, "0" * 33, "A" * 32, "%FF", "٠" * 32, "%2E%2E", "0" * 31 + "%0A"])
+async def test_a_malformed_id_is_named(http: httpx.AsyncClient, txn_id: str) -> None:
+    for response in (
+        await http.get(f"/v1/txns/{txn_id}"),
+        await http.get(f"/v1/txns/{txn_id}/ops"),
+        await http.post(f"/v1/txns/{txn_id}/commit"),
+    ):
+        assert problem(response, ErrorCode.INVALID_ARGUMENT)["field"] == "txn_id"
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        *(("state=FOO", "state"), ("state=open", "state"), ("state=", "state"), ("status=OPEN", "status")),
+        *(("limit=0", "limit"), ("limit=-1", "limit"), ("limit=1001", "limit"), ("limit=" + "9" * 30, "limit")),
+        *(("limit=ten", "limit"), ("limit=", "limit"), ("page_token=x", "page_token"), ("owner=", "owner")),
+        *(("page_token=" + "A" * 5_000, "page_token"), ("older_than_ms=-1", "older_than_ms")),
+        *(
+            ("older_than_ms=1e3", "older_than_ms"),
+            ("transaction_key=a%26b", "transaction_key"),
+            ("segment=", "segment"),
+        ),
+    ],
+)
+async def test_bad_queries_name_the_parameter(http: httpx.AsyncClient, query: str, field: str) -> None:
+    assert problem(await http.get(f"/v1/txns?{query}"), ErrorCode.INVALID_ARGUMENT)["field"] == field
+
+
+async def test_lists_over_http(http: httpx.AsyncClient) -> None:
+    first, second = [(await begin(http, owner="ö/&?"))["txn_id"] for _ in range(2)]
+    page = (await http.get("/v1/txns", params={"state": "OPEN", "owner": "ö/&?", "limit": 1})).json()
+    assert [item["txn_id"] for item in page["items"]] == [first]
+    params = {"state": "OPEN", "owner": "ö/&?", "limit": 1, "page_token": page["next_page_token"]}
+    rest = (await http.get("/v1/txns", params=params)).json()
+    assert [item["txn_id"] for item in rest["items"]] == [second] and "next_page_token" not in rest
+
+
+@pytest.mark.parametrize("key", ["plain", "public/default/orders", "ключ 🔑", "..", "%", "a+b?c#d", "x" * 512])
+async def test_any_key_is_one_path_segment(http: httpx.AsyncClient, key: str) -> None:
+    """CONTRACT: percent-encoded, any UTF-8 but control characters."""
+    path = quote(key, safe="").replace(".", "%2E")
+    connected = await http.post(f"/v1/transaction-keys/{path}/connect", json={"epoch": -1, "owner": "ö"})
+    assert connected.json() == {"epoch": 0}
+    admin = f"/admin/v2/transactions/transaction-keys/{path}?owner=%C3%B6"
+    assert (await http.get(admin)).json() == {"key": key, "owner": "ö", "epoch": 0, "updated_ms": START_MS}
+    listed = (await http.get("/admin/v2/transactions/transaction-keys?owner=%C3%B6")).json()
+    assert [item["key"] for item in listed["items"]] == [key]
+    assert (await http.delete(admin)).json() == {"key": key, "owner": "ö", "epoch": 0}
+    problem(await http.get(admin), ErrorCode.NOT_FOUND)
+
+
+@pytest.mark.parametrize("key", ["a%26b", "a%00b", "%C2%85", "%FF", "%ED%A0%80", "x" * 513])
+async def test_bad_keys_are_named(http: httpx.AsyncClient, key: str) -> None:
+    for response in (
+        await http.post(f"/v1/transaction-keys/{key}/connect", json={"epoch": -1}),
+        await http.get(f"/admin/v2/transactions/transaction-keys/{key}"),
+        await http.delete(f"/admin/v2/transactions/transaction-keys/{key}"),
+    ):
+        assert problem(response, ErrorCode.INVALID_ARGUMENT)["field"] == "key"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [({}, "epoch"), ({"epoch": -2}, "epoch"), ({"epoch": "0"}, "epoch"), ({"epoch": 0, "session": "\0"}, "session")],
+)
+async def test_bad_connections_are_named(http: httpx.AsyncClient, body: object, field: str) -> None:
+    response = await http.post("/v1/transaction-keys/k/connect", json=body)
+    assert problem(response, ErrorCode.INVALID_ARGUMENT)["field"] == field
+
+
+async def test_bodies_of_curl_are_json(http: httpx.AsyncClient) -> None:
+    """`curl -d '{…}'` names a type that nobody meant."""
+    for kind in ("application/x-www-form-urlencoded", "application/json; charset=utf-8"):
+        response = await http.post("/v1/txns", content=b'{"timeout_ms": 7}', headers={"content-type": kind})
+        assert response.json()["deadline_ms"] == START_MS + 7
+
+
+async def test_two_coordinators_answer_alike(truth: MemoryStore, http: httpx.AsyncClient, clock: FakeClock) -> None:
+    """DESIGN §2: nothing is kept in a process; another one on the same store goes on."""
+    txn_id = (await begin(http, transaction_key="k", version=1))["txn_id"]
+    transport = httpx.ASGITransport(app=CoordinatorService(truth, clock=clock).app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://other") as other:
+        for path in (f"/v1/txns/{txn_id}", "/v1/txns", "/admin/v2/transactions/transaction-keys/k", "/v1/cluster"):
+            assert (await other.get(path)).json() == (await http.get(path)).json()
+        decided = (await other.post(f"/v1/txns/{txn_id}/commit")).json()
+        assert (await http.post(f"/v1/txns/{txn_id}/commit")).json() == decided
+
+
+async def test_unknown_paths_and_methods_are_problems(http: httpx.AsyncClient) -> None:
+    assert problem(await http.get("/v2/txns"), ErrorCode.NOT_FOUND)["action"].startswith("See /docs")
+    response = await http.put("/v1/txns")
+    assert (response.status_code, response.headers["content-type"]) == (405, MEDIA_TYPE)
+
+
+async def test_metrics(http: httpx.AsyncClient) -> None:
+    await http.post(f"/v1/txns/{(await begin(http))['txn_id']}/commit")
+    text = (await http.get("/metrics")).text
+    assert 'metatxn_transactions_ended_total{result="committed"} 1.0' in text
+    assert 'pulsar_txn_metadata_store_header_cas_total{result="ok"} 1.0' in text
+
+
+async def test_openapi_shows_every_endpoint_with_its_errors(http: httpx.AsyncClient) -> None:
+    """CONTRACT: the page shows all of it, with examples."""
+    described = (await http.get("/openapi.json")).json()
+    operations = {
+        f"{method.upper()} {path}": operation
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert set(operations) == {
+        *("POST /v1/txns", "GET /v1/txns", "GET /v1/txns/{txn_id}", "GET /v1/txns/{txn_id}/ops"),
+        *(f"POST /v1/txns/{{txn_id}}/{verb}" for verb in TXN_VERBS),
+        "POST /v1/transaction-keys/{key}/connect",
+        "GET /admin/v2/transactions/transaction-keys",
+        *(f"{method} /admin/v2/transactions/transaction-keys/{{key}}" for method in ("GET", "DELETE")),
+        *("GET /healthz", "GET /readyz", "GET /metrics", "GET /v1/cluster"),
+    }
+    commit = operations["POST /v1/txns/{txn_id}/commit"]
+    assert set(commit["responses"]) == {"200", "403", "404", "409", "422", "503", "504", "507"}
+    examples = commit["responses"]["409"]["content"][MEDIA_TYPE]["examples"]
+    assert set(examples) == {"INVALID_TXN_STATE", "EXPIRED_TRANSACTION"}
+    for name, operation in operations.items():
+        assert operation.get("description"), f"{name} has no description"

@@ -1,0 +1,87 @@
+"""The coordinator as a process: a real server on a free port (DESIGN §2, scenario K88)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from coordinator.service import CoordinatorService
+from metastore.backends.memory import MemoryStore
+from metastore.txn import paths
+from tests.coordinator.stores import FaultyStore
+
+
+async def test_it_announces_itself_and_withdraws(truth: MemoryStore) -> None:
+    """CONTRACT: `/v1/cluster` lists those that registered, and a revision that covers what was acknowledged."""
+    first, second = CoordinatorService(truth, port=0), CoordinatorService(truth, port=0)
+    await first.start()
+    await second.start()
+    await truth.apply(truth.batch().put(paths.broker_process("b/1"), b'{"url": "http://b"}'))
+    async with httpx.AsyncClient(base_url=first.url) as client:
+        cluster = (await client.get("/v1/cluster")).json()
+        assert {process["url"] for process in cluster["coordinators"]} == {first.url, second.url}
+        assert cluster["brokers"] == [{"id": "b/1", "url": "http://b"}]
+        assert cluster["revision"] == await truth.current_revision()
+        await second.stop()
+        assert len((await client.get("/v1/cluster")).json()["coordinators"]) == 1
+    await first.stop()
+    await first.stop()
+    assert (await truth.scan(paths.COORDINATORS)).records == []
+
+
+async def test_it_sweeps_while_it_serves(truth: MemoryStore) -> None:
+    """E39, with the clock of the machine: 1 ms after the deadline and a few sweeps, it is over."""
+    service = CoordinatorService(truth, port=0, timeout_sweep_interval_ms=5, max_clock_skew_ms=0)
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url) as client:
+        txn_id = (await client.post("/v1/txns", json={"timeout_ms": 1})).json()["txn_id"]
+        async with asyncio.timeout(30):
+            while (await client.get(f"/v1/txns/{txn_id}")).json()["state"] == "OPEN":
+                await asyncio.sleep(0.005)
+        assert (await client.post(f"/v1/txns/{txn_id}/commit")).json()["code"] == "EXPIRED_TRANSACTION"
+    await service.stop()
+
+
+async def test_stopping_finishes_what_is_in_flight(store: FaultyStore) -> None:
+    """A request that has arrived gets its answer."""
+    service = CoordinatorService(store, port=0)
+    await service.start()
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        arrived.set()
+        await go_on.wait()
+
+    async with httpx.AsyncClient(base_url=service.url) as client:
+        await client.post("/v1/txns")
+        store.before_applies.append(hold)
+        begun = asyncio.create_task(client.post("/v1/txns"))
+        await arrived.wait()
+        stopped = asyncio.create_task(service.stop())
+        await asyncio.sleep(0.01)
+        go_on.set()
+        assert (await begun).status_code == 201
+        await stopped
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/healthz")
+
+
+async def test_a_port_in_use_is_an_error_that_leaves_nothing_behind(truth: MemoryStore) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        service = CoordinatorService(truth, port=taken.getsockname()[1])
+        with pytest.raises(OSError, match="in use"):
+            await service.start()
+    assert (await truth.scan(paths.COORDINATORS)).records == []
+
+
+async def test_a_store_that_refuses_the_announcement_leaves_nothing_behind() -> None:
+    store = MemoryStore()
+    await store.close()
+    service = CoordinatorService(store, port=0)
+    with pytest.raises(Exception, match="closed"):
+        await service.start()

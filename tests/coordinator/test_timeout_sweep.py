@@ -1,0 +1,197 @@
+"""Timeouts (scenarios E39–E46 as far as they concern the coordinator, DESIGN §5.16). Method: a clock that is moved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.api.models import BeginRequest
+from coordinator.timeout_sweep import SLICE, Swept, TimeoutSweep
+from coordinator.transactions import Transactions
+from metastore.errors import StoreUnavailable
+from metastore.txn.ids import TxnId
+from metastore.types import RangeResult
+from service.problems import ErrorCode
+from tests.coordinator.conftest import SKEW_MS, START_MS, FakeClock, id_of, refusal
+from tests.coordinator.stores import Fault, FaultyStore
+from tests.coordinator.test_transactions import begin
+
+
+async def test_aborts_at_the_deadline_plus_the_clock_skew_and_not_before(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    """E39, E40, E45: three seconds are 3,000 ms."""
+    txn_id = await begin(transactions, timeout_ms=3_000)
+    clock.now_ms = START_MS + 3_000 + SKEW_MS - 1
+    assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
+    assert (await transactions.get(txn_id)).state == "OPEN", "the deadline alone refuses nothing"
+    clock.now_ms += 1
+    assert await sweep.sweep_once() == Swept(aborted=1, failed=0)
+    header = await transactions.get(txn_id)
+    assert (header.state, header.expired_by, header.finalized_ms) == ("ABORTED", "timeout", clock.now_ms)
+    assert header.reason == f"deadline {START_MS + 3_000} passed"
+
+
+async def test_the_user_of_a_timed_out_transaction_is_told(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    """E42, E43: EXPIRED_TRANSACTION for everything but abort, which succeeds."""
+    txn_id = await begin(transactions, timeout_ms=1)
+    clock.now_ms += 1_000
+    await sweep.sweep_once()
+    for verb in (
+        transactions.commit(txn_id),
+        transactions.commit(txn_id, ["w"]),
+        transactions.keep_alive(txn_id, 1_000),
+        transactions.add_writers(txn_id, ["w"]),
+        transactions.prepare(txn_id),
+    ):
+        error = await refusal(verb, ErrorCode.EXPIRED_TRANSACTION)
+        assert error.members["expired_by"] == "timeout"
+    assert (await transactions.abort(txn_id)).expired_by == "timeout"
+
+
+async def test_a_late_commit_before_the_sweep_wins(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    """DESIGN §5.16: only a final header refuses."""
+    txn_id = await begin(transactions, timeout_ms=1)
+    clock.now_ms += 60_000
+    assert (await transactions.commit(txn_id)).state == "COMMITTED"
+    assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
+
+
+async def test_each_timeout_is_counted_once(
+    coordinate: Callable[..., Transactions], transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    """E44, also when two coordinators sweep."""
+    other = coordinate()
+    for _ in range(3):
+        await begin(transactions, timeout_ms=1)
+    clock.now_ms += 1_000
+    await asyncio.gather(sweep.sweep_once(), TimeoutSweep(other).sweep_once())
+    await sweep.sweep_once()
+    counted = [
+        each.metrics.registry.get_sample_value("metatxn_transactions_ended_total", {"result": "timed_out"})
+        for each in (transactions, other)
+    ]
+    assert sum(count or 0 for count in counted) == 3
+
+
+async def test_another_coordinator_sweeps_what_a_dead_one_began(
+    coordinate: Callable[..., Transactions], clock: FakeClock
+) -> None:
+    """E46, K86: also deadlines that were moved before the restart."""
+    before = coordinate()
+    short, moved = await begin(before, timeout_ms=1_000), await begin(before, timeout_ms=1_000)
+    await before.keep_alive(moved, 20_000)
+    after = coordinate()
+    clock.now_ms += 10_000
+    assert await TimeoutSweep(after).sweep_once() == Swept(aborted=1, failed=0)
+    assert [(await after.get(txn_id)).state for txn_id in (short, moved)] == ["ABORTED", "OPEN"]
+    clock.now_ms += 20_000
+    assert await TimeoutSweep(after).sweep_once() == Swept(aborted=1, failed=0)
+
+
+async def test_a_prepared_transaction_has_its_own_deadline(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    txn_id = await begin(transactions, timeout_ms=1_000)
+    await transactions.prepare(txn_id, 60_000)
+    clock.now_ms = START_MS + 30_000
+    assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
+    clock.now_ms = START_MS + 60_000 + SKEW_MS
+    assert await sweep.sweep_once() == Swept(aborted=1, failed=0)
+    assert "prepared deadline" in str((await transactions.get(txn_id)).reason)
+
+
+async def test_a_timed_out_transaction_lets_go_of_its_key(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    """`check_records` proves it for every test; here the next begin finds nothing to fence."""
+    old = (await transactions.begin(BeginRequest(transaction_key="k", timeout_ms=1))).header
+    clock.now_ms += 1_000
+    await sweep.sweep_once()
+    assert (await transactions.keys.get("k")).txn_id is None
+    assert (await transactions.begin(BeginRequest(transaction_key="k"))).created
+    assert (await transactions.get(id_of(old))).expired_by == "timeout"
+
+
+async def test_many_are_aborted_in_slices(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore
+) -> None:
+    """And what is not due is not even read."""
+    for _ in range(2 * SLICE + 5):
+        await begin(transactions, timeout_ms=1)
+    for _ in range(50):
+        await begin(transactions, timeout_ms=60_000)
+    clock.now_ms += 1_000
+    store.requests = 0
+    assert await sweep.sweep_once() == Swept(aborted=2 * SLICE + 5, failed=0)
+    assert store.requests == 2 * (2 * SLICE + 5), "one read and one apply for each that is due"
+
+
+async def test_one_that_cannot_be_aborted_does_not_hold_up_the_others(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore
+) -> None:
+    ids = [await begin(transactions, timeout_ms=1) for _ in range(3)]
+    clock.now_ms += 1_000
+    store.faults.append(Fault.UNAVAILABLE)
+    assert await sweep.sweep_once() == Swept(aborted=2, failed=1)
+    assert await sweep.sweep_once() == Swept(aborted=1, failed=0)
+    assert {(await transactions.get(txn_id)).state for txn_id in ids} == {"ABORTED"}
+
+
+@pytest.mark.parametrize("meanwhile", ["keep_alive", "commit", "prepare"])
+async def test_what_happens_between_the_sweeps_read_and_its_write_wins(
+    transactions: Transactions,
+    sweep: TimeoutSweep,
+    clock: FakeClock,
+    store: FaultyStore,
+    meanwhile: str,
+) -> None:
+    """DESIGN §5.1: the checks cover header, lease and prepared record."""
+    txn_id = await begin(transactions, timeout_ms=1)
+    clock.now_ms += 1_000
+    arguments = {"keep_alive": (5_000,), "commit": (), "prepare": ()}[meanwhile]
+    store.before_applies.append(lambda: getattr(transactions, meanwhile)(txn_id, *arguments))
+    assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
+    assert (await transactions.get(txn_id)).state == ("COMMITTED" if meanwhile == "commit" else "OPEN")
+
+
+async def test_the_loop_survives_everything(
+    transactions: Transactions, store: FaultyStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Store errors and bugs alike: the next sweep comes."""
+    txn_id = await begin(transactions, timeout_ms=1)
+    clock.now_ms += 1_000
+    failures = [StoreUnavailable("down"), RuntimeError("a bug")]
+    read = store.range
+    aborted = asyncio.Event()
+
+    async def failing_range(*arguments: str, **options: object) -> RangeResult:
+        if failures:
+            raise failures.pop(0)
+        aborted.set()
+        return await read(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "range", failing_range)
+    sweep = TimeoutSweep(transactions, interval_ms=1)
+    sweep.start()
+    await asyncio.wait_for(aborted.wait(), 10)
+    await sweep.stop()
+    assert (await transactions.get(txn_id)).state == "ABORTED"
+    await sweep.stop()
+
+
+async def test_an_index_entry_without_a_transaction_harms_nobody(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    """`expire` looks at the records, never at the index alone."""
+    assert await transactions.expire(TxnId(0, 99), 0) is False
+    decided = await begin(transactions, timeout_ms=1)
+    await transactions.commit(decided)
+    clock.now_ms += 60_000
+    assert await transactions.expire(decided, 0) is False
