@@ -91,7 +91,7 @@ def running_dev(directory: Path, store: str | None) -> Iterator[str]:
     arguments = ["dev", "--data-dir", str(directory / "data"), "--port", str(port), "--broker-port", str(broker_port)]
     if store:
         arguments += ["--store", store]
-    process = python("metatxn.cli.main", *arguments, log=directory / "dev.log")
+    process = python("metatxn", *arguments, log=directory / "dev.log")
     ready = threading.Event()
 
     def watch(line: str) -> None:

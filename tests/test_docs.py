@@ -1,0 +1,64 @@
+"""What the README shows is what happens: its marked examples run against a real `metatxn dev`, in order.
+
+`<!-- example: python -->` marks a program; the `<!-- output -->` block behind it is compared to the letter.
+`<!-- example: console -->` marks commands; each must succeed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.flights.demo import running_dev
+
+ROOT = Path(__file__).parent.parent
+DEFAULT_URL = "http://127.0.0.1:8470"
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_dev(tmp_path_factory.mktemp("readme"), None) as url:
+        yield url
+
+
+def examples(kind: str) -> list[str]:
+    return re.findall(rf"<!-- example: {kind} -->\n```{kind}\n(.*?)```", README, re.DOTALL)
+
+
+def run(command: list[str], url: str, source: str | None = None) -> str:
+    environment = {**os.environ, "METATXN_URL": url, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, input=source, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_python_example_prints_what_the_readme_shows(url: str) -> None:
+    (source,) = examples("python")
+    (expected,) = re.findall(r"<!-- output -->\n```text\n(.*?)```", README, re.DOTALL)
+    assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
+
+
+def test_console_example_works(url: str) -> None:
+    (commands,) = examples("console")
+    for line in commands.splitlines():
+        assert run(shlex.split(line.removeprefix("$ ")), url)
+
+
+def test_the_two_commands_come_first() -> None:
+    """A newcomer needs to read no further than the first block."""
+    (first, *_) = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    assert first.splitlines() == ["$ make demo", "$ make test"]
+
+
+def test_files_that_the_readme_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w./]+)`", README) + re.findall(r"\]\(([\w./-]+)\)", README)
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
