@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,14 @@ from tests.metastore.sqlite.hooks import Hooks, disk_error
 @pytest.fixture
 def hooks() -> Hooks:
     return Hooks()
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Lets a hanging statement go on; set at the end in any case, or a failed test would hang too."""
+    release = threading.Event()
+    yield release
+    release.set()
 
 
 @pytest.fixture
@@ -65,8 +73,9 @@ async def test_a_group_is_one_transaction(store: SqliteStore, hooks: Hooks) -> N
     assert hooks.statements.count("COMMIT") == 1
 
 
-async def test_applies_that_wait_for_a_commit_travel_together(store: SqliteStore, hooks: Hooks) -> None:
-    release = threading.Event()
+async def test_applies_that_wait_for_a_commit_travel_together(
+    store: SqliteStore, hooks: Hooks, release: threading.Event
+) -> None:
     loop = asyncio.get_running_loop()
     committing = asyncio.Event()
 
@@ -220,9 +229,10 @@ async def test_a_commit_that_cannot_be_looked_up_is_unknown(
     assert await reopened_keys(store, tmp_path / "x.db") == (["/a", "/b"] if took else ["/b"])
 
 
-async def test_a_hanging_disk_ends_calls_by_their_deadline(tmp_path: Path, hooks: Hooks) -> None:
+async def test_a_hanging_disk_ends_calls_by_their_deadline(
+    tmp_path: Path, hooks: Hooks, release: threading.Event
+) -> None:
     store = await SqliteStore.open(tmp_path / "x.db", deadline_ms=100, connect=hooks.connect)
-    release = threading.Event()
 
     def hang(seen: str) -> None:
         if seen == "COMMIT":
