@@ -26,6 +26,8 @@ APPLICATION = "flights-demo"
 
 def main() -> None:
     options = _options()
+    if not Path(options.input).exists():
+        data.cut(data.flights(), Path(options.input))
     spark = (
         SparkSession.builder.master("local[2]")
         .appName(APPLICATION)
@@ -96,7 +98,7 @@ def pause(options: argparse.Namespace, place: str, batch_id: int) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8470", help="any coordinator or broker")
-    parser.add_argument("--input", required=True, help="directory of Parquet files")
+    parser.add_argument("--input", required=True, help="directory of Parquet files; made when missing")
     parser.add_argument("--checkpoint", required=True, help="Spark's checkpoint directory")
     parser.add_argument("--report", help="append one JSON line per micro-batch to this file")
     parser.add_argument("--pause-at", help="before-commit:N or after-commit:N: wait there to be killed")
