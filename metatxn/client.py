@@ -15,7 +15,7 @@ import pyarrow as pa
 from coordinator.api.models import Cluster, ConnectAnswer, Operation, TransactionHeader, TransactionKeyInfo
 from metatxn import frames
 from metatxn.connection import Connection, parsed, post
-from metatxn.errors import AlreadyExists, InvalidArgument
+from metatxn.errors import AlreadyExists, InvalidArgument, MetatxnError
 from metatxn.frames import FramesPage
 from metatxn.http import Call, json_of, path_of
 from metatxn.producer import MAX_ENTRY_MESSAGES, Producer
@@ -57,7 +57,8 @@ class Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
+        with contextlib.suppress(MetatxnError) if error is not None else contextlib.nullcontext():
+            self.close()
 
     def close(self) -> None:
         """Flush every producer, then let go of the connections. Raises the first failure of a send."""

@@ -19,6 +19,7 @@ from metatxn.topics import Layout, OwnerOf, Topics
 from participants.api.models import PublishAnswer
 
 THREADS = 8
+LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
 """A broker that is not the owner may learn of a seal a little later than we do."""
 
@@ -88,7 +89,7 @@ class Connection:
                 return layout
             if time.monotonic() >= deadline:
                 return None
-            time.sleep(0.05)
+            self.http.sleep(LAYOUT_PAUSE_S)
 
     def publish(self, entry: Entry) -> str:
         params = {

@@ -16,7 +16,7 @@ import json
 import random
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -86,8 +86,15 @@ def json_body(body: Mapping[str, Any]) -> bytes:
 
 
 class Http:
-    def __init__(self, token: str | None, request_timeout_s: float, transport: httpx.BaseTransport | None = None):
+    def __init__(
+        self,
+        token: str | None,
+        request_timeout_s: float,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         assert request_timeout_s > 0
+        self.sleep = sleep
         self._timeout_s = request_timeout_s
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -108,7 +115,11 @@ class Http:
             return not patient or time.monotonic() + state.upcoming_sleep >= deadline
 
         retrying = Retrying(
-            retry=retry_if_exception(lambda error: _may_repeat(error, call)), wait=_pause, stop=over, reraise=True
+            retry=retry_if_exception(lambda error: _may_repeat(error, call)),
+            wait=_pause,
+            stop=over,
+            sleep=self.sleep,
+            reraise=True,
         )
         return retrying(self._attempt, endpoint, call, deadline)
 

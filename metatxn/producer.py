@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable
@@ -113,4 +114,5 @@ class Producer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
+        with contextlib.suppress(MetatxnError) if error is not None else contextlib.nullcontext():
+            self.close()

@@ -174,7 +174,7 @@ class Transaction:
                     raise _aborted(header) from unknown
                 if time.monotonic() >= deadline:
                     raise
-            time.sleep(REREAD_PAUSE_S)
+            self._connection.http.sleep(REREAD_PAUSE_S)
 
     def _reread(self, unknown: OutcomeUnknown) -> TransactionHeader:
         try:

@@ -10,7 +10,7 @@ import typer
 from metatxn.cli.options import OutputOption, TokenOption, UrlOption, connect, output_of
 from metatxn.cli.output import Output, as_json, print_fields, print_json, print_rows, when
 
-app = typer.Typer(help="Look at transaction keys, and remove them.", no_args_is_help=True)
+app = typer.Typer(help="Look at transaction keys, and remove them.", no_args_is_help=True, rich_markup_mode=None)
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY")]
 OwnerOption = Annotated[str | None, typer.Option(help="Whose key it is.")]
 

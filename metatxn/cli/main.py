@@ -26,6 +26,7 @@ app = typer.Typer(
     """`metatxn topic consume orders` (nothing yet), `metatxn txn commit <txn id>`, `metatxn topic consume orders`.""",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets stand for themselves in our texts
 )
 app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471")(serve.dev)
 app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)

@@ -50,7 +50,7 @@ async def open_store(url: str) -> Store:
         raise CliError(f"--store: {error}") from error
     except Exception as error:
         log.debug("the store did not open", exc_info=error)
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}".rstrip(".?!")
         raise CliError(f"cannot open the store {url}: {reason}. Check that it runs, or give another one.") from error
 
 

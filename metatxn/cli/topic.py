@@ -21,8 +21,9 @@ from participants.api.models import SchemaField, TopicInfo, TopicSchema
 
 app = typer.Typer(
     help="Make and look at topics; send and read messages by hand.",
-    epilog="A topic is tenant/namespace/name; a bare name means public/default/<name>.",
+    epilog="Example: metatxn topic create billing/prod/orders. A bare name means public/default/<name>.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.")]
 

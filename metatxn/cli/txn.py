@@ -15,6 +15,7 @@ app = typer.Typer(
     help="Begin, end and look at transactions.",
     epilog="Example: metatxn txn begin --timeout-ms 60000 -o json | jq -r .txn_id",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 TxnIdArgument = Annotated[str, typer.Argument(metavar="TXN_ID", help="32 hex digits, as `txn begin` prints them.")]
 LIST_COLUMNS = ("TXN_ID", "STATE", "CREATED", "DEADLINE", "KEY", "OWNER")
