@@ -1,0 +1,33 @@
+"""A development server for the whole session, started as a user would, and clients of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import metatxn
+from tests.metatxn.dev_server import DevServer
+
+
+@pytest.fixture(scope="session")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    with DevServer(tmp_path_factory.mktemp("dev") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def client(dev: DevServer) -> Iterator[metatxn.Client]:
+    with metatxn.connect(dev.coordinator_url) as client:
+        yield client
+
+
+@pytest.fixture
+def new_topic(client: metatxn.Client) -> Callable[..., str]:
+    """Makes a topic that no other test has."""
+
+    def create(segments: int = 1) -> str:
+        return client.create_topic(f"t-{uuid.uuid4().hex[:12]}", segments).name
+
+    return create

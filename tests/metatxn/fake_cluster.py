@@ -1,0 +1,193 @@
+"""One coordinator and one broker behind `httpx.MockTransport`, and faults in front of them.
+
+The faults are on the wire only: a request is dropped before it arrives, or its reply is lost, or it is answered with
+a problem. What arrives is treated as the real services do, as far as the client can tell: transactions are decided
+once, entries are deduplicated by (producer, sequence), sealed segments name their children.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+
+import metatxn
+from participants.api.models import HASH_RANGE_END, hash_of_key
+from service.problems import KINDS, ErrorCode
+
+COORDINATOR = "http://coordinator.test"
+BROKER = "http://broker.test"
+Fault = Callable[[httpx.Request], httpx.Response | None]
+"""Answers instead of the service, raises instead of it, or returns None to let the request through."""
+
+
+def problem(
+    code: ErrorCode, detail: str = "so it is", headers: dict[str, str] | None = None, **members: Any
+) -> httpx.Response:
+    kind = KINDS[code]
+    body = {
+        "type": "about:blank",
+        "status": kind.status,
+        "title": kind.title,
+        "detail": detail,
+        "code": code,
+        "retriable": kind.retriable,
+        "definite": kind.definite,
+        "action": kind.action,
+    }
+    return httpx.Response(
+        kind.status, json=body | members, headers={"Content-Type": "application/problem+json", **(headers or {})}
+    )
+
+
+@dataclass
+class Segment:
+    low: int
+    high: int
+    children: list[str] = field(default_factory=list)
+    entries: list[tuple[str | None, list[Any]]] = field(default_factory=list)
+    seen: set[tuple[str | None, str, str]] = field(default_factory=set)
+
+
+class FakeCluster:
+    """`before` faults see a request first; `after` faults see it when the service has done its work. Each is used
+    for one matching request: (a part of "VERB path", the fault)."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[str, Fault]] = []
+        self.after: list[tuple[str, Fault]] = []
+        self.requests: list[str] = []
+        self.transactions: dict[str, dict[str, Any]] = {}
+        self.segments = {"s-0": Segment(0, HASH_RANGE_END)}
+        self._lock = threading.RLock()
+
+    def client(self, request_timeout_s: float = 5) -> metatxn.Client:
+        return metatxn.connect(
+            COORDINATOR, request_timeout_s=request_timeout_s, transport=httpx.MockTransport(self._handle)
+        )
+
+    def split(self, segment_id: str) -> None:
+        with self._lock:
+            parent = self.segments[segment_id]
+            middle = (parent.low + parent.high) // 2
+            parent.children = [f"{segment_id}.a", f"{segment_id}.b"]
+            self.segments[parent.children[0]] = Segment(parent.low, middle, seen=set(parent.seen))
+            self.segments[parent.children[1]] = Segment(middle + 1, parent.high, seen=set(parent.seen))
+
+    def visible(self) -> list[Any]:
+        """The messages of committed transactions and of none, segment by segment, each in log order."""
+        shown = []
+        for segment in self.segments.values():
+            for txn_id, messages in segment.entries:
+                if txn_id is None or self.transactions[txn_id]["state"] == "COMMITTED":
+                    shown += messages
+        return shown
+
+    def _handle(self, request: httpx.Request) -> httpx.Response:
+        name = f"{request.method} {unquote(request.url.raw_path.decode())}"
+        with self._lock:
+            self.requests.append(name)
+            early = self._fault(self.before, name)
+        if early is not None and (answer := early(request)) is not None:
+            return answer
+        with self._lock:
+            answer = self._serve(request)
+            late = self._fault(self.after, name)
+        if late is not None:
+            return late(request) or answer
+        return answer
+
+    @staticmethod
+    def _fault(faults: list[tuple[str, Fault]], name: str) -> Fault | None:
+        for index, (part, fault) in enumerate(faults):
+            if part in name:
+                del faults[index]
+                return fault
+        return None
+
+    def _serve(self, request: httpx.Request) -> httpx.Response:
+        parts = [unquote(part) for part in request.url.raw_path.decode().partition("?")[0].split("/")[2:]]
+        match request.method, parts:
+            case "GET", ["cluster"]:
+                processes = {"coordinators": [{"id": "c", "url": COORDINATOR}], "brokers": [{"id": "b", "url": BROKER}]}
+                return httpx.Response(200, json=processes | {"revision": 1})
+            case "POST", ["txns"]:
+                txn_id = f"{len(self.transactions) + 1:032x}"
+                self.transactions[txn_id] = {"txn_id": txn_id, "state": "OPEN", "created_ms": 1}
+                return httpx.Response(201, json=self.transactions[txn_id])
+            case "GET", ["txns", txn_id]:
+                return self._header(txn_id)
+            case "POST", ["txns", txn_id, ("commit" | "abort") as verb]:
+                return self._decide(txn_id, "COMMITTED" if verb == "commit" else "ABORTED")
+            case "GET", ["topics", "t"]:
+                return httpx.Response(200, json={"name": "t", "segments": self._segments()})
+            case "POST", ["segments", segment_id, "entries"]:
+                return self._append(segment_id, request)
+        return problem(ErrorCode.NOT_FOUND, f"nothing at {request.url}")
+
+    def _header(self, txn_id: str) -> httpx.Response:
+        if txn_id not in self.transactions:
+            return problem(ErrorCode.TXN_NOT_FOUND)
+        return httpx.Response(200, json=self.transactions[txn_id])
+
+    def _decide(self, txn_id: str, state: str) -> httpx.Response:
+        header = self.transactions[txn_id]
+        if header["state"] not in ("OPEN", state):
+            return problem(ErrorCode.INVALID_TXN_STATE)
+        header["state"] = state
+        return self._header(txn_id)
+
+    def _segments(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "segment": name,
+                "range": [segment.low, segment.high],
+                "state": "sealed" if segment.children else "active",
+                "parents": [parent for parent, other in self.segments.items() if name in other.children],
+                "children": segment.children,
+                "owner": BROKER,
+            }
+            for name, segment in self.segments.items()
+        ]
+
+    def _append(self, segment_id: str, request: httpx.Request) -> httpx.Response:
+        segment, params = self.segments[segment_id], request.url.params
+        txn_id = params.get("txn_id")
+        number = (txn_id, params["producer"], params["sequence"])
+        if number in segment.seen:
+            return httpx.Response(200, json={"position": "0:0", "duplicate": True})
+        if segment.children:
+            return problem(ErrorCode.SEGMENT_SEALED, children=segment.children)
+        if txn_id is not None and self.transactions[txn_id]["state"] != "OPEN":
+            return problem(ErrorCode.TXN_CONFLICT)
+        messages = json.loads(request.content)
+        assert len(messages) == int(params["count"])
+        for message in messages:
+            assert "key" not in message or segment.low <= hash_of_key(message["key"]) <= segment.high
+        segment.seen.add(number)
+        segment.entries.append((txn_id, [message["value"] for message in messages]))
+        return httpx.Response(200, json={"position": f"0:{len(segment.entries) - 1}"})
+
+
+def lost(request: httpx.Request) -> httpx.Response | None:
+    raise httpx.ReadError("connection reset", request=request)
+
+
+def silent(request: httpx.Request) -> httpx.Response | None:
+    raise httpx.ReadTimeout("timed out", request=request)
+
+
+def refused(request: httpx.Request) -> httpx.Response | None:
+    raise httpx.ConnectError("connection refused", request=request)
+
+
+def answering(code: ErrorCode, headers: dict[str, str] | None = None, **members: Any) -> Fault:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return problem(code, headers=headers, **members)
+
+    return answer

@@ -1,0 +1,247 @@
+"""The command line as users and scripts meet it: real processes, their output, exit codes and error lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import metatxn
+from tests.metatxn.dev_server import COMMAND, DevServer
+from tests.metatxn.waiting import eventually
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("METATXN_")}
+    return subprocess.run(
+        [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=60, env=inherited | environment
+    )
+
+
+def error_line(done: subprocess.CompletedProcess[str]) -> str:
+    """An expected failure is an exit code and one line that ends in what to do."""
+    assert done.returncode != 0
+    assert done.stderr.startswith("metatxn: ") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.rstrip().endswith((".", "!", ")"))
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.fixture
+def cli(dev: DevServer) -> Run:
+    """Runs a command against the development server."""
+
+    def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return run(*arguments, METATXN_URL=dev.broker_url, **options)
+
+    return call
+
+
+@pytest.fixture
+def ask(cli: Run) -> Callable[..., Any]:
+    """The JSON a command prints."""
+
+    def call(*arguments: str, **options: Any) -> Any:
+        done = cli(*arguments, "--output", "json", **options)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return call
+
+
+@pytest.fixture
+def topic(ask: Callable[..., Any]) -> str:
+    return str(ask("topic", "create", f"cli-{uuid.uuid4().hex[:12]}")["name"])
+
+
+def test_transaction_by_hand(ask: Callable[..., Any], topic: str) -> None:
+    """The story `--help` tells: what is sent inside becomes visible with the commit."""
+    txn_id = ask("txn", "begin", "--timeout-ms", "60000", "--property", "job=by hand")["txn_id"]
+    assert ask("topic", "produce", topic, '{"id": 7}', "--txn", txn_id, "--key", "7")["sent"] == 1
+    assert ask("topic", "consume", topic) == []
+    shown = ask("txn", "show", txn_id, "--operations")
+    assert shown["state"] == "OPEN" and shown["properties"] == {"job": "by hand"}
+    assert [operation["kind"] for operation in shown["operations"]] == ["write"]
+    assert txn_id in {header["txn_id"] for header in ask("txn", "list", "--state", "open", "--limit", "1000")}
+    assert ask("txn", "commit", txn_id)["state"] == "COMMITTED"
+    eventually(lambda: [message["value"] for message in ask("topic", "consume", topic)], [{"id": 7}])
+    (message,) = ask("topic", "consume", topic)
+    assert (message["key"], message["txn_id"]) == ("7", txn_id)
+
+
+def test_abort_by_hand(ask: Callable[..., Any], topic: str) -> None:
+    txn_id = ask("txn", "begin")["txn_id"]
+    ask("topic", "produce", topic, '"x"', "--txn", txn_id)
+    assert ask("txn", "abort", txn_id, "--reason", "second thoughts")["reason"] == "second thoughts"
+    assert ask("topic", "consume", topic) == []
+
+
+def test_values_from_standard_input(ask: Callable[..., Any], topic: str) -> None:
+    assert ask("topic", "produce", topic, stdin="1\n[2]\n")["sent"] == 2
+    assert ask("topic", "produce", topic, "--text", stdin="plain words\n")["sent"] == 1
+    assert [message["value"] for message in ask("topic", "consume", topic)] == [1, [2], "plain words"]
+    assert len(ask("topic", "consume", topic, "--limit", "2")) == 2
+
+
+def test_topics(ask: Callable[..., Any], cli: Run) -> None:
+    name = f"cli-{uuid.uuid4().hex[:12]}"
+    ask("topic", "create", name, "--segments", "3", "--schema", "id:int64,at:timestamp[us]")
+    shown = ask("topic", "show", name)
+    assert shown["name"] == f"public/default/{name}" and len(shown["segments"]) == 3
+    assert [field["type"] for field in shown["schema"]["fields"]] == ["int64", "timestamp[us]"]
+    assert shown["name"] in {found["name"] for found in ask("topic", "list")}
+    table = cli("topic", "show", name).stdout
+    assert "id:int64,at:timestamp[us]" in table and table.count("active") == 3
+
+
+def test_keys(ask: Callable[..., Any], client: metatxn.Client) -> None:
+    key = f"key-{uuid.uuid4().hex[:12]}"
+    epoch = client.connect_key(key).epoch
+    txn_id = ask("txn", "begin", "--key", key, "--epoch", str(epoch), "--version", "3")["txn_id"]
+    assert ask("key", "get", key)["txn_id"] == txn_id
+    assert key in {found["key"] for found in ask("key", "list")}
+    assert ask("key", "delete", key) == {"deleted": key}
+    assert ask("txn", "show", txn_id)["state"] == "ABORTED"
+
+
+def test_tables_are_plain_columns(cli: Run, topic: str) -> None:
+    cli("topic", "produce", topic, '{"a": 1}', "--key", "k")
+    lines = cli("topic", "consume", topic).stdout.splitlines()
+    assert lines[0].split() == ["PUBLISHED", "KEY", "VALUE", "TXN_ID"]
+    assert lines[1].split()[2:] == ["k", '{"a":', "1}", "-"]
+    assert cli("txn", "list", "--limit", "1").stdout.startswith("TXN_ID")
+
+
+def test_options_before_the_command(dev: DevServer) -> None:
+    done = run("--url", dev.coordinator_url, "--output", "json", "topic", "list")
+    assert isinstance(json.loads(done.stdout), list)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["topic", "consume", "missing"], "missing"),
+        (["topic", "show", "missing"], "Create it first"),
+        (["topic", "produce", "missing", "1"], "missing"),
+        (["txn", "show", "zz"], "32 lower-case hex digits"),
+        (["txn", "commit", "f" * 32], "f" * 32),
+        (["txn", "list", "--state", "running"], "open, committed or aborted"),
+        (["txn", "begin", "--timeout-ms", "0"], "timeout_ms"),
+        (["txn", "begin", "--property", "x"], "NAME=VALUE"),
+        (["topic", "create", "x", "--schema", "id"], "NAME:TYPE"),
+        (["topic", "create", "x", "--schema", "id:nonsense"], "nonsense"),
+        (["topic", "produce", "missing", "not json"], "--text"),
+        (["topic", "consume", "missing", "--isolation", "none"], "read_committed"),
+        (["key", "get", "missing"], "missing"),
+        (["txn", "list", "--no-such-option"], "--help"),
+        (["no-such-command"], "--help"),
+    ],
+)
+def test_wrong_input_is_one_line(cli: Run, arguments: list[str], says: str) -> None:
+    assert says in error_line(cli(*arguments))
+
+
+def test_wrong_port_is_known_at_once() -> None:
+    assert "http://127.0.0.1:9" in error_line(run("txn", "list", "--url", "http://127.0.0.1:9"))
+    assert "http://" in error_line(run("txn", "list", METATXN_URL="localhost:8470"))
+
+
+def test_another_server_on_the_port() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            line = error_line(run("topic", "list", "--url", f"http://127.0.0.1:{server.server_port}"))
+        finally:
+            server.shutdown()
+    assert "no metatxn service" in line
+
+
+@pytest.mark.parametrize("group", [[], ["dev"], ["coordinator"], ["broker"], ["txn"], ["topic"], ["topic", "produce"]])
+def test_help_has_an_example(group: list[str]) -> None:
+    done = run(*group, "--help")
+    assert done.returncode == 0
+    assert "metatxn " in done.stdout and ("Example" in done.stdout or "Try it" in done.stdout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_stops_cleanly_and_data_stays(tmp_path: Path, number: signal.Signals) -> None:
+    server = DevServer(tmp_path / "data")
+    server.start()
+    with metatxn.connect(server.coordinator_url) as client:
+        client.create_topic("kept")
+        with client.transaction() as txn:
+            client.producer("kept").send("x", txn=txn)
+    assert server.stop(number) == 0
+    assert (tmp_path / "data" / "metadata.db").exists()
+    with server, metatxn.connect(server.broker_url) as client:
+        eventually(lambda: [message.value for message in client.reader("kept")], ["x"])
+
+
+def test_killed_server_starts_again(tmp_path: Path) -> None:
+    """Scenario 73: what was open stays invisible until it is decided, also across a kill."""
+    server = DevServer(tmp_path / "data")
+    server.start()
+    with metatxn.connect(server.coordinator_url) as client:
+        client.create_topic("kept")
+        txn_id = client.begin().id
+        with client.producer("kept") as producer:
+            producer.send("inside", txn=client.attach(txn_id))
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    with server, metatxn.connect(server.broker_url) as client:
+        assert list(client.reader("kept")) == []
+        client.attach(txn_id).commit()
+        eventually(lambda: [message.value for message in client.reader("kept")], ["inside"])
+
+
+def test_data_directory_in_use(tmp_path: Path) -> None:
+    with DevServer(tmp_path / "data"):
+        assert "metadata.db" in error_line(run("dev", "--data-dir", str(tmp_path / "data"), "--port", "0"))
+
+
+@pytest.mark.parametrize("option", ["--port", "--broker-port"])
+def test_port_in_use(tmp_path: Path, option: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        other = "--broker-port" if option == "--port" else "--port"
+        line = error_line(run("dev", "--data-dir", str(tmp_path), option, port, other, "0"))
+    assert f"port {port} is in use" in line and option in line
+
+
+@pytest.mark.parametrize("url", ["nonsense", "redis://localhost", "sqlite:///", "etcd://127.0.0.1:9"])
+def test_wrong_store(tmp_path: Path, url: str) -> None:
+    for command in (["dev", "--port", "0", "--data-dir", str(tmp_path)], ["coordinator", "--port", "0"]):
+        assert url.partition(":")[0] in error_line(run(*command, "--store", url))
+
+
+def test_store_is_needed(tmp_path: Path) -> None:
+    assert "METATXN_STORE" in error_line(run("coordinator"))
+    assert "--data-dir" in error_line(run("broker", "--store", "memory://"))
+    (tmp_path / "file").write_text("")
+    assert "--data-dir" in error_line(run("dev", "--data-dir", str(tmp_path / "file")))
+
+
+def test_help_without_arguments() -> None:
+    assert "Usage" in run().stdout + run().stderr
+    assert run("--version").stdout.strip()

@@ -1,0 +1,79 @@
+"""Every error code is a class with its two facts, and survives the way from a Spark task to the driver."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from pathlib import Path
+
+import httpx
+import pytest
+
+import metatxn
+from metatxn.errors import BY_CODE, from_problem
+from service.problems import KINDS, ErrorCode
+from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering, problem
+
+ID = "0000000000000000000000000000002a"
+
+
+def test_every_code_has_a_class() -> None:
+    assert set(BY_CODE) == set(ErrorCode)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_problem_becomes_its_class(code: ErrorCode) -> None:
+    """Method: a service answers with the problem, and the caller catches the class."""
+    cluster = FakeCluster()
+    cluster.before = [("GET /v1/txns/", answering(code, txn_id=ID))] * 50
+    with cluster.client(request_timeout_s=0.2) as client, pytest.raises(BY_CODE[code]) as caught:
+        client.attach(ID).refresh()
+    error = caught.value
+    if code is not ErrorCode.NOT_OWNER:  # a redirect without a Location is a problem of the client's own
+        assert error.detail == "so it is"
+        assert error.members["txn_id"] == ID
+    assert (error.code, error.retriable, error.definite) == (code, KINDS[code].retriable, KINDS[code].definite)
+    assert error.action == KINDS[code].action
+
+
+def test_unknown_member_names_do_no_harm() -> None:
+    body = problem(ErrorCode.NOT_FOUND, retry_after_s=3, self="x").json()
+    assert from_problem(body).members == {}
+
+
+def test_error_can_be_pickled() -> None:
+    error = metatxn.SegmentSealed("sealed", children=["a", "b"])
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, metatxn.SegmentSealed)
+    assert (copy.detail, copy.action, copy.children) == (error.detail, error.action, ["a", "b"])
+
+
+def test_nothing_listens_there() -> None:
+    with (
+        metatxn.connect("http://127.0.0.1:9", request_timeout_s=0.1) as client,
+        pytest.raises(metatxn.ServiceUnreachable, match=r"http://127.0.0.1:9") as caught,
+    ):
+        client.cluster()
+    assert caught.value.definite and "port" in caught.value.action
+
+
+@pytest.mark.parametrize("answer", [httpx.Response(200, text="<html>"), httpx.Response(200, json={"up": True})])
+def test_something_else_listens_there(answer: httpx.Response) -> None:
+    transport = httpx.MockTransport(lambda _: answer)
+    with (
+        metatxn.connect(COORDINATOR, transport=transport) as client,
+        pytest.raises(metatxn.ServiceUnreachable, match="no metatxn service"),
+    ):
+        client.cluster()
+
+
+def test_url_without_scheme_is_refused() -> None:
+    with pytest.raises(metatxn.InvalidArgument, match="localhost:8470"):
+        metatxn.connect("localhost:8470")
+
+
+def test_all_is_what_is_public() -> None:
+    """`__all__` names exactly what `metatxn/__init__.py` imports."""
+    source = ast.parse(Path(metatxn.__file__).read_text())
+    imported = {alias.name for node in source.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == set(metatxn.__all__)

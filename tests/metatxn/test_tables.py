@@ -1,0 +1,224 @@
+"""Arrow tables in and out, on a real server."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import metatxn
+from metatxn.frames import messages_table
+from metatxn.table_writer import KEY_METADATA
+from participants.ledger.frames import PayloadKind
+from tests.metatxn.waiting import eventually
+
+NewTopic = Callable[..., str]
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("id", pa.int64()),
+    pa.field("name", pa.string()),
+    pa.field("at", pa.timestamp("us")),
+]
+SCHEMA = pa.schema(_FIELDS)
+
+
+def rows(start: int, count: int) -> pa.Table:
+    at = datetime.datetime(2026, 1, 1)  # noqa: DTZ001  the column has no time zone
+    return pa.table(
+        {
+            "id": range(start, start + count),
+            "name": [f"n{number % 7}" for number in range(start, start + count)],
+            "at": [at] * count,
+        },
+        schema=SCHEMA,
+    )
+
+
+@pytest.fixture
+def table_topic(client: metatxn.Client) -> str:
+    return client.create_topic(f"t-{uuid.uuid4().hex[:12]}", 3, SCHEMA).name
+
+
+def test_schema_comes_back(client: metatxn.Client, table_topic: str) -> None:
+    assert client.topic_schema(table_topic) == SCHEMA
+    assert client.read_table(table_topic).equals(SCHEMA.empty_table())
+
+
+@pytest.mark.parametrize("key_column", [None, "id", "name"])
+def test_rows_come_back_once(client: metatxn.Client, table_topic: str, key_column: str | None) -> None:
+    with client.transaction() as txn, client.table_writer(table_topic, txn, key_column=key_column) as writer:
+        for start in range(0, 10_000, 1000):
+            writer.write(rows(start, 1000))
+    assert writer.rows == 10_000
+    eventually(lambda: client.read_table(table_topic).num_rows, 10_000)
+    found = client.read_table(table_topic)
+    assert found.schema == SCHEMA
+    assert found.sort_by("id").equals(rows(0, 10_000))
+
+
+def test_keys_stay_together_and_in_order(client: metatxn.Client, table_topic: str) -> None:
+    with client.transaction() as txn, client.table_writer(table_topic, txn, key_column="name") as writer:
+        for start in range(0, 3000, 100):
+            writer.write(rows(start, 100))
+    eventually(lambda: client.read_table(table_topic).num_rows, 3000)
+    found = client.read_table(table_topic, include_metadata=True)
+    homes = {(row["name"], row["__segment"]) for row in found.to_pylist()}
+    assert Counter(name for name, _ in homes) == Counter({f"n{number}": 1 for number in range(7)})
+    assert all(row["__key"] == row["name"] for row in found.to_pylist())
+    for number in range(7):
+        ids = [row["id"] for row in found.to_pylist() if row["name"] == f"n{number}"]
+        assert ids == sorted(ids)
+
+
+def test_null_keys_are_kept(client: metatxn.Client, table_topic: str) -> None:
+    table = pa.table({"id": [1, None, 3], "name": ["a", None, "c"], "at": [None] * 3}, schema=SCHEMA)
+    with client.transaction() as txn, client.table_writer(table_topic, txn, key_column="id") as writer:
+        writer.write(table)
+    eventually(lambda: client.read_table(table_topic).num_rows, 3)
+    assert set(client.read_table(table_topic)["name"].to_pylist()) == {"a", None, "c"}
+
+
+def test_only_listed_writers_count(client: metatxn.Client, table_topic: str) -> None:
+    """DESIGN §5.12: the rows of a failed attempt are void."""
+    txn = client.begin()
+    for name, start in (("attempt-0", 0), ("attempt-1", 100)):
+        with client.table_writer(table_topic, txn.id, writer=name) as writer:
+            writer.write(rows(start, 10))
+    txn.commit(writers=["attempt-1"])
+    eventually(lambda: sorted(client.read_table(table_topic)["id"].to_pylist()), list(range(100, 110)))
+
+
+def test_small_entries(client: metatxn.Client, table_topic: str) -> None:
+    """Rows are cut into entries of about the size asked for, each a stream with one schema message."""
+    with client.transaction() as txn, client.table_writer(table_topic, txn, "w", "id", max_entry_bytes=2000) as writer:
+        writer.write(rows(0, 1000))
+    eventually(lambda: client.read_table(table_topic).num_rows, 1000)
+    segment = client.topic(table_topic).segments[0].segment
+    page = client.read_frames(segment)
+    assert page.end and len(page.frames) > 3
+    for frame in page.frames:
+        assert frame.kind is PayloadKind.ARROW and frame.writer == "w" and str(frame.txn_id) == txn.id
+        stream = pa.ipc.open_stream(pa.py_buffer(frame.payload))
+        assert (stream.schema.metadata or {})[KEY_METADATA] == b"id"
+        assert client.decode_entry(frame, SCHEMA).num_rows == frame.count
+        assert len(frame.payload) < 4000
+
+
+def test_pages_of_a_segment(client: metatxn.Client, table_topic: str) -> None:
+    with client.transaction() as txn, client.table_writer(table_topic, txn, max_entry_bytes=2000) as writer:
+        writer.write(rows(0, 1000))
+    eventually(lambda: client.read_table(table_topic).num_rows, 1000)
+    segment, after, count = client.topic(table_topic).segments[0].segment, None, 0
+    while not (page := client.read_frames(segment, after=after, max_bytes=1)).end:
+        count += len(page.frames)
+        after = page.next
+    assert count + len(page.frames) == len(client.read_frames(segment).frames)
+
+
+def test_mismatch_takes_no_row(client: metatxn.Client, table_topic: str) -> None:
+    with (
+        pytest.raises(metatxn.SchemaMismatch, match="other"),
+        client.transaction() as txn,
+        client.table_writer(table_topic, txn) as writer,
+    ):
+        writer.write(pa.table({"id": [1], "other": ["x"]}))
+    assert txn.refresh().state == "ABORTED"
+    assert client.read_table(table_topic, isolation="read_uncommitted").num_rows == 0
+
+
+def test_exception_in_the_writer_sends_nothing_more(client: metatxn.Client, table_topic: str) -> None:
+    txn = client.begin()
+    with pytest.raises(ZeroDivisionError), client.table_writer(table_topic, txn) as writer:  # noqa: PT012
+        writer.write(rows(0, 10))
+        raise ZeroDivisionError
+    txn.commit()
+    assert client.read_table(table_topic, isolation="snapshot").num_rows == 0
+
+
+def test_wrong_use_of_a_writer(client: metatxn.Client, table_topic: str) -> None:
+    txn = client.begin()
+    with pytest.raises(metatxn.InvalidArgument, match="max_entry_bytes"):
+        client.table_writer(table_topic, txn, max_entry_bytes=0)
+    writer = client.table_writer(table_topic, txn, key_column="nothing")
+    with pytest.raises(metatxn.InvalidArgument, match="nothing"):
+        writer.write(rows(0, 1))
+    writer = client.table_writer(table_topic, txn)
+    writer.write(rows(0, 1))
+    with pytest.raises(metatxn.InvalidArgument, match="differ"):
+        writer.write(pa.table({"id": [1]}))
+
+
+def test_snapshot_is_one_cut(client: metatxn.Client, new_topic: NewTopic) -> None:
+    """What is decided after the revision is not in it, on any topic."""
+    topics = [new_topic(), new_topic()]
+
+    def both(value: int) -> None:
+        with client.transaction() as txn:
+            for topic in topics:
+                client.producer(topic).send({"v": value}, txn=txn)
+
+    both(1)
+    revision = client.cluster().revision
+    both(2)
+    then = client.read_table(topics, isolation="snapshot", revision=revision)
+    now = client.read_table(topics, isolation="snapshot")
+    assert [then[topic]["v"].to_pylist() for topic in topics] == [[1], [1]]
+    assert [now[topic]["v"].to_pylist() for topic in topics] == [[1, 2], [1, 2]]
+
+
+def test_json_topic_as_table(client: metatxn.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    assert client.read_table(topic).num_rows == 0
+    with client.producer(topic) as producer:
+        for value in ({"a": 1}, {"a": 2, "b": "x"}, {"b": "y", "c": [1]}, {"c": "mixed"}):
+            producer.send(value)
+    assert client.read_table(topic).to_pylist() == [
+        {"a": 1, "b": None, "c": None},
+        {"a": 2, "b": "x", "c": None},
+        {"a": None, "b": "y", "c": "[1]"},
+        {"a": None, "b": None, "c": "mixed"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [([1, 2], [1, 2]), (["a", None], ["a", None]), ([1, "a"], ["1", "a"]), ([{"a": 1}, 2], ['{"a": 1}', "2"])],
+)
+def test_scalars_become_one_column(
+    client: metatxn.Client, new_topic: NewTopic, sent: list[object], found: list[object]
+) -> None:
+    topic = new_topic()
+    with client.producer(topic) as producer:
+        for value in sent:
+            producer.send(value)
+    table = client.read_table(topic)
+    assert table.column_names == ["value"]
+    assert table["value"].to_pylist() == found
+
+
+def test_messages_in_a_topic_with_columns(client: metatxn.Client, table_topic: str) -> None:
+    """Objects sent by hand become rows; what they leave out is null."""
+    with client.producer(table_topic) as producer:
+        producer.send({"id": 1, "name": "a"}, key="k")
+        producer.send({"id": 2}, key="k")
+    found = client.read_table(table_topic, include_metadata=True)
+    assert found.schema.names[:6] == ["__topic", "__segment", "__position", "__key", "__publish_ms", "__txn_id"]
+    assert found.select(SCHEMA.names).to_pylist() == [
+        {"id": 1, "name": "a", "at": None},
+        {"id": 2, "name": None, "at": None},
+    ]
+    assert found["__key"].to_pylist() == ["k", "k"]
+
+
+def test_texts_become_what_the_column_holds() -> None:
+    """JSON has no timestamps, decimals or bytes: they are text in a message, and read as the column's type."""
+    fields: list[pa.Field[Any]] = [pa.field("at", pa.timestamp("us")), pa.field("raw", pa.binary())]
+    schema = pa.schema(fields)
+    table = messages_table([{"at": "2026-01-01T00:00:00", "raw": "x"}, {}], schema)
+    assert table.to_pylist()[0]["at"] == datetime.datetime(2026, 1, 1)  # noqa: DTZ001
+    with pytest.raises(metatxn.SchemaMismatch, match="column at"):
+        messages_table([{"at": "yesterday"}], schema)
