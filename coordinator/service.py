@@ -63,6 +63,7 @@ class CoordinatorService:
         *,
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
+        advertise_url: str | None = None,
         timeout_sweep_interval_ms: int = DEFAULT_INTERVAL_MS,
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
         gc_interval_ms: int = DEFAULT_GC_INTERVAL_MS,
@@ -81,7 +82,7 @@ class CoordinatorService:
         )
         self.process_id = secrets.token_hex(8)
         self.app = self._create_app()
-        self._server = HttpServer(self.app, host, port)
+        self._server = HttpServer(self.app, host, port, advertise_url)
         self._presence: Ephemeral | None = None
 
     @property

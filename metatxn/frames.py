@@ -95,7 +95,8 @@ def decode(frame: Frame, schema: pa.Schema | None, *, keys: bool = False) -> Dec
     """`keys` are only looked for when asked for."""
     match frame.kind:
         case PayloadKind.ARROW:
-            table = pa.ipc.open_stream(pa.py_buffer(frame.payload)).read_all()
+            # A copy: in the middle of a page the columns would lie at odd addresses, which Arrow's kernels dislike.
+            table = pa.ipc.open_stream(pa.py_buffer(bytes(frame.payload))).read_all()
             return Decoded(_in_schema(table, schema), _arrow_keys(table) if keys else [])
         case PayloadKind.MESSAGES | PayloadKind.BYTES:
             return Decoded(messages_table(values_of(frame), schema), _message_keys(frame) if keys else [])

@@ -33,6 +33,9 @@ SweepOption = Annotated[int | None, typer.Option(min=1, help="How often timed-ou
 GcIntervalOption = Annotated[int | None, typer.Option(min=1, help="How often finished transactions are cleared away.")]
 GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
 SkewOption = Annotated[int | None, typer.Option(min=0, help="How far the clocks of two machines may be apart.")]
+AdvertiseOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Where others reach it. [default: http://<host>:<port>]")
+]
 LogOption = Annotated[str, typer.Option(help="debug, info, warning or error; on standard error.")]
 
 
@@ -85,6 +88,7 @@ def coordinator(
     gc_interval_ms: GcIntervalOption = None,
     gc_retention_ms: GcRetentionOption = None,
     max_clock_skew_ms: SkewOption = None,
+    advertise_url: AdvertiseOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -100,7 +104,7 @@ def coordinator(
     async def run(stack: AsyncExitStack) -> None:
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
-        service = made("coordinator", opened, settings, host=host, port=port)
+        service = made("coordinator", opened, settings, host=host, port=port, advertise_url=advertise_url)
         await started(stack, service, "coordinator", "--port", port)
         announce({"coordinator": service.url}, output_of(context, output))
 
@@ -113,6 +117,7 @@ def broker(
     data_dir: Annotated[Path, typer.Option(help="Its ledgers; one broker per directory, on a local disk.")],
     host: HostOption = "127.0.0.1",
     port: PortOption = BROKER_PORT,
+    advertise_url: AdvertiseOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -123,7 +128,7 @@ def broker(
     async def run(stack: AsyncExitStack) -> None:
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
-        service = made("broker", opened, {}, data_dir=data_dir, host=host, port=port)
+        service = made("broker", opened, {}, data_dir=data_dir, host=host, port=port, advertise_url=advertise_url)
         await started(stack, service, "broker", "--port", port)
         announce({"broker": service.url, "data": str(data_dir.resolve())}, output_of(context, output))
 
