@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from metastore.txn.records import Header
 from metastore.txn.states import ExpiredBy, TxnState
@@ -29,6 +29,11 @@ class CoordinatorMetrics:
         self.sweep_errors = Counter(
             "metatxn_timeout_sweep_errors",
             "Transactions past their deadline that a sweep failed to abort; the next sweep tries again.",
+            registry=self.registry,
+        )
+        self.gc_backlog = Gauge(
+            "metatxn_gc_backlog_headers",
+            "Headers past retention that the last sweep had to keep, because operation records are left.",
             registry=self.registry,
         )
         for result in ("ok", "conflict", "reject"):

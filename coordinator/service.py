@@ -1,4 +1,4 @@
-"""The coordinator as a process part: HTTP, the timeout sweep, and its announcement in the store.
+"""The coordinator as a process part: HTTP, the sweeps, and its announcement in the store.
 
 It keeps nothing of its own. Any number of them may serve one store, and a client may talk to a different one with every
 request; one that is killed leaves nothing to recover.
@@ -13,7 +13,9 @@ from importlib.metadata import version
 import structlog
 from fastapi import FastAPI
 
+from coordinator import gc_sweep
 from coordinator.api.routes import transaction_key_routes, transaction_routes
+from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.settling import Clock
@@ -29,8 +31,6 @@ from service.server import HttpServer
 
 DEFAULT_PORT = 8470
 PRESENCE_TTL_MS = 10_000
-DEFAULT_GC_INTERVAL_MS = 60_000
-DEFAULT_GC_RETENTION_MS = 3_600_000
 
 _DESCRIPTION = """Transactions over many streams, decided by one compare-and-set in a metadata store.
 
@@ -66,20 +66,19 @@ class CoordinatorService:
         advertise_url: str | None = None,
         timeout_sweep_interval_ms: int = DEFAULT_INTERVAL_MS,
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
-        gc_interval_ms: int = DEFAULT_GC_INTERVAL_MS,
-        gc_retention_ms: int = DEFAULT_GC_RETENTION_MS,
+        gc_interval_ms: int = gc_sweep.DEFAULT_INTERVAL_MS,
+        gc_retention_ms: int = gc_sweep.DEFAULT_RETENTION_MS,
         coordinator_id: int | None = None,
         clock: Clock = _now_ms,
     ) -> None:
         self._store = store
         self.metrics = CoordinatorMetrics()
-        self.gc_interval_ms = gc_interval_ms
-        self.gc_retention_ms = gc_retention_ms
         self.transactions = Transactions(store, clock, coordinator_id or 0, metrics=self.metrics)
         self.listings = Listings(store, clock)
         self.timeout_sweep = TimeoutSweep(
             self.transactions, interval_ms=timeout_sweep_interval_ms, max_clock_skew_ms=max_clock_skew_ms
         )
+        self.gc_sweep = GcSweep(store, clock, self.metrics, interval_ms=gc_interval_ms, retention_ms=gc_retention_ms)
         self.process_id = secrets.token_hex(8)
         self.app = self._create_app()
         self._server = HttpServer(self.app, host, port, advertise_url)
@@ -99,6 +98,7 @@ class CoordinatorService:
             await self.stop()
             raise
         self.timeout_sweep.start()
+        self.gc_sweep.start()
         log.info("coordinator ready", url=self.url, process_id=self.process_id)
 
     async def stop(self) -> None:
@@ -108,6 +108,7 @@ class CoordinatorService:
             await self._withdraw(presence)
         await self._server.stop()
         await self.timeout_sweep.stop()
+        await self.gc_sweep.stop()
         log.info("coordinator stopped", process_id=self.process_id)
 
     async def _announce(self) -> Ephemeral:

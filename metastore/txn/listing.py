@@ -36,9 +36,13 @@ async def open_by_deadline(
     return await _rows(store, paths.DEADLINE_INDEX, after, limit, end)
 
 
-async def decided_by_time(store: MetadataStore, state: TxnState, *, after: str = "", limit: int) -> list[Row]:
-    """Decided transactions in one final state, the oldest decision first."""
-    return await _rows(store, f"{paths.FINAL_STATE_INDEX}{state}/", after, limit)
+async def decided_by_time(
+    store: MetadataStore, state: TxnState, *, after: str = "", until_ms: int | None = None, limit: int
+) -> list[Row]:
+    """Decided transactions in one final state, the oldest decision first; with `until_ms` only those at or before."""
+    root = f"{paths.FINAL_STATE_INDEX}{state}/"
+    end = None if until_ms is None else root + number(until_ms + 1)
+    return await _rows(store, root, after, limit, end)
 
 
 async def by_id(store: MetadataStore, *, after: str = "", limit: int) -> list[Row]:

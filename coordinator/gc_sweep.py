@@ -1,0 +1,124 @@
+"""Forgetting what is finished (DESIGN §5.7): the headers of decided transactions, once nobody needs them.
+
+A header goes when its decision is older than the retention time *and* the store proves, in the apply that deletes it,
+that no operation record of the transaction is left. Operation records are never deleted here: a broker that was
+down for a month still finds them, and the header that says what to do.
+
+Before any header of a slice goes, `/gc/horizon` is moved to the highest decision revision in it, so that a snapshot
+read that would miss one of them is refused. Two sweeps at once are safe: every step is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.periodic import PeriodicSweep
+from coordinator.settling import Clock
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
+from metastore.keys import prefix_end
+from metastore.txn import listing, paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import GcHorizon
+from metastore.txn.states import TxnState
+from metastore.types import EmptyRange, Record, Revision
+
+DEFAULT_INTERVAL_MS = 60_000
+DEFAULT_RETENTION_MS = 3_600_000
+SLICE = 100
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one sweep did; `kept` are headers past retention that still have operation records."""
+
+    deleted: int
+    kept: int
+
+
+class GcSweep(PeriodicSweep):
+    """`start` and `stop` the loop, or call `collect_once`."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        metrics: CoordinatorMetrics,
+        *,
+        interval_ms: int = DEFAULT_INTERVAL_MS,
+        retention_ms: int = DEFAULT_RETENTION_MS,
+    ) -> None:
+        super().__init__("gc sweep", interval_ms)
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._retention_ms = retention_ms
+
+    async def sweep(self) -> bool:
+        collected = await self.collect_once()
+        self._metrics.gc_backlog.set(collected.kept)
+        return True
+
+    async def collect_once(self) -> Collected:
+        """Delete every header that may go now, in slices. Raises the store's errors; doing it again goes on."""
+        until_ms = self._clock() - self._retention_ms
+        deleted = kept = 0
+        for state in (TxnState.COMMITTED, TxnState.ABORTED):
+            after = ""
+            while until_ms >= 0 and not self.stopping:
+                rows = await listing.decided_by_time(self._store, state, after=after, until_ms=until_ms, limit=SLICE)
+                gone = await self._collect([row.txn_id for row in rows])
+                deleted += gone
+                kept += len(rows) - gone
+                if len(rows) < SLICE:
+                    break
+                after = rows[-1].position
+        if deleted:
+            log.info("headers collected", deleted=deleted, kept=kept)
+        return Collected(deleted, kept)
+
+    async def _collect(self, txn_ids: Sequence[TxnId]) -> int:
+        """How many of one slice were deleted."""
+        if not txn_ids:
+            return 0
+        snapshot = await self._store.get_many([paths.header(txn_id) for txn_id in txn_ids])
+        headers = {txn_id: snapshot.records[paths.header(txn_id)] for txn_id in txn_ids}
+        present = {txn_id: record for txn_id, record in headers.items() if record is not None}
+        if not present:
+            return 0
+        await self._advance_horizon(max(record.version for record in present.values()))
+        return sum(await asyncio.gather(*(self._delete(txn_id, record) for txn_id, record in present.items())))
+
+    async def _advance_horizon(self, revision: Revision) -> None:
+        """Never backwards: whoever is behind another sweep leaves the horizon where it is."""
+        record = await self._store.get(paths.GC_HORIZON)
+        while record is None or GcHorizon.decode(record.value).revision < revision:
+            value = GcHorizon(revision=revision).encode()
+            batch = self._store.batch()
+            if record is None:
+                batch.create(paths.GC_HORIZON, value)
+            else:
+                batch.replace(record, value)
+            try:
+                await self._store.apply(batch)
+            except CheckFailed as lost:
+                record = lost.current
+            else:
+                return
+
+    async def _delete(self, txn_id: TxnId, record: Record) -> bool:
+        operations = paths.ops_of_transaction(txn_id)
+        batch = self._store.batch().remove(record).check(EmptyRange(operations, prefix_end(operations)))
+        try:
+            await self._store.apply(batch)
+        except CheckFailed as lost:
+            # Operations are left, and their brokers will delete them; or another sweep was faster.
+            return lost.current is None
+        return True

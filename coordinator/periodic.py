@@ -1,0 +1,70 @@
+"""A sweep that runs again and again until it is stopped, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+
+import structlog
+
+from metastore.errors import MetastoreError
+
+_LONGEST_BACKOFF_MS = 10_000
+
+log = structlog.get_logger()
+
+
+class PeriodicSweep(ABC):
+    """Runs `sweep` every `interval_ms`; after a failure it waits twice as long, up to ten seconds or the interval."""
+
+    def __init__(self, name: str, interval_ms: int) -> None:
+        self._name = name
+        self._interval_ms = interval_ms
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def sweep(self) -> bool:
+        """One sweep. False: some of it failed, and it should be done again, a little later than usual."""
+
+    @property
+    def stopping(self) -> bool:
+        """A sweep in slices ends after the one under way."""
+        return self._stopping.is_set()
+
+    def start(self) -> None:
+        assert self._loop is None, f"the {self._name} is running"
+        self._stopping.clear()
+        self._loop = asyncio.create_task(self._run(), name=self._name)
+
+    async def stop(self) -> None:
+        """Finish the slice under way."""
+        self._stopping.set()
+        if self._loop:
+            await self._loop
+            self._loop = None
+
+    async def _run(self) -> None:
+        wait_ms = self._interval_ms
+        while not await self._stopped_within(wait_ms):
+            if await self._sweep_and_survive():
+                wait_ms = self._interval_ms
+            else:
+                wait_ms = max(self._interval_ms, min(wait_ms * 2, _LONGEST_BACKOFF_MS))
+
+    async def _sweep_and_survive(self) -> bool:
+        try:
+            return await self.sweep()
+        except MetastoreError as error:
+            log.warning("the store failed a sweep", sweep=self._name, error=str(error))
+        except Exception:
+            # Whatever it was, the next sweep must come: a dead one would leave readers waiting for ever.
+            log.exception("sweep failed", sweep=self._name)
+        return False
+
+    async def _stopped_within(self, wait_ms: int) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
+        except TimeoutError:
+            return False
+        return True

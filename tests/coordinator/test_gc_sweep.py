@@ -1,0 +1,153 @@
+"""Forgetting what is finished (DESIGN §5.7, scenarios M92–M93, D34, X115). Method: a clock that is moved."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from coordinator.gc_sweep import SLICE, Collected, GcSweep
+from coordinator.transactions import Transactions
+from metastore.backends.memory import MemoryStore
+from metastore.errors import CheckFailed
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import WriteOp
+from metastore.txn.store import TxnStore, put_write_op
+from service.problems import ErrorCode
+from tests.coordinator.conftest import FakeClock, refusal
+from tests.coordinator.stores import FaultyStore
+from tests.coordinator.test_transactions import begin
+
+RETENTION_MS = 60_000
+SEGMENT = "segment://public/default/orders/0000-ffff-0"
+
+
+@pytest.fixture
+def gc(store: FaultyStore, clock: FakeClock, transactions: Transactions) -> GcSweep:
+    return GcSweep(store, clock, transactions.metrics, retention_ms=RETENTION_MS)
+
+
+async def write(truth: MemoryStore, txn_id: TxnId) -> str:
+    """One operation record, as a broker leaves it."""
+    op = WriteOp(segment=SEGMENT, after="1:-1", count=1)
+    await truth.apply(put_write_op(truth.batch(), txn_id, 1, 1, op))
+    return paths.write_op(txn_id, SEGMENT, 1, 1)
+
+
+async def left(truth: MemoryStore) -> list[str]:
+    """Keys that a quiet store must not have."""
+    records = (await truth.range("/", "0")).records
+    roots = ("/txn/", "/txn-op/", "/txn-lease/", "/txn-prepared/", "/txn-writers/", "/idx/")
+    return [record.key for record in records if record.key.startswith(roots)]
+
+
+async def test_a_header_goes_after_its_retention_and_leaves_nothing(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore
+) -> None:
+    """M92; D34: after that the transaction is not found."""
+    committed, aborted = await begin(transactions), await begin(transactions)
+    await transactions.keep_alive(committed, 5_000)
+    await transactions.commit(committed)
+    await transactions.abort(aborted, "no use")
+    clock.now_ms += RETENTION_MS - 1
+    assert await gc.collect_once() == Collected(deleted=0, kept=0)
+    clock.now_ms += 1
+    assert await gc.collect_once() == Collected(deleted=2, kept=0)
+    assert await left(truth) == []
+    await refusal(transactions.commit(committed), ErrorCode.TXN_NOT_FOUND)
+
+
+async def test_an_open_transaction_is_never_collected(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock
+) -> None:
+    txn_id = await begin(transactions)
+    clock.now_ms += 100 * RETENTION_MS
+    assert await gc.collect_once() == Collected(deleted=0, kept=0)
+    assert (await transactions.get(txn_id)).state == "OPEN"
+
+
+async def test_a_header_with_operations_is_kept_until_its_broker_has_deleted_them(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore
+) -> None:
+    """M93, X115: never force-deleted; the broker that was down for a month still finds both."""
+    txn_id = await begin(transactions)
+    op = await write(truth, txn_id)
+    await transactions.commit(txn_id)
+    clock.now_ms += 1_000 * RETENTION_MS
+    assert await gc.collect_once() == Collected(deleted=0, kept=1)
+    assert await truth.get(op) is not None
+    assert await truth.get(paths.header(txn_id)) is not None
+    record = await truth.get(op)
+    assert record is not None
+    await truth.apply(truth.batch().remove(record))
+    assert await gc.collect_once() == Collected(deleted=1, kept=0)
+
+
+async def test_the_horizon_moves_before_the_header_goes(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    """DESIGN §5.7: at no moment is a header gone whose decision the horizon has not reached."""
+    revisions = []
+    for _ in range(3):
+        revisions.append((await transactions.commit(await begin(transactions))).revision)
+    clock.now_ms += RETENTION_MS
+    seen: list[int] = []
+    forward = store.apply
+
+    async def watching(batch):  # type: ignore[no-untyped-def]
+        applied = await forward(batch)
+        present = list((await truth.scan(paths.HEADERS)).records)
+        if len(present) < 3:
+            seen.append(await TxnStore(truth).gc_horizon())
+        return applied
+
+    store.apply = watching  # type: ignore[method-assign]
+    assert (await gc.collect_once()).deleted == 3
+    assert seen
+    assert min(seen) >= max(revision for revision in revisions if revision is not None)
+
+
+async def test_the_horizon_never_moves_backwards(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore
+) -> None:
+    await transactions.commit(await begin(transactions))
+    await truth.apply(truth.batch().create(paths.GC_HORIZON, b'{"revision":1000000}'))
+    clock.now_ms += RETENTION_MS
+    assert (await gc.collect_once()).deleted == 1
+    assert await TxnStore(truth).gc_horizon() == 1_000_000
+
+
+async def test_two_sweeps_at_once_delete_each_header_once(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    """DESIGN §5.17."""
+    for _ in range(SLICE + 20):
+        await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    other = GcSweep(store, clock, transactions.metrics, retention_ms=RETENTION_MS)
+    await asyncio.gather(gc.collect_once(), other.collect_once())
+    assert await left(truth) == []
+
+
+async def test_an_operation_that_slips_in_behind_the_look_keeps_the_header(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    """The proof is in the apply that deletes, not in a read before it. (A decided transaction gets no operation, so
+    the record is put by force.)"""
+    txn_id = await begin(transactions)
+    await transactions.commit(txn_id)
+    clock.now_ms += RETENTION_MS
+    forward = store.get_many
+
+    async def with_late_op(wanted):  # type: ignore[no-untyped-def]
+        snapshot = await forward(wanted)
+        op = WriteOp(segment=SEGMENT, after="1:-1", count=1)
+        with contextlib.suppress(CheckFailed):
+            await truth.apply(truth.batch().create(paths.write_op(txn_id, SEGMENT, 1, 9), op.encode()))
+        return snapshot
+
+    store.get_many = with_late_op  # type: ignore[method-assign]
+    assert await gc.collect_once() == Collected(deleted=0, kept=1)
+    assert await truth.get(paths.header(txn_id)) is not None
