@@ -63,10 +63,6 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         open_ledger = await around.storage.create(segment_id, ownership.generation)
         ledger = LedgerRecord(id=ownership.generation, storage=around.storage.storage_id)
         record = record.model_copy(update={"ledgers": (*record.ledgers, ledger)})
-    batch = around.store.batch().check(ownership.check).replace(segment_record, record.encode())
-    await around.store.apply(batch)
-    for ledger_id in before - {ledger.id for ledger in record.ledgers}:
-        await around.storage.delete(segment_id, ledger_id)
     segment = Segment(
         segment_id,
         record,
@@ -77,7 +73,16 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         clock=around.clock,
         metrics=around.metrics,
     )
-    await _recover_transactions(segment, around)
+    try:
+        batch = around.store.batch().check(ownership.check).replace(segment_record, record.encode())
+        await around.store.apply(batch)
+        for ledger_id in before - {ledger.id for ledger in record.ledgers}:
+            await around.storage.delete(segment_id, ledger_id)
+        await _recover_transactions(segment, around)
+    except BaseException:
+        # Half of a segment must not act on decisions. Its ledger may be recorded: the next opening seals it.
+        await segment.close()
+        raise
     return segment
 
 

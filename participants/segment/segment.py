@@ -27,7 +27,7 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metastore.types import AtVersion, FirstVersion, Revision
 from participants.ledger.chain import LedgerChain, RawFrame
-from participants.ledger.frames import PayloadKind
+from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
 from participants.ledger.position import Position
 from participants.ledger.storage import Append, LedgerError, LedgerStopped, StorageFull
 from participants.metrics import BrokerMetrics
@@ -117,22 +117,42 @@ class Segment:
         """Append one entry; answers its position and whether it was there already (a retried sequence).
 
         When this returns the entry is durable. Raises `ServiceError`: TXN_NOT_FOUND, TXN_CONFLICT,
-        EXPIRED_TRANSACTION, NOT_OWNER, STORAGE_FULL, STORE_UNAVAILABLE: nothing was appended, nothing of it will
-        ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
+        EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE: nothing was appended, nothing of it
+        will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
         """
         self._assert_serving()
+        if len(entry.payload) > MAX_PAYLOAD_BYTES:
+            raise ServiceError(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
+                limit_bytes=MAX_PAYLOAD_BYTES,
+            )
         scope = Scope(entry.txn_id, entry.writer, entry.producer)
         if entry.sequence is not None:
             if (known := self.dedup.position(scope, entry.sequence)) is not None:
                 return known, True
             if (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:
-                return await asyncio.shield(in_flight), True
+                return await self._answer(in_flight), True
         if self.ledgers.open is None:
             raise self._sealed()
         publish = self._spawn(self._publish(entry, scope))
         if entry.sequence is not None:
             self.dedup.begin(scope, entry.sequence, publish)
-        return await asyncio.shield(publish), False
+        return await self._answer(publish), False
+
+    async def _answer(self, publish: asyncio.Task[Position]) -> Position:
+        """A caller that goes away does not end its publish; a segment that closes does, with nothing known."""
+        try:
+            return await asyncio.shield(publish)
+        except asyncio.CancelledError:
+            if not publish.cancelled():
+                raise
+            raise ServiceError(
+                ErrorCode.OUTCOME_UNKNOWN,
+                f"segment {self.id} was closed before the entry was durable",
+                action="Send it again with the same sequence, or abort the transaction.",
+                segment=self.id,
+            ) from None
 
     async def _publish(self, entry: Entry, scope: Scope) -> Position:
         if entry.txn_id is None:
@@ -144,13 +164,13 @@ class Segment:
             raise refusal(entry.txn_id, transaction.decision.header)
         previous, arrived = self._arrive(scope)
         try:
-            intent = self.buffer.pin(transaction, self.ledgers.last_assigned)
+            intent = self.buffer.pin(transaction, self.buffer.last_durable)
             await self._put_intent(transaction, intent, entry)
             if previous is not None:
                 await asyncio.shield(previous)
             append = self._begin_append_of(transaction, intent, entry)
         finally:
-            self._has_arrived(scope, arrived)
+            self._has_arrived(scope, previous, arrived)
         return await self._until_durable(append, entry, scope, transaction)
 
     async def _put_intent(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
@@ -171,7 +191,7 @@ class Segment:
             definite = isinstance(error, MetastoreError) and error.definite
             self._drop_intent(transaction, intent, maybe_stored=not definite)
             if isinstance(error, CheckFailed):
-                raise self._refused(transaction.txn_id, error) from None
+                raise self._refused(transaction, error) from None
             raise
         self._metrics.op_writes.inc()
 
@@ -182,7 +202,7 @@ class Segment:
             if transaction.decision is not None:
                 raise refusal(transaction.txn_id, transaction.decision.header)
             append = self._begin_append(entry)
-        except ServiceError:
+        except BaseException:
             self._drop_intent(transaction, intent, maybe_stored=True)
             raise
         self.buffer.append_begun(transaction, intent, append.position, entry.writer)
@@ -241,10 +261,18 @@ class Segment:
         self._arrivals[scope] = arrived
         return previous, arrived
 
-    def _has_arrived(self, scope: Scope, arrived: asyncio.Future[None]) -> None:
-        arrived.set_result(None)
-        if self._arrivals.get(scope) is arrived:
-            del self._arrivals[scope]
+    def _has_arrived(self, scope: Scope, previous: asyncio.Future[None] | None, arrived: asyncio.Future[None]) -> None:
+        """One that failed early must not let those behind it overtake those before it."""
+
+        def pass_on(_: object) -> None:
+            arrived.set_result(None)
+            if self._arrivals.get(scope) is arrived:
+                del self._arrivals[scope]
+
+        if previous is None or previous.done():
+            pass_on(previous)
+        else:
+            previous.add_done_callback(pass_on)
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
@@ -259,9 +287,10 @@ class Segment:
         self._track(txn_id).stored = True
 
     def decide_recovered(self, txn_id: TxnId, decision: Decision) -> None:
+        """What recovery read. The watch may have been faster: then everything is done, even forgotten, by now."""
         transaction = self.buffer.get(txn_id)
-        assert transaction is not None
-        self._decide(transaction, decision)
+        if transaction is not None:
+            self._decide(transaction, decision)
 
     def _on_final(self, txn_id: TxnId, header: Header) -> None:
         transaction = self.buffer.get(txn_id)
@@ -269,13 +298,14 @@ class Segment:
             self._decide(transaction, Decision(header))
 
     def _decide(self, transaction: TrackedTransaction, decision: Decision) -> None:
-        if transaction.decision is None:
+        """A lost segment decides nothing any more: it does not know all frames, and recovery does it again."""
+        if transaction.decision is None and not self.lost:
             self.buffer.close(transaction, decision)
             self._release_if_drained(transaction)
 
     def _release_if_drained(self, transaction: TrackedTransaction) -> None:
         """In memory first: what to hide, then the horizon. Making it durable follows in the background."""
-        if transaction.decision is None or transaction.unfinished_appends or transaction.released:
+        if transaction.decision is None or transaction.unfinished_appends or transaction.released or self.lost:
             return
         outcome = self.buffer.release(transaction)
         self.dedup.forget_transaction(transaction.txn_id)
@@ -302,19 +332,21 @@ class Segment:
     async def reconcile(self) -> None:
         """Act on final or absent headers of what is undecided here, and adopt operations that memory lacks
         (DESIGN §5.8). Never acts on an open header. Repairs what a lost watch event would leave behind."""
+        if self.lost:
+            return
         entries = await self._store.query_index(
             "writes-by-segment", paths.writes_by_segment(self.id), prefix_end(paths.writes_by_segment(self.id))
         )
         for txn_id in {TxnId.parse(entry.split("/")[1]) for entry in entries}:
             if self.buffer.get(txn_id) is None:
                 self._track(txn_id).maybe_stored = True
-        candidates = [transaction for transaction in self.buffer.undecided() if not transaction.intents]
-        headers = await self._mirror.read([transaction.txn_id for transaction in candidates])
-        for transaction in candidates:
+        candidates = [(each, each.last_intent) for each in self.buffer.undecided() if not each.intents]
+        headers = await self._mirror.read([transaction.txn_id for transaction, _ in candidates])
+        for transaction, last_intent in candidates:
             record = headers[transaction.txn_id]
             if record is not None and record.first:
                 continue
-            if record is None and transaction.intents:
+            if record is None and transaction.last_intent != last_intent:
                 continue  # an intent was sent after the candidates were chosen: this read proves nothing about it
             if transaction.decision is None:
                 self._metrics.reconcile_repairs.inc()
@@ -325,14 +357,14 @@ class Segment:
     async def read_committed(self, after: Position, max_bytes: int) -> Page:
         """Entries up to the horizon of this moment; what is hidden by then stays hidden."""
         horizon = self.buffer.max_read_position
-        found = await self.ledgers.read(after, horizon, max_bytes)
+        found = await self._read(after, horizon, max_bytes)
         visible = [frame for frame in found if not self._hides(frame)]
         return self._page(visible, found, after, horizon)
 
     async def read_uncommitted(self, after: Position, max_bytes: int) -> Page:
         """Every durable entry, whatever became of its transaction."""
         end = self.buffer.last_durable
-        found = await self.ledgers.read(after, end, max_bytes)
+        found = await self._read(after, end, max_bytes)
         return self._page(found, found, after, end)
 
     async def read_snapshot(self, after: Position, max_bytes: int, revision: Revision | None) -> Page:
@@ -343,7 +375,7 @@ class Segment:
         """
         revision = await self._catch_up(revision)
         end = self.buffer.last_durable
-        found = await self.ledgers.read(after, end, max_bytes)
+        found = await self._read(after, end, max_bytes)
         decided = await self._decided_by(revision, {f.header.txn_id for f in found if f.header.txn_id is not None})
         if (horizon := await self._txns.gc_horizon()) > revision:
             raise ServiceError(
@@ -352,10 +384,22 @@ class Segment:
                 action="Read again at a newer revision.",
                 field="revision",
             )
+        self._assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
         visible = [frame for frame in found if self._in_snapshot(frame, decided)]
         page = self._page(visible, found, after, end)
         page.revision = revision
         return page
+
+    async def _read(self, after: Position, up_to: Position, max_bytes: int) -> list[RawFrame]:
+        try:
+            return await self.ledgers.read(after, up_to, max_bytes)
+        except LedgerError as error:
+            raise ServiceError(
+                ErrorCode.STORE_UNAVAILABLE,
+                f"segment {self.id} cannot be read: {error}",
+                action="Try again; if it stays so, the broker's storage needs an operator.",
+                segment=self.id,
+            ) from error
 
     async def _catch_up(self, revision: Revision | None) -> Revision:
         """Close and drain everything that was decided at or before `revision`; None: at this moment."""
@@ -427,13 +471,16 @@ class Segment:
         """Stop admitting, let begun appends end, stop the background work. What is undone is redone by recovery."""
         self.lost = self.lost or "the broker closes it"
         self.changed.notify()
-        if self.ledgers.open is not None:
-            await self.ledgers.open.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         for transaction in self.buffer.tracked():
             self._mirror.unfollow(transaction.txn_id, self._on_final)
+        ledger = self.ledgers.open
+        # A failed ledger stays as it is until recovery seals it: this object alone knows how far it was durable.
+        if ledger is not None and ledger.stopped is None:
+            await ledger.close()
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
 
     def _on_durable(self) -> None:
         assert self.ledgers.open is not None
@@ -466,13 +513,17 @@ class Segment:
             children=list(self.record.children),
         )
 
-    def _refused(self, txn_id: TxnId, lost: CheckFailed) -> Exception:
+    def _refused(self, transaction: TrackedTransaction, lost: CheckFailed) -> Exception:
         """What a guard of the intent that did not hold means to the publisher."""
+        txn_id = transaction.txn_id
         if lost.check == self.ownership.check:
             self._deposed_by(lost)
             return self._not_serving()
         if isinstance(lost.check, FirstVersion):
-            return refusal(txn_id, Header.decode(lost.current.value) if lost.current else None)
+            header = Header.decode(lost.current.value) if lost.current else None
+            if header is not None and self.buffer.get(txn_id) is transaction:
+                self._decide(transaction, Decision(header))
+            return refusal(txn_id, header)
         return ServiceError(
             ErrorCode.TXN_CONFLICT, f"transaction {txn_id} is prepared and takes no more writes", txn_id=str(txn_id)
         )

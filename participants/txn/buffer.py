@@ -10,7 +10,7 @@ A transaction passes through it like this (DESIGN §5.3-5):
 
 `max_read_position` is the lowest pin of any transaction that is not released, else the last durable position. The
 pin exists before the intent is sent, so nothing leaks while an append is in flight; it never moves backwards,
-because a new pin is never below the last position that was assigned at that moment.
+because a new pin is never below the last durable position of that moment.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class TrackedTransaction:
     txn_id: TxnId
     since_ms: int
     intents: dict[int, Position] = field(default_factory=dict)
+    last_intent: int = 0
     first_frame: Position | None = None
     highest: Position | None = None
     writers: set[str] = field(default_factory=set)
@@ -103,10 +104,15 @@ class TransactionBuffer:
         return [transaction for transaction in self._tracked.values() if transaction.decision is None]
 
     def pin(self, transaction: TrackedTransaction, after: Position) -> int:
-        """Before an intent is sent: hold readers at `after`, the last position assigned so far. Answers a token."""
+        """Before an intent is sent: hold readers at `after`. Answers a token.
+
+        `after` must stay a lower bound of where the frame will land, so it is a durable position: one that was only
+        assigned is given out again when there was no space for its append.
+        """
         assert transaction.decision is None
         assert after >= self.max_read_position, "a pin would move the horizon backwards"
         self._next_intent += 1
+        transaction.last_intent = self._next_intent
         with self._repinned(transaction):
             transaction.intents[self._next_intent] = after
         return self._next_intent
@@ -146,10 +152,14 @@ class TransactionBuffer:
             transaction.decision = decision
 
     def release(self, transaction: TrackedTransaction) -> Outcome | None:
-        """Once its appends are drained: remember what readers must skip, *then* let the horizon go."""
+        """Once its appends are drained: remember what readers must skip, *then* let the horizon go.
+
+        An outcome that recovery found stands: it was made from every frame, while some of the operations that lead
+        to those frames may be gone by now.
+        """
         assert transaction.decision is not None
         assert transaction.unfinished_appends == 0
-        outcome = transaction.decision.outcome(transaction)
+        outcome = self._outcomes.get(transaction.txn_id) or transaction.decision.outcome(transaction)
         if outcome is not None:
             self._outcomes[transaction.txn_id] = outcome
         if not transaction.released:

@@ -26,7 +26,8 @@ class HeaderMirror:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._mirror = Mirror(store, paths.HEADERS, self._on_change)
-        self._listeners: dict[TxnId, list[Listener]] = {}
+        self._listeners: dict[str, list[Listener]] = {}
+        """By the key of the header, so that what else somebody put below the prefix needs no reading."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -44,16 +45,16 @@ class HeaderMirror:
 
     def follow(self, txn_id: TxnId, listener: Listener) -> None:
         """Call `listener` when the header of `txn_id` becomes final. Follow *before* anything is stored for it."""
-        listeners = self._listeners.setdefault(txn_id, [])
+        listeners = self._listeners.setdefault(paths.header(txn_id), [])
         if listener not in listeners:
             listeners.append(listener)
 
     def unfollow(self, txn_id: TxnId, listener: Listener) -> None:
-        listeners = self._listeners.get(txn_id, [])
+        listeners = self._listeners.get(paths.header(txn_id), [])
         if listener in listeners:
             listeners.remove(listener)
         if not listeners:
-            self._listeners.pop(txn_id, None)
+            self._listeners.pop(paths.header(txn_id), None)
 
     def final(self, txn_id: TxnId) -> tuple[Header, Revision] | None:
         """The final header and its decision revision, when the mirror knows them."""
@@ -73,8 +74,9 @@ class HeaderMirror:
         return found
 
     def _on_change(self, event: Event) -> None:
-        if event.record is None or event.record.first:
+        listeners = self._listeners.get(event.key)
+        if listeners is None or event.record is None or event.record.first:
             return
-        txn_id = paths.txn_id_of_header(event.key)
-        for listener in list(self._listeners.get(txn_id, ())):
-            listener(txn_id, Header.decode(event.record.value))
+        header = Header.decode(event.record.value)
+        for listener in list(listeners):
+            listener(paths.txn_id_of_header(event.key), header)
