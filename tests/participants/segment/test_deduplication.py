@@ -1,0 +1,170 @@
+"""Goal: a retried append happens exactly once, and one writer's frames lie in the order in which they arrived.
+
+Method: as in `test_intents`. DESIGN §5.13, scenarios 26 and 112.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metastore.errors import OutcomeUnknown, StoreUnavailable
+from participants.ledger.position import Position
+from service.problems import ErrorCode, ServiceError
+from tests.participants.segment.faulty_store import INTENT, Fault
+from tests.participants.segment.world import (
+    World,
+    assert_at_the_floor,
+    committed,
+    entry,
+    materialized,
+    publish,
+    released,
+    sending,
+    uncommitted,
+)
+
+
+async def has_ended(task: asyncio.Task[Position]) -> bool:
+    """Whether `task` ends although what it must wait for does not come: it gets plenty of turns of the loop."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+    return task.done()
+
+
+async def test_112_a_retried_sequence_is_answered_with_the_first_position(world: World) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    for scope in (entry("x", txn, writer="w", sequence=5), entry("y", producer="p", sequence=5)):
+        first, duplicate = await segment.publish(scope)
+        assert not duplicate
+        assert await segment.publish(scope) == (first, True)
+    assert await uncommitted(segment) == ["x", "y"]
+
+
+async def test_a_retry_joins_the_publish_of_its_sequence_that_is_in_flight(world: World) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    held = world.store.fault(Fault(INTENT, hold_after=True))
+    first = asyncio.create_task(segment.publish(entry("x", txn, writer="w", sequence=1)))
+    await held.reached.wait()
+    retry = asyncio.create_task(segment.publish(entry("x", txn, writer="w", sequence=1)))
+    held.go.set()
+    position, _ = await first
+    assert await retry == (position, True)
+    assert await uncommitted(segment) == ["x"]
+
+
+async def test_a_retry_survives_the_end_of_the_request_it_joined(world: World) -> None:
+    """The first client hangs up: its publish goes on, and the retry gets its answer."""
+    segment = await world.segment()
+    txn = await world.begin()
+    held = world.store.fault(Fault(INTENT, hold_after=True))
+    first = asyncio.create_task(segment.publish(entry("x", txn, writer="w", sequence=1)))
+    await held.reached.wait()
+    retry = asyncio.create_task(segment.publish(entry("x", txn, writer="w", sequence=1)))
+    first.cancel()
+    held.go.set()
+    _, duplicate = await retry
+    assert duplicate and first.cancelled()
+    assert await uncommitted(segment) == ["x"]
+
+
+async def test_the_retry_of_a_failed_publish_is_appended(world: World) -> None:
+    """Remembered only from durable frames: an intent whose answer was lost is no reason to answer "there already"."""
+    segment = await world.segment()
+    txn = await world.begin()
+    world.store.fault(Fault(INTENT, after=OutcomeUnknown("no answer")))
+    with pytest.raises(OutcomeUnknown):
+        await publish(segment, "x", txn, writer="w", sequence=1)
+    _, duplicate = await segment.publish(entry("x", txn, writer="w", sequence=1))
+    assert not duplicate
+    await world.commit(txn)
+    await released(segment, txn)
+    assert await committed(segment) == ["x"]
+
+
+async def test_sequences_are_ranges_not_a_maximum(world: World) -> None:
+    segment = await world.segment()
+    await publish(segment, "nine", producer="p", sequence=9)
+    await publish(segment, "three", producer="p", sequence=3)
+    assert await committed(segment) == ["nine", "three"]
+
+
+async def test_sequences_of_other_transactions_and_writers_are_other_sequences(world: World) -> None:
+    segment = await world.segment()
+    one, two = await world.begin(), await world.begin()
+    for txn, writer in ((one, "v"), (one, "w"), (two, "v"), (one, None)):
+        _, duplicate = await segment.publish(entry("x", txn, writer=writer, sequence=1))
+        assert not duplicate
+
+
+@pytest.mark.parametrize("replies", ["in order", "reversed"])
+async def test_frames_of_one_writer_keep_their_order_whatever_order_the_store_answers_in(
+    world: World, replies: str
+) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    held = [world.store.fault(Fault(INTENT, hold_after=True)) for _ in range(4)]
+    sent = []
+    for number, fault in enumerate(held):
+        sent.append(sending(segment, str(number), txn, writer="w"))
+        await fault.reached.wait()
+    for fault in held if replies == "in order" else reversed(held):
+        fault.go.set()
+    await asyncio.gather(*sent)
+    assert await uncommitted(segment) == ["0", "1", "2", "3"]
+
+
+async def test_a_failure_in_the_middle_does_not_let_a_later_frame_overtake_an_earlier_one(world: World) -> None:
+    """0 waits for its answer, 1 fails, 2 is answered: 2 must still wait for 0."""
+    segment = await world.segment()
+    txn = await world.begin()
+    slow = world.store.fault(Fault(INTENT, hold_after=True))
+    zero = sending(segment, "0", txn, writer="w")
+    await slow.reached.wait()
+    world.store.fault(Fault(INTENT, before=StoreUnavailable("gone")))
+    one = sending(segment, "1", txn, writer="w")
+    with pytest.raises(StoreUnavailable):
+        await one
+    last = world.store.fault(Fault(INTENT, hold_after=True))
+    two = sending(segment, "2", txn, writer="w")
+    await last.reached.wait()
+    last.go.set()
+    assert not await has_ended(two), "it waits for its turn"
+    slow.go.set()
+    await asyncio.gather(zero, two)
+    assert await uncommitted(segment) == ["0", "2"]
+
+
+async def test_after_the_decision_nothing_of_the_sequences_is_kept(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin()
+    await asyncio.gather(*(publish(segment, str(n), txn, writer=f"w{n % 7}", sequence=n) for n in range(100)))
+    await world.commit(txn)
+    await materialized(segment, txn)
+    assert_at_the_floor(segment, node)
+    with pytest.raises(ServiceError) as error:
+        await publish(segment, "1", txn, writer="w1", sequence=1)
+    assert error.value.code == ErrorCode.TXN_CONFLICT
+
+
+async def test_a_segment_that_closes_answers_those_who_wait(world: World) -> None:
+    """Scenarios 29, 61: no hang, and no answer that a client could take for a success or for a crash."""
+    segment = await world.segment()
+    txn = await world.begin()
+    held = world.store.fault(Fault(INTENT, hold_after=True))
+    waiting = sending(segment, "x", txn, writer="w", sequence=1)
+    await held.reached.wait()
+    joined = sending(segment, "x", txn, writer="w", sequence=1)
+    assert not await has_ended(joined)
+    await segment.close()
+    for publisher in (waiting, joined):
+        with pytest.raises(ServiceError) as error:
+            await publisher
+        assert error.value.code == ErrorCode.OUTCOME_UNKNOWN
+    with pytest.raises(ServiceError) as refused:
+        await publish(segment, "y")
+    assert refused.value.code == ErrorCode.STORE_UNAVAILABLE

@@ -1,0 +1,298 @@
+"""One segment, or a few, over a store with faults and a real ledger directory; and a coordinator of five lines.
+
+A process is a `Node`: a mirror, a storage and the segments it opened. `World.crash` copies the directory as it is
+on the disk and lets the next node open the copy, so nothing that the dead one had in memory survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import GcHorizon, Header, Outcome, Prepared
+from metastore.txn.states import ExpiredBy, TxnState
+from metastore.txn.store import TransactionRecords, TxnStore, begin
+from metastore.types import Revision
+from participants.ledger.chain import RawFrame
+from participants.ledger.frames import PayloadKind
+from participants.ledger.local import LocalStorage
+from participants.ledger.position import Position
+from participants.metrics import BrokerMetrics
+from participants.records import SegmentRecord
+from participants.segment.recovery import Surroundings, open_segment
+from participants.segment.segment import Entry, Page, Segment
+from participants.txn.header_mirror import HeaderMirror
+from tests.participants.ledger.faults import FaultyDisk
+from tests.participants.segment.faulty_store import FaultyStore
+
+SEGMENT = "segment://public/default/t/0000-ffff-0"
+ALL_BYTES = 1 << 20
+
+
+class Node:
+    """One life of a broker process, without its HTTP server and its keepers."""
+
+    def __init__(self, store: FaultyStore, data_dir: Path, clock: World) -> None:
+        self.data_dir = data_dir
+        self.disk = FaultyDisk()
+        self.metrics = BrokerMetrics()
+        self.mirror = HeaderMirror(store)
+        self.storage = LocalStorage.open(data_dir, disk=self.disk)
+        self.segments: list[Segment] = []
+        self.around = Surroundings(
+            self.storage.storage_id,
+            "http://broker",
+            self.storage,
+            store,
+            self.mirror,
+            clock.now_ms,
+            self.metrics,
+        )
+        self._exit = AsyncExitStack()
+
+    async def start(self) -> None:
+        await self._exit.enter_async_context(self.mirror.running())
+
+    async def open(self, segment_id: str = SEGMENT) -> Segment:
+        segment = await open_segment(segment_id, self.around)
+        self.segments.append(segment)
+        return segment
+
+    async def stop(self) -> None:
+        self.disk.may_sync.set()
+        for segment in self.segments:
+            await segment.close()
+        await self._exit.aclose()
+        await self.storage.close()
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.store = FaultyStore()
+        self.txns = TxnStore(self.store)
+        self._directory = directory
+        self._numbers = count(1)
+        self._time_ms = count(1_000)
+        self._nodes: list[Node] = []
+
+    def now_ms(self) -> int:
+        return next(self._time_ms)
+
+    # -- processes ---------------------------------------------------------------------------------------------
+
+    async def node(self, data_dir: Path | None = None) -> Node:
+        node = Node(self.store, data_dir or self._directory / f"life-{len(self._nodes)}", self)
+        self._nodes.append(node)
+        await node.start()
+        return node
+
+    async def first_node(self, *segments: str) -> Node:
+        """A node whose storage holds new, empty segments."""
+        node = await self.node()
+        for segment_id in segments or (SEGMENT,):
+            record = SegmentRecord(topic="public/default/t", range=(0, 0xFFFF), storage=node.storage.storage_id)
+            await self.store.apply(self.store.batch().create(paths.segment(segment_id), record.encode()))
+        return node
+
+    async def segment(self) -> Segment:
+        """A fresh segment on a fresh node."""
+        return await (await self.first_node()).open()
+
+    async def crash(self) -> Node:
+        """The last node dies now; the next one finds the directory as it lies on the disk."""
+        dead = self._nodes[-1]
+        copy = self._directory / f"life-{len(self._nodes)}"
+        shutil.copytree(dead.data_dir, copy)
+        await dead.stop()
+        return await self.node(copy)
+
+    async def reopened(self) -> Segment:
+        return await (await self.crash()).open()
+
+    async def close(self) -> None:
+        self.store.away = None
+        for node in self._nodes:
+            await node.stop()
+        await self.store.close()
+
+    # -- a coordinator -----------------------------------------------------------------------------------------
+
+    async def begin(self) -> TxnId:
+        txn_id = TxnId(1, next(self._numbers))
+        now = self.now_ms()
+        header = Header(state=TxnState.OPEN, timeout_ms=now + 60_000, created_ms=now)
+        await self.store.apply(begin(self.store.batch(), txn_id, header))
+        return txn_id
+
+    async def _records(self, txn_id: TxnId) -> TransactionRecords:
+        records = await self.txns.read(txn_id)
+        assert records is not None
+        return records
+
+    async def decide(
+        self,
+        txn_id: TxnId,
+        state: TxnState,
+        *,
+        writers: Sequence[str] | None = None,
+        expired_by: ExpiredBy | None = None,
+    ) -> Revision:
+        records = await self._records(txn_id)
+        final = records.header.model_copy(
+            update={
+                "state": state,
+                "finalized_ms": self.now_ms(),
+                "writers": tuple(writers) if writers is not None else None,
+                "expired_by": expired_by,
+            }
+        )
+        return (await self.store.apply(records.finalize(self.store.batch(), final))).revision
+
+    async def commit(self, txn_id: TxnId, writers: Sequence[str] | None = None) -> Revision:
+        return await self.decide(txn_id, TxnState.COMMITTED, writers=writers)
+
+    async def abort(self, txn_id: TxnId, expired_by: ExpiredBy | None = None) -> Revision:
+        return await self.decide(txn_id, TxnState.ABORTED, expired_by=expired_by)
+
+    async def prepare(self, txn_id: TxnId) -> None:
+        records = await self._records(txn_id)
+        prepared = Prepared(prepared_ms=self.now_ms(), deadline_ms=10**9)
+        await self.store.apply(records.prepare(self.store.batch(), prepared))
+
+    async def collect(self, txn_id: TxnId) -> None:
+        """What header GC does: only when no operation record is left, and the horizon first."""
+        assert not await self.operations(txn_id)
+        record = (await self._records(txn_id)).header_record
+        horizon = GcHorizon(revision=max(record.version, await self.txns.gc_horizon()))
+        await self.store.apply(self.store.batch().put(paths.GC_HORIZON, horizon.encode()))
+        await self.store.apply(self.store.batch().remove(record))
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    async def operations(self, txn_id: TxnId) -> list[str]:
+        found = await self.store.inner.scan(paths.ops_of_transaction(txn_id))
+        return [record.key for record in found.records]
+
+    async def outcome(self, txn_id: TxnId, segment_id: str = SEGMENT) -> Outcome | None:
+        record = await self.store.inner.get(paths.outcome(segment_id, txn_id))
+        return Outcome.decode(record.value) if record else None
+
+
+def entry(
+    payload: str,
+    txn_id: TxnId | None = None,
+    *,
+    writer: str | None = None,
+    producer: str | None = None,
+    sequence: int | None = None,
+) -> Entry:
+    return Entry(payload.encode(), PayloadKind.BYTES, 1, txn_id, writer, producer, sequence)
+
+
+async def publish(
+    segment: Segment,
+    payload: str,
+    txn_id: TxnId | None = None,
+    *,
+    writer: str | None = None,
+    producer: str | None = None,
+    sequence: int | None = None,
+) -> Position:
+    found, _ = await segment.publish(entry(payload, txn_id, writer=writer, producer=producer, sequence=sequence))
+    return found
+
+
+def sending(
+    segment: Segment,
+    payload: str,
+    txn_id: TxnId | None = None,
+    *,
+    writer: str | None = None,
+    producer: str | None = None,
+    sequence: int | None = None,
+) -> asyncio.Task[Position]:
+    return asyncio.create_task(
+        publish(segment, payload, txn_id, writer=writer, producer=producer, sequence=sequence),
+        name=f"publish {payload}",
+    )
+
+
+def payload_of(frame: RawFrame) -> str:
+    return bytes(frame.data[frame.header.payload_start : frame.header.end]).decode()
+
+
+async def committed(segment: Segment) -> list[str]:
+    """Everything a read-committed reader sees from the start."""
+    seen: list[str] = []
+    at = segment.ledgers.start
+    while True:
+        page = await segment.read_committed(at, ALL_BYTES)
+        seen += map(payload_of, page.frames)
+        if page.end:
+            return seen
+        at = page.next
+
+
+async def uncommitted(segment: Segment) -> list[str]:
+    seen: list[str] = []
+    at = segment.ledgers.start
+    while True:
+        page = await segment.read_uncommitted(at, ALL_BYTES)
+        seen += map(payload_of, page.frames)
+        if page.end:
+            return seen
+        at = page.next
+
+
+async def snapshot(segment: Segment, revision: Revision | None = None) -> list[str]:
+    seen: list[str] = []
+    at = segment.ledgers.start
+    while True:
+        page: Page = await segment.read_snapshot(at, ALL_BYTES, revision)
+        revision = page.revision
+        seen += map(payload_of, page.frames)
+        if page.end:
+            return seen
+        at = page.next
+
+
+async def until(segment: Segment, holds: object) -> None:
+    """Wait, change by change, until `holds()` is true."""
+    assert callable(holds)
+    while not holds():
+        await segment.changed.wait()
+
+
+async def released(segment: Segment, *txn_ids: TxnId) -> None:
+    """Wait until the decisions have reached the readers of the segment."""
+    for txn_id in txn_ids:
+        await until(segment, lambda txn_id=txn_id: _is_released(segment, txn_id))
+
+
+def _is_released(segment: Segment, txn_id: TxnId) -> bool:
+    transaction = segment.buffer.get(txn_id)
+    return transaction is None or transaction.released
+
+
+async def materialized(segment: Segment, *txn_ids: TxnId) -> None:
+    """Wait until the decisions are durable and nothing of them is left to do."""
+    await released(segment, *txn_ids)
+    while segment._tasks:
+        await asyncio.wait(segment._tasks)
+
+
+def assert_at_the_floor(segment: Segment, node: Node) -> None:
+    """Nothing of decided transactions is left in memory, outcomes aside."""
+    assert list(segment.buffer.tracked()) == []
+    assert not segment.buffer._pins
+    assert not node.mirror._listeners
+    assert not segment.dedup._transactions
+    assert not segment.dedup._in_flight
+    assert not segment._arrivals
+    assert not segment._tasks
