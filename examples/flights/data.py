@@ -17,32 +17,30 @@ import pyarrow.parquet as pq
 ROWS = 336_776
 FILES = 16
 
-SCHEMA = pa.schema(
-    [
-        pa.field("row", pa.int64()),
-        pa.field("month", pa.int32()),
-        pa.field("day", pa.int32()),
-        pa.field("carrier", pa.string()),
-        pa.field("flight", pa.int32()),
-        pa.field("tailnum", pa.string()),
-        pa.field("origin", pa.string()),
-        pa.field("dest", pa.string()),
-        pa.field("dep_time", pa.float64()),
-        pa.field("dep_delay", pa.float64()),
-        pa.field("arr_delay", pa.float64()),
-        pa.field("air_time", pa.float64()),
-        pa.field("distance", pa.int32()),
-    ]
-)
-DELAYS_SCHEMA = pa.schema(
-    [
-        pa.field("batch_id", pa.int64()),
-        pa.field("carrier", pa.string()),
-        pa.field("flights", pa.int64()),
-        pa.field("cancelled", pa.int64()),
-        pa.field("total_delay", pa.float64()),
-    ]
-)
+_FLIGHTS: list[tuple[str, pa.DataType]] = [
+    ("row", pa.int64()),
+    ("month", pa.int32()),
+    ("day", pa.int32()),
+    ("carrier", pa.string()),
+    ("flight", pa.int32()),
+    ("tailnum", pa.string()),
+    ("origin", pa.string()),
+    ("dest", pa.string()),
+    ("dep_time", pa.float64()),
+    ("dep_delay", pa.float64()),
+    ("arr_delay", pa.float64()),
+    ("air_time", pa.float64()),
+    ("distance", pa.int32()),
+]
+_DELAYS: list[tuple[str, pa.DataType]] = [
+    ("batch_id", pa.int64()),
+    ("carrier", pa.string()),
+    ("flights", pa.int64()),
+    ("cancelled", pa.int64()),
+    ("total_delay", pa.float64()),
+]
+SCHEMA = pa.schema(_FLIGHTS)
+DELAYS_SCHEMA = pa.schema(_DELAYS)
 
 
 @dataclass(frozen=True, slots=True)
