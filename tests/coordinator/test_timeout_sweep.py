@@ -20,12 +20,15 @@ from tests.coordinator.test_transactions import begin
 
 
 async def test_aborts_at_the_deadline_plus_the_clock_skew_and_not_before(
-    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore
 ) -> None:
     """E39, E40, E45: three seconds are 3,000 ms."""
     txn_id = await begin(transactions, timeout_ms=3_000)
     clock.now_ms = START_MS + 3_000 + SKEW_MS - 1
+    requests = store.requests
     assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
+    assert store.requests == requests, "what is not due is not read"
+    assert await transactions.expire(txn_id, SKEW_MS) is False, "and would not be aborted"
     assert (await transactions.get(txn_id)).state == "OPEN", "the deadline alone refuses nothing"
     clock.now_ms += 1
     assert await sweep.sweep_once() == Swept(aborted=1, failed=0)
