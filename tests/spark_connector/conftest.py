@@ -39,6 +39,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.session.timeZone", "Europe/Berlin")
+        # Writers get their rows in pieces, so that a task that fails late has sent some before.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
@@ -51,7 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The coordinator's URL of a `metatxn dev` that runs as it does for users."""
     directory = tmp_path_factory.mktemp("metatxn")
     port, broker_port = free_port(), free_port()
-    command = [sys.executable, "-m", "metatxn.cli.main", "dev", "--data-dir", str(directory / "data")]
+    command = [str(Path(sys.executable).with_name("metatxn")), "dev", "--data-dir", str(directory / "data")]
     command += ["--port", str(port), "--broker-port", str(broker_port)]
     log = directory / "dev.log"
     with log.open("wb") as output:

@@ -38,8 +38,9 @@ class Input:
         return reader.json(str(self._directory))
 
 
-def numbers(start: int, count: int) -> list[dict[str, Any]]:
-    return [{"id": number, "name": f"n{number}"} for number in range(start, start + count)]
+def numbers(start: int, count: int, width: int = 1) -> list[dict[str, Any]]:
+    """Names of at least `width` characters: rows of 1,000 fill several entries, so that some are sent early."""
+    return [{"id": number, "name": f"n{number}".rjust(width)} for number in range(start, start + count)]
 
 
 def to_topic(rows: DataFrame, url: str, checkpoint: Path, **options: str) -> DataStreamWriter:
@@ -65,6 +66,19 @@ def column(client: metatxn.Client, topic: str, name: str = "id") -> list[Any]:
     """The sorted values of a column, as committed."""
     table = client.read_table(topic)
     return sorted(table.column(name).to_pylist()) if table.num_rows else []
+
+
+def void_entries(client: metatxn.Client, topic: str) -> int:
+    """How many entries lie in the topic that no reader sees: proof that a loser had really sent something."""
+    void = 0
+    for segment in client.topic(topic).segments:
+        void += client.segment(segment.segment).entries
+        after, end = None, False
+        while not end:
+            page = client.read_frames(segment.segment, after=after)
+            void -= len(page.frames)
+            after, end = page.next, page.end
+    return void
 
 
 def open_transactions(client: metatxn.Client) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import metatxn
 from tests.servers import free_port
 from tests.spark_connector.conftest import TopicFactory
-from tests.spark_connector.helpers import column, open_transactions
+from tests.spark_connector.helpers import column, open_transactions, void_entries
 
 
 def to_topic(rows: DataFrame, url: str, **options: str) -> DataFrameWriter:
@@ -24,6 +25,11 @@ def to_topic(rows: DataFrame, url: str, **options: str) -> DataFrameWriter:
 
 def numbers(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(count).withColumn("name", F.concat(F.lit("n"), F.col("id")))
+
+
+def wide(spark: SparkSession, count: int) -> DataFrame:
+    """Rows of 1,000 bytes fill several entries, so that some are sent before the task ends."""
+    return spark.range(count).withColumn("name", F.lpad(F.col("id").cast("string"), 1000, "n"))
 
 
 def test_a_write_is_one_transaction(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
@@ -40,14 +46,15 @@ def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
     def fail_after_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        for batch in batches:
-            yield batch
-            if context.attemptNumber() == 0:
-                raise RuntimeError("on purpose, after rows were handed over")
+        yield from batches
+        if context.attemptNumber() == 0:
+            threading.Event().wait(1)  # what was handed over is being sent
+            raise RuntimeError("on purpose, after rows were sent")
 
     name = topic()
-    to_topic(numbers(spark, 50_000).mapInArrow(fail_after_rows, "id long, name string"), url, topic=name).save()
-    assert column(client, name) == list(range(50_000))
+    to_topic(wide(spark, 10_000).mapInArrow(fail_after_rows, "id long, name string"), url, topic=name).save()
+    assert column(client, name) == list(range(10_000))
+    assert void_entries(client, name) > 0
 
 
 def test_a_job_that_fails_leaves_nothing_behind(
@@ -81,15 +88,17 @@ def test_what_a_failed_job_sent_into_a_transaction_never_counts(
 
     def fail_after_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
+        threading.Event().wait(1)
         raise RuntimeError("on purpose")
 
     name = topic()
-    failing = numbers(spark, 50_000).mapInArrow(fail_after_rows, "id long, name string")
+    failing = wide(spark, 10_000).mapInArrow(fail_after_rows, "id long, name string")
     with client.transaction(timeout_ms=60_000) as txn:
         with pytest.raises(PySparkException, match="on purpose"):
             to_topic(failing, url, topic=name, txnId=txn.id).save()
         client.producer(name).send({"id": 7, "name": "plain"}, txn=txn)
     assert column(client, name) == [7]
+    assert void_entries(client, name) > 0
 
 
 def test_a_transaction_that_is_over_is_refused(
