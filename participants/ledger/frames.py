@@ -14,7 +14,8 @@ little-endian, except the transaction id, whose 16 bytes stand in the order of i
         15     8  publish time    milliseconds since the epoch
         23     8  ledger      |  the position: a frame knows where it belongs,
         31     8  entry       |  so it can never be served as another one
-        39    16  txn id          only with flag 1
+        39     8  durable         how many entries of this ledger were durable when this frame was written
+        47    16  txn id          only with flag 1
          .     2  writer length   only with flag 2: bytes of UTF-8
          .     n  writer
          .     2  producer length only with flag 4: bytes of UTF-8
@@ -23,7 +24,11 @@ little-endian, except the transaction id, whose 16 bytes stand in the order of i
          .     .  payload         up to the end of the frame, at most 16 MiB
 
 Frames follow each other without padding. A frame has exactly one encoding. An area of zero bytes, which a crashed
-file system likes to leave behind, is not a frame: `length` is at least 31.
+file system likes to leave behind, is not a frame: `length` is at least 39.
+
+`durable` is for recovery (see `recovery`): entries 0 to `durable` - 1 were on the device before the first byte of this
+frame was written, so `durable` is at most `entry`. A frame of a later group thus proves that a damaged one had once
+been whole.
 
 `docs/ledger-format.md` repeats the table for readers outside and works through an example.
 """
@@ -42,7 +47,7 @@ from participants.ledger.position import Position
 FORMAT_VERSION = 1
 
 _PREFIX = struct.Struct("<II")
-_FIXED = struct.Struct("<BBBIQQQ")
+_FIXED = struct.Struct("<BBBIQQQQ")
 _U16 = struct.Struct("<H")
 _U64 = struct.Struct("<Q")
 
@@ -57,7 +62,10 @@ MAX_HEADER_BYTES = MIN_FRAME_BYTES + _TXN_BYTES + 2 * (_U16.size + MAX_NAME_BYTE
 MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADER_BYTES
 
 POSITION_OFFSET = 23
-"""Where the position (ledger, entry) lies in a frame; recovery looks for it."""
+"""Where the position (ledger, entry) lies in a frame, and `durable` behind it; recovery looks for them."""
+
+_ENTRY_IN_BODY = POSITION_OFFSET + _U64.size - _PREFIX.size
+_DURABLE_IN_BODY = _ENTRY_IN_BODY + _U64.size
 
 
 class PayloadKind(IntEnum):
@@ -95,6 +103,7 @@ class Frame:
     writer: str | None = None
     producer: str | None = None
     sequence: int | None = None
+    durable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,7 @@ class FrameHeader:
     writer: str | None
     producer: str | None
     sequence: int | None
+    durable: int
     start: int
     payload_start: int
     end: int
@@ -123,10 +133,28 @@ def encode_parts(frame: Frame) -> tuple[bytes, bytes | memoryview]:
     """Header and payload of `frame`, in this order in the file; the payload is not copied.
 
     Raises `ValueError` when a field does not fit the format: a payload above `MAX_PAYLOAD_BYTES`, a name above
-    `MAX_NAME_BYTES` or with a lone surrogate, a negative or too large number, a position that is only a bound.
+    `MAX_NAME_BYTES` or with a lone surrogate, a negative or too large number, a position that is only a bound, a
+    `durable` above the entry, a payload that is not one run of bytes.
     """
+    return finish(draft(frame), frame.payload, frame.durable), frame.payload
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A frame whose fields fit the format, before its `durable` and its CRC are known."""
+
+    body: bytes  # what lies between crc and payload, `durable` still zero
+    size: int  # of the whole frame
+
+
+def draft(frame: Frame) -> Draft:
+    """All of `frame` but `durable`, without a look at the payload's bytes. Raises as `encode_parts`."""
     payload = frame.payload
-    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    size = len(payload)
+    if isinstance(payload, memoryview):
+        if not payload.c_contiguous:
+            raise ValueError("a payload must be one run of bytes")
+        size = payload.nbytes
     if size > MAX_PAYLOAD_BYTES:
         raise ValueError(f"a payload of {size} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
     flags, optional = _encode_optional(frame)
@@ -139,12 +167,23 @@ def encode_parts(frame: Frame) -> tuple[bytes, bytes | memoryview]:
             frame.publish_ms,
             frame.position.ledger,
             frame.position.entry,
+            0,
         )
     except struct.error as error:
         raise ValueError(f"a number of the frame is out of range: {error}") from error
     body = fixed + optional
+    return Draft(body, _PREFIX.size + len(body) + size)
+
+
+def finish(draft: Draft, payload: bytes | memoryview, durable: int) -> bytes:
+    """The header of a draft's frame, with which it is complete. Raises `ValueError` for an impossible `durable`."""
+    body = bytearray(draft.body)
+    (entry,) = _U64.unpack_from(body, _ENTRY_IN_BODY)
+    if not 0 <= durable <= entry:
+        raise ValueError(f"entry {entry} cannot have been written behind {durable} durable ones")
+    _U64.pack_into(body, _DURABLE_IN_BODY, durable)
     crc = zlib.crc32(payload, zlib.crc32(body))
-    return _PREFIX.pack(len(body) + size, crc) + body, payload
+    return _PREFIX.pack(draft.size - _PREFIX.size, crc) + body
 
 
 def _encode_optional(frame: Frame) -> tuple[int, bytes]:
@@ -198,13 +237,15 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
 
 def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
     """The fields of a frame whose CRC holds. What is wrong here was never written by `encode`."""
-    version, kind, flags, count, publish_ms, ledger, entry = _FIXED.unpack_from(view, start + _PREFIX.size)
+    version, kind, flags, count, publish_ms, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
     if version != FORMAT_VERSION:
         raise CorruptFrame(f"format version {version} is unknown")
     if kind > PayloadKind.MESSAGES:
         raise CorruptFrame(f"payload kind {kind} is unknown")
     if flags & ~_ALL_FLAGS:
         raise CorruptFrame(f"flags {flags:#04x} are unknown")
+    if durable > entry:
+        raise CorruptFrame(f"entry {entry} cannot have been written behind {durable} durable ones")
     at = start + MIN_FRAME_BYTES
     txn_id = writer = producer = sequence = None
     if flags & _HAS_TXN:
@@ -221,7 +262,7 @@ def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
         raise CorruptFrame(f"a payload of {end - at} bytes is above the limit")
     position = Position(ledger, entry)
     return FrameHeader(
-        position, PayloadKind(kind), count, publish_ms, txn_id, writer, producer, sequence, start, at, end
+        position, PayloadKind(kind), count, publish_ms, txn_id, writer, producer, sequence, durable, start, at, end
     )
 
 
@@ -253,6 +294,7 @@ def decode(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
         writer=header.writer,
         producer=header.producer,
         sequence=header.sequence,
+        durable=header.durable,
     )
     return frame, header.end
 

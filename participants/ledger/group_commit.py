@@ -13,6 +13,9 @@ The step that runs in a writer thread. It decides what the outcome of a group is
 The truncation is synced before "no space" is answered: otherwise, after a power cut, a frame that was refused could
 be found in the file, whole and valid. A sync that failed is never tried again on these bytes (see `recovery`);
 "no space" out of a sync is such a failure too.
+
+The frames are completed here too: only now is it known how many entries are durable, which each of them says, and
+their CRCs keep no one else waiting.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from participants.ledger.disk import Disk, write_all
+from participants.ledger.frames import Draft, finish
 from participants.ledger.storage import LedgerError, LedgerMissing, StorageFailed, StorageFull
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -37,9 +41,19 @@ class GroupOutcome:
 
 
 def write_group(
-    disk: Disk, fd: int, parts: Sequence[bytes | memoryview], offset: int, clock: Callable[[], float]
+    disk: Disk,
+    fd: int,
+    group: Sequence[tuple[Draft, bytes | memoryview]],
+    durable: int,
+    offset: int,
+    clock: Callable[[], float],
 ) -> GroupOutcome:
-    """Write `parts` at `offset`, the durable end of the file, and sync them. Raises nothing the device can cause."""
+    """Write the frames of `group`, drafts and payloads, at `offset`, and sync them.
+
+    `offset` is the durable end of the file, and `durable` the number of entries before it. Raises nothing the device
+    can cause.
+    """
+    parts = [part for draft, payload in group for part in (finish(draft, payload, durable), payload)]
     try:
         write_all(disk, fd, parts, offset)
     except OSError as error:

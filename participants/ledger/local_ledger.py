@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from metastore.txn.ids import TxnId
-from participants.ledger.frames import Frame, PayloadKind, encode_parts
+from participants.ledger.frames import Draft, Frame, PayloadKind, draft
 from participants.ledger.group_commit import GroupOutcome, write_group
 from participants.ledger.local_files import LedgerFiles
 from participants.ledger.position import Position
@@ -84,9 +84,8 @@ class LocalSealedLedger(_LocalLedger, SealedLedger):
 
 @dataclass(slots=True)
 class _Pending:
-    header: bytes
+    draft: Draft
     payload: bytes | memoryview
-    size: int
     durable: asyncio.Future[None]
     began: float
 
@@ -99,6 +98,9 @@ class LocalOpenLedger(_LocalLedger, OpenLedger):
 
     The first append of an idle ledger waits for the end of the loop's current step, so that everything published in
     one step shares a sync.
+
+    A frame says how many entries were durable when its group was started. That is the entry with which the group
+    begins, because groups do not overlap; recovery relies on both.
     """
 
     def __init__(
@@ -160,13 +162,10 @@ class LocalOpenLedger(_LocalLedger, OpenLedger):
         if stopped is not None:
             raise LedgerStopped(f"ledger {self.id} of {self.segment} takes no appends: {stopped}") from stopped
         position = Position(self.id, self._assigned)
-        header, payload = encode_parts(
-            Frame(position, payload, kind, count, publish_ms, txn_id, writer, producer, sequence)
-        )
+        frame = draft(Frame(position, payload, kind, count, publish_ms, txn_id, writer, producer, sequence))
         durable = self._loop.create_future()
         self._assigned += 1
-        size = len(header) + memoryview(payload).nbytes
-        self._queue.append(_Pending(header, payload, size, durable, self._metrics.clock()))
+        self._queue.append(_Pending(frame, payload, durable, self._metrics.clock()))
         self._idle.clear()
         if not self._group and not self._start_scheduled:
             self._start_scheduled = True
@@ -181,14 +180,14 @@ class LocalOpenLedger(_LocalLedger, OpenLedger):
         size = 0
         # Bounded, because recovery relies on how far back an unsynced group can reach.
         while self._queue and size < GROUP_BYTES:
-            size += self._queue[0].size
+            size += self._queue[0].draft.size
             self._group.append(self._queue.popleft())
         if not self._group:
             self._idle.set()
             return
-        parts = [part for pending in self._group for part in (pending.header, pending.payload)]
+        frames = [(pending.draft, pending.payload) for pending in self._group]
         write = self._writers.begin(
-            write_group, self._files.disk, self._fd, parts, self._offsets[-1], self._metrics.clock
+            write_group, self._files.disk, self._fd, frames, self.entries, self._offsets[-1], self._metrics.clock
         )
         write.add_done_callback(self._group_ended)
 
@@ -198,7 +197,7 @@ class LocalOpenLedger(_LocalLedger, OpenLedger):
         group, self._group = self._group, []
         if outcome.error is None:
             for pending in group:
-                self._offsets.append(self._offsets[-1] + pending.size)
+                self._offsets.append(self._offsets[-1] + pending.draft.size)
             self._start_group()  # first of all: the device should not wait for what follows
             self._resolve(group, outcome)
         else:

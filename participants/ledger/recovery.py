@@ -1,18 +1,41 @@
 """Reading a ledger file through, and sealing one that was not closed in order.
 
-What a crash can leave behind the last durable frame: part of a frame, zero bytes, or frames that were written but
-whose sync nobody waited for. The whole frames are kept (their publishers were told nothing, or may have been), the
-rest is cut. What a crash cannot explain is damage with a valid frame behind it: then acknowledged frames may be
-gone, and only an operator may decide about that.
+What a crash can leave behind the last durable frame is any part of one group, the one whose sync was not done: some
+of its frames whole, some in part, zero bytes, a shorter file. The whole frames up to the first bad one are kept
+(their publishers were told nothing, or may have been), the rest is cut. What a crash cannot leave is damage before
+that place: then acknowledged frames may be gone, and only an operator may decide about that. Each frame says how many
+entries were `durable` when it was written, and that tells the two apart.
 
-    frame 0 | frame 1 | fra                         torn tail: cut to frame 1
-    frame 0 | frame 1 | 0000000000000               torn tail: cut to frame 1
-    frame 0 | frame 1 | ####### | frame 3 | …       corrupt, left as it is
+    durable 0         durable 2
+    0       1       | 2       3       4
+    ------------------------------------------------------------------------------------------------------
+    frame   frame   | frame   fra                     torn tail: cut to frame 2
+    frame   frame   | frame   0000000 frame           torn group, 4 was written before 3: cut to frame 2
+    frame   ####### | frame   frame   frame           corrupt: 2 was written when 1 was durable
+    frame   ####### | ####### 0000000 frame           corrupt: 4 was written when 1 was durable
+    frame   frame   | ####### frame   frame           damage, if this group was synced; looks like a torn group: cut
 
-The rule errs on the safe side twice. When power is lost during a group of several frames, the device may have
-written the later ones only; that looks like damage, and the ledger stays unavailable although nothing acknowledged
-is lost. And a torn frame whose payload happens to contain a frame of this very ledger with a higher entry looks like
-damage too. A process that lives through a failed sync knows its durable end, and passes it: no guess is needed then.
+Let `e` be the entry of the first bad or missing frame.
+
+* Cutting loses nothing to a crash. An entry is acknowledged after the sync of its group, so after the sync of `e` or
+  of a later group, which begins only then. What was synced, no crash takes away; `e` is bad, so it was not.
+* A valid frame with `durable` above `e` means that `e` had been synced, wherever in the file that frame is found and
+  whatever else became of its group. So a crash did not do this: `LedgerCorrupt`. No crash leaves such a frame behind a
+  bad `e`, so no crash makes a segment unavailable (but see below).
+* A frame with a lower `durable`, be it whole and of an entry above `e`, says nothing about `e`.
+* Two more things that no crash leaves: more bytes behind `e` than a group can have, so the search is bounded; and a
+  whole frame, but of another position, in the place of `e`.
+
+What remains undetectable: damage to the last group that was written. Nothing behind it says that it had been synced,
+so it is cut like a torn one, although it may have been acknowledged. The same goes for a file that lost its end,
+however much of it. Both take a device that loses what it synced, and end with the seal, which fixes the length.
+
+What remains a false alarm: payloads may contain frames, and a torn one is searched like everything else, because a
+damaged length says nothing about where a payload ends. A frame that was read from this ledger does no harm: it is
+older than `e`, and so is what it says. A forged one does, and one from the ledger of the same number of another
+segment that fits in its numbers; the ledger then stays unavailable, and nothing is lost.
+
+A process that lives through a failed sync knows its durable end, and passes it: no search is needed then.
 
 A sync that failed once makes the page cache lie: the kernel marks the pages clean although they never reached the
 device, reads return them, and the next sync succeeds without writing them. So recovery first writes the tail again,
@@ -22,6 +45,7 @@ because a ledger stops there; `REWRITE_BYTES` covers the largest group.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 from array import array
@@ -35,6 +59,7 @@ from participants.ledger.frames import (
     POSITION_OFFSET,
     CorruptFrame,
     FrameError,
+    FrameHeader,
     IncompleteFrame,
     peek,
 )
@@ -42,12 +67,16 @@ from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt
 
 GROUP_BYTES = 16 << 20
-"""A group takes appends until it has this many bytes, so it is smaller than this plus one frame."""
+"""A group takes appends until it has this many bytes, so it is smaller than this plus one frame.
+
+Never lower it: recovery would take a torn group of an earlier version for damage.
+"""
 
 REWRITE_BYTES = GROUP_BYTES + MAX_FRAME_BYTES
 
 _CHUNK_BYTES = 1 << 20
 _VERSION_OFFSET = 8
+_ENTRY_AND_DURABLE = struct.Struct("<QQ")
 
 
 def new_offsets() -> array[int]:
@@ -101,8 +130,8 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
             return found
 
 
-def find_frame(disk: Disk, fd: int, ledger: int, entry: int, start: int) -> int | None:
-    """The offset, at or behind `start`, of the first valid frame of this ledger with at least this entry.
+def find_proof(tail: memoryview, ledger: int, entry: int) -> FrameHeader | None:
+    """The first valid frame of this ledger in `tail` that says that `entry`, with which `tail` begins, was durable.
 
     Looks at every byte, because a damaged length says nothing about where the next frame begins.
     """
@@ -113,29 +142,16 @@ def find_frame(disk: Disk, fd: int, ledger: int, entry: int, start: int) -> int 
         + re.escape(struct.pack("<Q", ledger)),
         re.DOTALL,
     )
-    size = disk.size(fd)
-    base = start
-    while base < size:
-        window = memoryview(read_all(disk, fd, 2 * MAX_FRAME_BYTES, base))
-        highest = entry + (size - base) // MIN_FRAME_BYTES
-        # Frames that begin in the second half of the window are seen whole in the next one.
-        match = pattern.search(window, _VERSION_OFFSET)
-        while match is not None and match.start() - _VERSION_OFFSET < MAX_FRAME_BYTES:
-            offset = match.start() - _VERSION_OFFSET
-            (there,) = struct.unpack_from("<Q", window, match.end()) if match.end() + 8 <= len(window) else (-1,)
-            if entry <= there <= highest and _is_frame(window, offset):
-                return base + offset
-            match = pattern.search(window, match.start() + 1)
-        base += MAX_FRAME_BYTES
+    match = pattern.search(tail, _VERSION_OFFSET)
+    while match is not None and match.end() + _ENTRY_AND_DURABLE.size <= len(tail):
+        offset = match.start() - _VERSION_OFFSET
+        there, durable = _ENTRY_AND_DURABLE.unpack_from(tail, match.end())
+        # All from `entry` up to that frame must have had room before it. This spares most CRCs of other bytes.
+        if entry < durable <= there <= entry + offset // MIN_FRAME_BYTES:
+            with contextlib.suppress(FrameError):
+                return peek(tail, offset)
+        match = pattern.search(tail, match.start() + 1)
     return None
-
-
-def _is_frame(window: memoryview, offset: int) -> bool:
-    try:
-        peek(window, offset)
-    except FrameError:
-        return False
-    return True
 
 
 def recover(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None = None) -> array[int]:
@@ -149,20 +165,29 @@ def recover(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None = Non
         raise LedgerCorrupt(f"ledger {ledger} is damaged at byte {found.end}: {found.damage or 'it ends there'}")
     if found.damage is not None:
         if durable_bytes is None:
-            _refuse_damage_in_the_middle(disk, fd, ledger, found)
+            _refuse_damage_to_durable(disk, fd, ledger, found)
         disk.truncate(fd, found.end)
     _rewrite(disk, fd, max(0, found.end - REWRITE_BYTES), found.end)
     disk.fsync(fd)
     return found.offsets
 
 
-def _refuse_damage_in_the_middle(disk: Disk, fd: int, ledger: int, found: Scan) -> None:
-    behind = found.end if found.foreign else find_frame(disk, fd, ledger, found.entries, found.end)
-    if behind is not None:
-        raise LedgerCorrupt(
-            f"ledger {ledger} is damaged at byte {found.end} (entry {found.entries}): {found.damage}; "
-            f"there is a valid frame at byte {behind}, so this is not a torn tail"
-        )
+def _refuse_damage_to_durable(disk: Disk, fd: int, ledger: int, found: Scan) -> None:
+    """Raises `LedgerCorrupt` when what follows the sound frames cannot be the work of a crash."""
+    behind = disk.size(fd) - found.end
+    if found.foreign:
+        reason = "no crash puts a frame there"
+    elif behind > REWRITE_BYTES:
+        reason = f"{behind} bytes begin there, more than were ever written before a sync"
+    else:
+        proof = find_proof(memoryview(read_all(disk, fd, behind, found.end)), ledger, found.entries)
+        if proof is None:
+            return
+        reason = f"at byte {found.end + proof.start}, frame {proof.position} says that {proof.durable} were durable"
+    raise LedgerCorrupt(
+        f"ledger {ledger} is damaged at byte {found.end} (entry {found.entries}): {found.damage}; "
+        f"{reason}, so this is not a torn tail"
+    )
 
 
 def _rewrite(disk: Disk, fd: int, start: int, end: int) -> None:

@@ -215,9 +215,10 @@ class LedgerStorage(ABC):
     async def seal(self, segment: str, ledger: int) -> SealedLedger:
         """Recovery: read a ledger through, cut what was not finished, and fix its length. Idempotent.
 
-        A bad or incomplete frame with no valid frame behind it is a torn tail, which no one was told about: it is
-        cut. With a valid frame behind it, it is damage to what was acknowledged, and the ledger stays as it is.
-        What this returns is durable, also when an earlier sync of these bytes had failed.
+        A bad or incomplete frame is cut, with all behind it: it was not durable yet, so no one was told about it.
+        Unless a frame behind it says that it had been durable: then it is damage to what may have been acknowledged,
+        and the ledger stays as it is (see `recovery`). What this returns is durable, also when an earlier sync of
+        these bytes had failed.
 
         A ledger that is open in this process is sealed as by its own `seal`. Raises `LedgerMissing`,
         `LedgerCorrupt` (also when it was sealed before and its bytes do not reach that length any more),

@@ -36,7 +36,7 @@ async def test_no_space_undoes_the_group_and_the_ledger_goes_on(
     ledger = await storage.create(SEGMENT, 1)
     await append_all(ledger, [b"a", b"b"])
     durable = ledger_file(tmp_path, 1).read_bytes()
-    disk.capacity = len(durable) + 50  # one frame and a part of the next
+    disk.capacity = len(durable) + 60  # one frame and a part of the next
     assert await outcomes(ledger, 3) == {StorageFull}
     assert ledger_file(tmp_path, 1).read_bytes() == durable
     assert ledger.last_assigned == ledger.last_durable == Position(1, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,10 @@ from participants.ledger.frames import (
     PayloadKind,
     decode,
     decode_all,
+    draft,
     encode,
     encode_parts,
+    finish,
     peek,
 )
 from participants.ledger.position import Position
@@ -36,9 +39,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "ledger-format.md"
 
 U64 = st.integers(0, (1 << 64) - 1)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+POSITIONS = st.builds(Position, U64, U64)
 FRAMES = st.builds(
     Frame,
-    position=st.builds(Position, U64, U64),
+    position=st.shared(POSITIONS, key="position"),
+    durable=st.shared(POSITIONS, key="position").flatmap(lambda position: st.integers(0, position.entry)),
     payload=st.binary(max_size=200),
     kind=st.sampled_from(PayloadKind),
     count=st.integers(0, (1 << 32) - 1),
@@ -74,7 +79,7 @@ def test_peek_gives_the_header_and_where_the_payload_lies(frame: Frame, before: 
     header = peek(raw, len(before))
     assert (header.start, header.end) == (len(before), len(raw))
     assert raw[header.payload_start : header.end] == frame.payload
-    for name in ("position", "kind", "count", "publish_ms", "txn_id", "writer", "producer", "sequence"):
+    for name in ("position", "kind", "count", "publish_ms", "txn_id", "writer", "producer", "sequence", "durable"):
         assert getattr(header, name) == getattr(frame, name)
 
 
@@ -87,7 +92,7 @@ def test_any_bytes_are_a_frame_or_a_frame_error(raw: bytes) -> None:
     assert encode(frame) == raw[:end]
 
 
-@given(st.binary(min_size=31, max_size=300) | FRAMES.map(lambda frame: encode(frame)[8:]), st.data())
+@given(st.binary(min_size=39, max_size=300) | FRAMES.map(lambda frame: encode(frame)[8:]), st.data())
 def test_any_body_with_a_fitting_crc_is_a_frame_or_corrupt(body: bytes, data: st.DataObject) -> None:
     changed = bytearray(body)
     changed[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -137,6 +142,25 @@ def test_a_payload_above_the_limit_is_corrupt_even_with_a_fitting_crc() -> None:
         decode(sealed_body(body))
 
 
+def test_an_entry_below_its_durable_ones_is_corrupt_even_with_a_fitting_crc() -> None:
+    body = bytearray(encode(PLAIN)[8:])
+    for durable in range(5):
+        struct.pack_into("<Q", body, 31, durable)
+        if durable <= PLAIN.position.entry:
+            assert peek(sealed_body(bytes(body))).durable == durable
+        else:
+            with pytest.raises(CorruptFrame):
+                peek(sealed_body(bytes(body)))
+
+
+@given(FRAMES)
+def test_a_draft_is_finished_with_what_is_durable_then(frame: Frame) -> None:
+    begun = draft(replace(frame, durable=0))
+    raw = finish(begun, frame.payload, frame.durable) + bytes(frame.payload)
+    assert raw == encode(frame)
+    assert begun.size == len(raw)
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -144,6 +168,9 @@ def test_a_payload_above_the_limit_is_corrupt_even_with_a_fitting_crc() -> None:
         Frame(Position(1, 0), b"", PayloadKind.BYTES, -1, 0),
         Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, -1),
         Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, sequence=-1),
+        Frame(Position(1, 5), b"", PayloadKind.BYTES, 0, 0, durable=-1),
+        Frame(Position(1, 5), b"", PayloadKind.BYTES, 0, 0, durable=6),
+        Frame(Position(1, 0), memoryview(b"every other")[::2], PayloadKind.BYTES, 0, 0),
         Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, writer="w" * 65536),
         Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, producer="\ud800"),
     ],
@@ -172,7 +199,8 @@ def test_the_example_of_the_page() -> None:
         txn_id=TxnId.parse("0001000000000000000000000000002a"),
         writer="task-4",
         sequence=7,
+        durable=15,
     )
-    assert len(raw) == 76
+    assert len(raw) == 84
     assert encode(example) == raw
-    assert decode(raw) == (example, 76)
+    assert decode(raw) == (example, 84)

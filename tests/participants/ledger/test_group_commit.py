@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_all
 from participants.ledger.local import LocalStorage
 from participants.ledger.local_ledger import LedgerMetrics
 from participants.ledger.position import Position
@@ -45,6 +45,21 @@ async def test_appends_made_during_a_sync_share_the_next_one(storage: LocalStora
     await asyncio.gather(first.durable, *(begun.durable for begun in behind))
     assert disk.syncs == 2
     assert len(await payloads(ledger)) == 51
+
+
+async def test_a_frame_says_what_was_durable_when_its_group_was_written(
+    tmp_path: Path, storage: LocalStorage, disk: FaultyDisk
+) -> None:
+    """Not when it was appended: the later, the more it proves about damage (see `recovery`)."""
+    ledger = await storage.create(SEGMENT, 1)
+    disk.may_sync.clear()
+    begun = [append(ledger, b"a"), append(ledger, b"b")]
+    await asyncio.to_thread(disk.in_sync.wait, 60)
+    begun += [append(ledger, b"c"), append(ledger, b"d"), append(ledger, b"e")]
+    disk.may_sync.set()
+    await asyncio.gather(*(one.durable for one in begun))
+    await append_all(ledger, [b"f"])
+    assert [frame.durable for frame in decode_all(ledger_file(tmp_path, 1).read_bytes())] == [0, 0, 2, 2, 2, 5]
 
 
 async def test_a_group_is_bounded(storage: LocalStorage, disk: FaultyDisk) -> None:
@@ -90,6 +105,8 @@ async def test_a_refused_frame_takes_no_position(storage: LocalStorage) -> None:
     ledger = await storage.create(SEGMENT, 1)
     with pytest.raises(ValueError):
         ledger.append(b"", kind=PayloadKind.BYTES, count=-1, publish_ms=0)
+    with pytest.raises(ValueError):
+        ledger.append(memoryview(b"every other")[::2], kind=PayloadKind.BYTES, count=1, publish_ms=0)
     assert (await append_all(ledger, [b"a"]))[0].position == Position(1, 0)
 
 
@@ -111,7 +128,7 @@ async def test_sealing_waits_for_begun_appends_and_takes_no_more(storage: LocalS
 
 async def test_reads_stop_at_max_bytes_but_give_one_frame(storage: LocalStorage) -> None:
     ledger = await storage.create(SEGMENT, 1)
-    await append_all(ledger, [b"x" * 61] * 10)  # 100 bytes each
+    await append_all(ledger, [b"x" * 53] * 10)  # 100 bytes each
     assert ledger.size_bytes == 1000
     for max_bytes, frames in [(0, 1), (99, 1), (199, 1), (200, 2), (250, 2), (10_000, 10)]:
         assert len(await ledger.read(0, max_bytes)) == frames
