@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -42,10 +41,3 @@ async def open_store() -> AsyncIterator[OpenStore]:
 async def sizes() -> list[int]:
     """Give its `append` to a store as `on_group`."""
     return []
-
-
-async def settled(*tasks: asyncio.Task[Any]) -> None:
-    """End tasks that run for ever."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,7 +16,7 @@ import pytest
 
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_stubs import TxnRequest, TxnResponse
-from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreFull, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, EmptyRange, FirstVersion
 from tests.metastore.etcd.conftest import OpenStore
 from tests.servers import EtcdServer
@@ -25,9 +25,13 @@ Send = Callable[[TxnRequest], Awaitable[TxnResponse]]
 Fault = Callable[[TxnRequest, Send], Awaitable[TxnResponse]]
 
 
-def lost() -> grpc.aio.AioRpcError:
+def error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost by the test", None)
+    return grpc.aio.AioRpcError(code, nothing, nothing, details, None)
+
+
+def lost() -> grpc.aio.AioRpcError:
+    return error(grpc.StatusCode.UNAVAILABLE, "lost by the test")
 
 
 async def request_lost(request: TxnRequest, send: Send) -> TxnResponse:
@@ -42,6 +46,19 @@ async def reply_lost(request: TxnRequest, send: Send) -> TxnResponse:
 async def delivered_twice(request: TxnRequest, send: Send) -> TxnResponse:
     await send(request)
     return await send(request)
+
+
+async def refused(request: TxnRequest, send: Send) -> TxnResponse:
+    raise error(grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: refused by the test")
+
+
+async def no_space(request: TxnRequest, send: Send) -> TxnResponse:
+    raise error(grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
+
+
+async def applied_without_space(request: TxnRequest, send: Send) -> TxnResponse:
+    await send(request)
+    return await no_space(request, send)
 
 
 async def delivered(request: TxnRequest, send: Send) -> TxnResponse:
@@ -190,6 +207,30 @@ async def test_a_compacted_past_leaves_only_what_needs_it_unknown(
     inject(store, reply_lost, compacted)
     answers = await together(store, [store.batch().create("/a", b""), store.batch().put("/b", b"")])
     assert [type(answer) for answer in answers] == [OutcomeUnknown, Applied]
+
+
+async def test_the_order_survives_a_refusal_and_a_loss(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    """The group is refused, its first half is lost on the second try: the second half must not overtake it."""
+    store = await open_store(etcd_server)
+    inject(store, refused, request_lost)
+    answers = await together(store, [store.batch().create("/a", b""), store.batch().delete("/x").put("/b", b"")])
+    assert [type(answer) for answer in answers] == [Applied, Applied]
+    inject(store, refused, request_lost)
+    checks_then_puts = [store.batch().check(Absent("/h")).put("/c", b""), store.batch().put("/h", b"")]
+    answers = await together(store, checks_then_puts)
+    assert [type(answer) for answer in answers] == [Applied, Applied], "the first call checks what the second puts"
+
+
+async def test_no_space_is_believed_only_after_a_look_at_the_marker(
+    etcd_server: EtcdServer, open_store: OpenStore
+) -> None:
+    store = await open_store(etcd_server)
+    inject(store, applied_without_space)
+    applied = await store.apply(store.batch().create("/a", b""))
+    inject(store, no_space)
+    with pytest.raises(StoreFull):
+        await store.apply(store.batch().create("/b", b""))
+    assert [record.version for record in (await store.scan("/")).records] == [applied.revision]
 
 
 async def test_a_marker_that_somebody_removed_is_taken_up_again(etcd_server: EtcdServer) -> None:
