@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -89,6 +90,7 @@ class EtcdStore(MetadataStore):
         )
         self._keys_per_read = min(KEYS_PER_READ, limits.max_txn_ops)
         self._feeds: list[PrefixFeed] = []
+        self._ephemerals: list[LeasedRecord] = []
         self._closed = False
 
     @classmethod
@@ -241,6 +243,7 @@ class EtcdStore(MetadataStore):
         self.refuse_unfit(self.batch().put(key, value))
         record = LeasedRecord(self._connection, self._wire.key(key), value, ttl_ms, self._deadline_s)
         await record.open()
+        self._ephemerals.append(record)
         return record
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -252,6 +255,9 @@ class EtcdStore(MetadataStore):
         for feed in list(self._feeds):
             await feed.close()
         await self._commit.close()
+        for record in self._ephemerals:
+            with suppress(StoreUnavailable):  # then its lease runs out
+                await record.close()
         await self._connection.close()
 
     def _assert_open(self) -> None:

@@ -34,6 +34,9 @@ ends in `StoreUnavailable`, which is definite: they were never sent.
 **A refusal** (too large, too many operations, no permission) is definite too, but names no culprit: the group is
 split in halves, down to the one apply that is refused alone.
 
+**A full store** answers NOSPACE, also to the request that crossed the quota and *was* applied, so the marker is read
+before that is believed. A fence is a put and is refused while the alarm lasts: a request lost then stays unknown.
+
 The marker is put at the top level of the request for one more reason: etcd 3.4 counts nested puts as no growth at
 all, and without a plain put would fill its disk past the quota.
 """
