@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def test_every_metatxn_command_parses() -> None:
     for name, service in services().items():
         command = service.get("command", [])
         if command and command[0] == "metatxn":
-            done = subprocess.run([*command, "--help"], capture_output=True, text=True)
+            ours = [sys.executable, "-m", *command, "--help"]
+            done = subprocess.run(ours, capture_output=True, text=True)
             assert done.returncode == 0, f"{name}: {done.stderr}"
 
 
