@@ -106,6 +106,7 @@ def running_dev(directory: Path, store: str | None) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         stop(process)
+        reader.join()
 
 
 def run_job(directory: Path, url: str, observed: Observed, endpoint: str | None) -> None:

@@ -41,8 +41,8 @@ def running_etcd(directory: Path) -> Iterator[str]:
         f"--initial-cluster=default={peer_url}",
         *FLAGS,
     ]
-    log = directory.with_suffix(".log").open("w")
-    process = subprocess.Popen(command, stdout=log, stderr=log)
+    with directory.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         _await_health(url)
         yield f"127.0.0.1:{client}"

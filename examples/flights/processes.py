@@ -23,15 +23,16 @@ def free_port() -> int:
 
 def python(module: str, *arguments: str, log: Path) -> subprocess.Popen[str]:
     """`python -m module …` in a process group of its own; errors go to `log`."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=log.open("a"),
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
-    )
+    with log.open("a") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        )
 
 
 def read_lines(process: subprocess.Popen[str], take: Callable[[str], None]) -> threading.Thread:
@@ -39,8 +40,9 @@ def read_lines(process: subprocess.Popen[str], take: Callable[[str], None]) -> t
 
     def pump() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            take(line.rstrip("\n"))
+        with process.stdout:
+            for line in process.stdout:
+                take(line.rstrip("\n"))
 
     thread = threading.Thread(target=pump, daemon=True)
     thread.start()
