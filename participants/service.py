@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from metastore.api import Ephemeral, MetadataStore
+from metastore.errors import MetastoreError
 from metastore.txn import paths
 from participants.api.routes import router
 from participants.broker.broker import Broker
@@ -46,6 +48,7 @@ class BrokerService:
         self.app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry)
         add_operations(self.app, store, self._waiting_for)
         self._server = HttpServer(self.app, host, port, advertise_url)
+        self._storage: LocalStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
         self._registration: Ephemeral | None = None
         self.broker: Broker | None = None
@@ -56,6 +59,13 @@ class BrokerService:
 
     async def start(self) -> None:
         """Raises `OSError` (port in use), `LedgerError` (data directory unusable), store errors."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         metrics = LedgerMetrics(self._metrics.append_seconds.observe, self._metrics.fsync_seconds.observe)
         self._storage = await asyncio.to_thread(LocalStorage.open, self._data_dir, metrics=metrics)
         self._server.bind()
@@ -77,11 +87,13 @@ class BrokerService:
     async def stop(self) -> None:
         """Finish the requests under way, close the segments, let the storage go."""
         if self._registration is not None:
-            await self._registration.close()
+            with suppress(MetastoreError):  # it goes away by itself
+                await self._registration.close()
         await self._server.stop()
         if self.broker is not None:
             await self.broker.stop()
-        await self._storage.close()
+        if self._storage is not None:
+            await self._storage.close()
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

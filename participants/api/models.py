@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import zlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
 ARROW_MEDIA_TYPE = "application/vnd.apache.arrow.stream"
@@ -132,9 +134,19 @@ class Message(Request):
     value_base64: str | None = None
     properties: dict[str, str] | None = None
 
+    @field_validator("value_base64")
+    @classmethod
+    def _is_base64(cls, text: str | None) -> str | None:
+        if text is not None:
+            try:
+                base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError):
+                raise ValueError("is not base64") from None
+        return text
+
     @model_validator(mode="after")
     def _one_value(self) -> Message:
-        if ("value" in self.model_fields_set) == ("value_base64" in self.model_fields_set):
+        if ("value" in self.model_fields_set) == (self.value_base64 is not None):
             raise ValueError("give exactly one of `value` and `value_base64`")
         return self
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BeforeValidator
+from starlette.types import Message
 
 from metastore.txn.ids import TxnId
 from participants.api.models import (
@@ -68,13 +71,38 @@ TxnIdQuery = Annotated[Any, _parsed(TxnId.parse), Query(description="32 hex digi
 PositionQuery = Annotated[Any, _parsed(Position.parse), Query(description="ledger:entry, exclusive")]
 TokenQuery = Annotated[Any, _parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=256)]
+PageTokenQuery = Annotated[str | None, Query(min_length=1, max_length=1024)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 
 
+class BoundedRoute(APIRoute):
+    """A route that reads no more than an entry's worth of body, and refuses query parameters it does not know:
+    a misspelt `txn_id` must not become a publish outside of any transaction."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        known = {parameter.alias for parameter in self.dependant.query_params}
+
+        async def bounded(request: Request) -> Response:
+            for name in request.query_params:
+                if name not in known:
+                    raise ServiceError(
+                        ErrorCode.INVALID_ARGUMENT, f"{name}: there is no such query parameter", field=name
+                    )
+            body: Message = {"type": "http.request", "body": await _body(request), "more_body": False}
+
+            async def replay() -> Message:
+                return body
+
+            return await handle(Request(request.scope, replay))
+
+        return bounded
+
+
 def router(broker: Broker) -> APIRouter:
-    api = APIRouter()
+    api = APIRouter(route_class=BoundedRoute)
     _topic_routes(api, broker)
     _segment_routes(api, broker)
     _message_routes(api, broker)
@@ -95,7 +123,9 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         return await broker.topics.describe(topic)
 
     @api.get("/v1/topics", tags=["topics"], responses=problems(422, 503))
-    async def list_topics(limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: NameQuery = None) -> TopicPage:
+    async def list_topics(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
+    ) -> TopicPage:
         """Topics by name."""
         topics, more = await broker.topics.page(page_token, limit)
         items = [await broker.topics.describe(topic) for topic in topics]
@@ -138,8 +168,8 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         if sequence is not None and txn_id is None and producer is None:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer` or `writer`", field="sequence")
         target = await broker.segment(segment)
-        payload = await _body(request)
-        kind, rows = await _inspected(broker, target, request, payload, count)
+        payload = await request.body()
+        kind, rows = await _inspected(broker, target, request, payload, txn_id, count)
         position, duplicate = await target.publish(Entry(payload, kind, rows, txn_id, writer, producer, sequence))
         return PublishAnswer(position=str(position), duplicate=duplicate)
 
@@ -255,7 +285,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _inspected(
-    broker: Broker, segment: Segment, request: Request, payload: bytes, count: int
+    broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None, count: int
 ) -> tuple[PayloadKind, int]:
     """The kind and the number of rows of a payload that fits the topic's schema."""
     media_type = request.headers.get("content-type", BYTES_MEDIA_TYPE).partition(";")[0].strip().lower()
@@ -272,6 +302,8 @@ async def _inspected(
         stream = inspect_arrow(payload)
         topic = await broker.topic(name)
         if topic.arrow_schema is None:
+            if txn_id is not None:
+                await segment.assert_open(txn_id)
             topic = await broker.topics.set_schema(name, stream.schema)
             broker.remember_topic(topic)
         assert topic.arrow_schema is not None

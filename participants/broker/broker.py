@@ -13,10 +13,10 @@ from metastore.errors import MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from participants.broker.topics import Topics
-from participants.ledger.storage import LedgerError, LedgerStorage
+from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
-from participants.segment.recovery import SegmentUnavailable, Surroundings, open_segment
+from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.segment import Clock, Segment
 from participants.signal import Signal
 from participants.txn.header_mirror import HeaderMirror
@@ -62,6 +62,7 @@ class Broker:
         self._opened = Signal()
         self._exit = AsyncExitStack()
         self._reconciler: asyncio.Task[None] | None = None
+        self._resyncs_counted = 0
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class Broker:
         return {
             segment_id: self._why_not.get(segment_id, "it is being opened")
             for segment_id in self._keepers
-            if segment_id not in self._segments
+            if (segment := self._segments.get(segment_id)) is None or segment.lost
         }
 
     @property
@@ -114,20 +115,25 @@ class Broker:
         if segment is not None and not segment.lost:
             return segment
         if segment_id in self._keepers:
-            reason = self._why_not.get(segment_id, "it is being opened")
-            raise ServiceError(
-                ErrorCode.STORE_UNAVAILABLE,
-                f"segment {segment_id} is not available: {reason}",
-                action="Try again in a moment; nothing happened.",
-                segment=segment_id,
-            )
+            raise _unavailable(segment_id, self._why_not.get(segment_id, "it is being opened"))
+        raise await self._not_here(segment_id)
+
+    async def _not_here(self, segment_id: str) -> ServiceError:
+        """Why a segment that this broker does not keep is not served."""
         owner_key, segment_key = paths.segment_owner(segment_id), paths.segment(segment_id)
         records = (await self.store.get_many([owner_key, segment_key])).records
-        owner = records[owner_key]
-        if records[segment_key] is None or owner is None:
-            raise ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
-        url = OwnerRecord.decode(owner.value).url
-        raise ServiceError(
+        stored, owner = records[segment_key], records[owner_key]
+        if stored is None:
+            return ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
+        storage = SegmentRecord.decode(stored.value).storage
+        if storage == self.id:
+            # Ours, and we never heard of it: whoever created the topic was not answered.
+            self._keep(segment_id)
+            return _unavailable(segment_id, "it is being opened")
+        url = OwnerRecord.decode(owner.value).url if owner else None
+        if url is None or url == self.url:
+            return _unavailable(segment_id, f"its data lies in storage {storage}, which no broker has open")
+        return ServiceError(
             ErrorCode.NOT_OWNER, f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url
         )
 
@@ -151,26 +157,33 @@ class Broker:
             self._opened.notify()
 
         def failed(error: BaseException | None) -> None:
-            self._why_not[segment_id] = str(error)
+            self._why_not[segment_id] = str(error) or repr(error)
             self._opened.notify()
             log.error("segment cannot be opened", segment=segment_id, error=str(error))
 
         while True:
-            await until_it_succeeds(open_once, (MetastoreError, LedgerError, SegmentUnavailable), failed)
+            # Whatever it is, a bug included: one segment that cannot be opened now is tried again, and told.
+            await until_it_succeeds(open_once, Exception, failed)
             segment = self._segments[segment_id]
             while not segment.lost:
                 await segment.changed.wait()
-            del self._segments[segment_id]
             await segment.close()
+            del self._segments[segment_id]
 
     async def _reconcile_forever(self) -> None:
         while True:
             await asyncio.sleep(self._reconcile_interval_s)
-            for segment in list(self._segments.values()):
-                try:
-                    await segment.reconcile()
-                except MetastoreError as error:
-                    log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
+            await self.reconcile()
+
+    async def reconcile(self) -> None:
+        """Once over every segment: find the decisions that no watch has told."""
+        self._metrics.watch_resyncs.inc(self._mirror.resyncs - self._resyncs_counted)
+        self._resyncs_counted = self._mirror.resyncs
+        for segment in list(self._segments.values()):
+            try:
+                await segment.reconcile()
+            except MetastoreError as error:
+                log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
 
     # -- topics ------------------------------------------------------------------------------------------------
 
@@ -186,3 +199,12 @@ class Broker:
 
     def forget_topic(self, name: str) -> None:
         self._topic_cache.pop(name, None)
+
+
+def _unavailable(segment_id: str, reason: str) -> ServiceError:
+    return ServiceError(
+        ErrorCode.STORE_UNAVAILABLE,
+        f"segment {segment_id} is not available: {reason}",
+        action="Try again in a moment; nothing happened.",
+        segment=segment_id,
+    )

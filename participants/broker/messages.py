@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
 from metastore.types import Revision
 from participants.api.models import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
@@ -19,6 +20,7 @@ from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
 from participants.records import SegmentRecord, TopicRecord
 from participants.segment.segment import Entry, Page, Segment
+from service.problems import ErrorCode, ServiceError
 
 BROWSE_BYTES = 1 << 20
 
@@ -51,14 +53,18 @@ class Messages:
         """One entry per segment that the keys fall into; messages without a key go to one segment together.
 
         Message ids in the order sent. When one segment refuses, its error is raised although others may have taken
-        theirs: inside a transaction abort it; outside send again under the same producer and sequence.
+        theirs: inside a transaction abort it; outside that is OUTCOME_UNKNOWN, so send again under the same producer
+        and sequence. A retry falls into the same segments.
         """
         topic = await self._broker.topic(topic_name)
         if topic.arrow_schema is not None:
             values = [message.value for message in messages]
             schemas.check_values_fit(topic_name, schemas.decode_schema(topic.arrow_schema), values)
         segments = await self._active(topic)
-        default = segments[next(self._round_robin) % len(segments)]
+        if options.sequence is None:
+            default = segments[next(self._round_robin) % len(segments)]
+        else:
+            default = _covering(segments, hash_of_key(f"{options.producer}/{options.sequence}"))
         routed: defaultdict[str, list[int]] = defaultdict(list)
         owners = {segment.id: segment for segment in segments}
         for index, message in enumerate(messages):
@@ -82,9 +88,11 @@ class Messages:
             return_exceptions=True,
         )
         ids: list[str] = [""] * len(messages)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise _one_error(errors, len(results), options)
         for (segment_id, indexes), result in zip(routed.items(), results, strict=True):
-            if isinstance(result, BaseException):
-                raise result
+            assert not isinstance(result, BaseException)
             for place, index in enumerate(indexes):
                 ids[index] = str(MessageId(segment_id, result[0], place))
         return ids
@@ -143,6 +151,30 @@ class Messages:
     async def _active(self, topic: TopicRecord) -> list[Segment]:
         segments = [await self._broker.segment(segment_id) for segment_id in topic.segments]
         return [segment for segment in segments if segment.record.state == "active"]
+
+
+def _one_error(errors: list[BaseException], segments: int, options: PublishOptions) -> BaseException:
+    """What a publish to several segments answers when some of them refused.
+
+    Inside a transaction the refusal itself: the transaction decides about all of it. Outside, a refusal that says
+    "nothing happened" would be a lie as soon as another segment took its part.
+    """
+    first = errors[0]
+    if options.txn_id is not None or len(errors) == segments == 1:
+        return first
+    if len(errors) == segments and all(_definite(error) for error in errors):
+        return first
+    return ServiceError(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"{segments - len(errors)} of {segments} segments took their messages; of the others: {first}",
+        action="Send all of it again under the same producer and sequence.",
+    )
+
+
+def _definite(error: BaseException) -> bool:
+    if isinstance(error, ServiceError):
+        return error.problem().definite
+    return isinstance(error, MetastoreError) and error.definite
 
 
 def _covering(segments: Sequence[Segment], hashed: int) -> Segment:

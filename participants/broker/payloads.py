@@ -21,6 +21,7 @@ KEY_COLUMN = b"metatxn.key"
 """Metadata of an entry's Arrow schema: the name of the column that holds the key of each row."""
 
 _MESSAGES = TypeAdapter(list[Message])
+_READABLE = TypeAdapter(list[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +31,41 @@ class ArrowPayload:
 
 
 def encode_messages(messages: Sequence[Message]) -> bytes:
-    return _MESSAGES.dump_json(list(messages), exclude_unset=True)
+    """Raises INVALID_ARGUMENT for values that JSON cannot express: what is taken must be readable again."""
+    try:
+        _READABLE.dump_json([message.value for message in messages])  # not too deep, no half of a surrogate pair
+        return json.dumps(
+            [{name: getattr(message, name) for name in message.model_fields_set} for message in messages],
+            ensure_ascii=False,
+            allow_nan=False,
+            separators=(",", ":"),
+        ).encode()
+    except (ValueError, RecursionError) as error:
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT, f"messages: a value is not plain JSON: {error}", field="messages"
+        ) from None
 
 
 def decode_messages(payload: bytes | memoryview) -> list[Message]:
-    """Raises INVALID_ARGUMENT unless it is a JSON list of messages."""
+    """Raises INVALID_ARGUMENT unless it is a JSON list of messages that can be read again."""
     try:
-        return _MESSAGES.validate_json(bytes(payload))
+        messages = _MESSAGES.validate_json(bytes(payload))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body.{where}: {first['msg']}", field="body") from None
+    encode_messages(messages)
+    return messages
 
 
 def inspect_arrow(payload: bytes) -> ArrowPayload:
     """Schema and row count of an Arrow stream. Raises INVALID_ARGUMENT when it is not one."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-            rows = sum(batch.num_rows for batch in reader)
+            rows = 0
+            for batch in reader:
+                batch.validate(full=True)  # what lies about its own buffers would crash whoever reads it
+                rows += batch.num_rows
             return ArrowPayload(reader.schema, rows)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body: not an Arrow stream: {error}", field="body") from None
@@ -67,7 +85,7 @@ def read_messages(segment: str, frame: RawFrame) -> list[ReadMessage]:
     return [
         ReadMessage.model_validate(
             {
-                **body,
+                **{name: value for name, value in body.items() if value is not None},
                 "message_id": str(MessageId(segment, header.position, index)),
                 "publish_ms": header.publish_ms,
                 "txn_id": str(header.txn_id) if header.txn_id is not None else None,
@@ -80,11 +98,26 @@ def read_messages(segment: str, frame: RawFrame) -> list[ReadMessage]:
 def _rows(payload: memoryview) -> list[Mapping[str, Any]]:
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
         table = reader.read_all()
-    key_column = (table.schema.metadata or {}).get(KEY_COLUMN, b"").decode()
+    key_column = (table.schema.metadata or {}).get(KEY_COLUMN, b"").decode(errors="replace")
+    columns = [_values(column) for column in table.columns]
+    rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
     return [
-        {"value": _plain(row), "key": None if row.get(key_column) is None else str(row[key_column])}
-        for row in table.to_pylist()
+        {"value": _plain(row), "key": None if row.get(key_column) is None else str(row[key_column])} for row in rows
     ]
+
+
+def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
+    """The values of a column; those that Python has no type for (nanoseconds, years beyond 9999) as text or numbers."""
+    try:
+        return column.to_pylist()
+    except (pa.ArrowException, ValueError, OverflowError):
+        pass
+    for kind in (pa.string(), pa.int64(), pa.int32()):
+        try:
+            return column.cast(kind).to_pylist()
+        except (pa.ArrowException, ValueError, OverflowError):
+            continue
+    return [str(column.type)] * len(column)
 
 
 def _plain(value: Any) -> Any:

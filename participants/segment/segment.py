@@ -274,6 +274,12 @@ class Segment:
         else:
             previous.add_done_callback(pass_on)
 
+    async def assert_open(self, txn_id: TxnId) -> None:
+        """Fail early, before anything is changed for a transaction that takes no writes; the intent's guard decides."""
+        record = (await self._mirror.read([txn_id]))[txn_id]
+        if record is None or not record.first:
+            raise refusal(txn_id, Header.decode(record.value) if record else None)
+
     # -- decisions ---------------------------------------------------------------------------------------------
 
     def _track(self, txn_id: TxnId) -> TrackedTransaction:
