@@ -117,6 +117,7 @@ class World:
 
     async def close(self) -> None:
         self.store.away = None
+        self.store.events_flow.set()
         for node in self._nodes:
             await node.stop()
         await self.store.close()

@@ -1,0 +1,783 @@
+"""Goal: every endpoint does what the contract says, and every error is a problem that says what and where.
+
+Method: requests as they travel, path for path, against the application in-process. CONTRACT.md, broker half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import json
+from itertools import pairwise
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from metastore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
+from metastore.txn.states import ExpiredBy
+from participants.api.models import (
+    ARROW_MEDIA_TYPE,
+    END_HEADER,
+    FRAMES_MEDIA_TYPE,
+    MAX_ENTRY_BYTES,
+    MESSAGES_MEDIA_TYPE,
+    NEXT_HEADER,
+    REVISION_HEADER,
+)
+from participants.broker.payloads import KEY_COLUMN
+from participants.ledger.frames import PayloadKind, decode_all
+from service.problems import KINDS, MEDIA_TYPE, ErrorCode
+from tests.participants.broker.process import BrokerProcess
+from tests.participants.segment.faulty_store import INTENT, Fault
+from tests.participants.segment.world import World, publish, released, sending
+
+UNKNOWN_TXN = "0" * 31 + "7"
+
+
+def enc(name: str) -> str:
+    return quote(name, safe="")
+
+
+def assert_problem(answer: httpx.Response, code: ErrorCode, field: str | None = None) -> dict[str, Any]:
+    problem: dict[str, Any] = answer.json()
+    assert answer.headers["content-type"] == MEDIA_TYPE, problem
+    assert (problem["code"], answer.status_code) == (code, KINDS[code].status), problem
+    assert problem["status"] == answer.status_code
+    assert {"title", "detail", "retriable", "definite", "action"} <= problem.keys()
+    if field is not None:
+        assert problem["field"] == field, problem
+        assert field in problem["detail"]
+    if problem["retriable"] and answer.status_code != 307:
+        assert answer.headers["retry-after"]
+    return problem
+
+
+def arrow(rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> bytes:
+    table = pa.Table.from_pylist(rows, schema=schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+async def append(process: BrokerProcess, segment: str, body: bytes = b"x", kind: str = "", **query: Any) -> Any:
+    headers = {"content-type": kind} if kind else {}
+    return await process.http.post(f"/v1/segments/{enc(segment)}/entries", content=body, params=query, headers=headers)
+
+
+async def read(process: BrokerProcess, segment: str, **query: Any) -> list[str]:
+    answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params=query)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == FRAMES_MEDIA_TYPE
+    return [bytes(frame.payload).decode() for frame in decode_all(answer.content)]
+
+
+async def send(process: BrokerProcess, topic: str, *messages: dict[str, Any], **query: Any) -> httpx.Response:
+    return await process.http.post(f"/v1/topics/{enc(topic)}/messages", json={"messages": messages}, params=query)
+
+
+async def browse(process: BrokerProcess, topic: str, **query: Any) -> list[dict[str, Any]]:
+    answer = await process.http.get(f"/v1/topics/{enc(topic)}/messages", params=query)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["messages"]
+    return found
+
+
+async def values(process: BrokerProcess, topic: str, **query: Any) -> list[Any]:
+    return [message["value"] for message in await browse(process, topic, **query)]
+
+
+# -- topics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orders",
+        "tenant/name space/topic",
+        "a/b/100%",
+        "a/b/%2F",
+        "a/b/Straße",
+        "a/b/中文 🚀",
+        "a/b/..",
+        "a/b/?x=1#y",
+        "a/b/" + "長" * 200,
+    ],
+)
+async def test_names_hold_any_text(process: BrokerProcess, name: str) -> None:
+    full = name if "/" in name else f"public/default/{name}"
+    (segment,) = await process.create(name)
+    assert segment == f"segment://{full}/0000-ffff-0"
+    described = (await process.http.get(f"/v1/topics/{enc(full)}")).json()
+    assert described["name"] == full
+    assert (await send(process, full, {"value": 1})).status_code == 200
+    assert await values(process, full) == [1]
+    assert (await append(process, segment)).status_code == 200
+    assert (await process.http.get(f"/v1/segments/{enc(segment)}")).json()["topic"] == full
+
+
+async def test_a_topic_is_created_described_and_listed(process: BrokerProcess) -> None:
+    answer = await process.http.post(
+        "/v1/topics",
+        json={"name": "t", "segments": 3, "schema": {"fields": [{"name": "id", "type": "int64"}]}},
+    )
+    assert answer.status_code == 201
+    topic = answer.json()
+    ranges = [segment["range"] for segment in topic["segments"]]
+    assert ranges[0][0] == 0 and ranges[-1][1] == 0xFFFF
+    assert all(low == before[1] + 1 for before, (low, _) in pairwise(ranges))
+    assert all(segment["state"] == "active" and segment["owner"] for segment in topic["segments"])
+    assert topic["schema"]["fields"] == [{"name": "id", "type": "int64", "nullable": True}]
+    assert (await process.http.get("/v1/topics/t")).json() == topic
+    assert_problem(await process.http.post("/v1/topics", json={"name": "t"}), ErrorCode.ALREADY_EXISTS)
+
+
+async def test_lists_are_paged_whatever_the_names(process: BrokerProcess) -> None:
+    names = [f"a/b/{letter * length}" for letter, length in (("a", 400), ("b", 1), ("c", 300), ("ü", 300))]
+    for name in names:
+        await process.create(name)
+    seen: list[str] = []
+    query: dict[str, Any] = {"limit": 1}
+    while True:
+        answer = await process.http.get("/v1/topics", params=query)
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        seen += [item["name"] for item in page["items"]]
+        if page["next_page_token"] is None:
+            break
+        query["page_token"] = page["next_page_token"]
+    assert sorted(seen) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "a/b"}, "name"),
+        ({"name": "a//c"}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"name": "x" * 513}, "name"),
+        ({"name": "t", "segments": 0}, "segments"),
+        ({"name": "t", "segments": 1025}, "segments"),
+        ({"name": "t", "segments": "1"}, "segments"),
+        ({"name": "t", "segments": True}, "segments"),
+        ({"name": "t", "partitions": 1}, "partitions"),
+        ({"name": "t", "schema": {}}, "schema"),
+        ({"name": "t", "schema": {"fields": [{"name": "a", "type": "integer?"}]}}, "schema"),
+        ({"name": "t", "schema": {"fields": [{"name": "a", "type": "timestamp[years]"}]}}, "schema"),
+        ({"name": "t", "schema": {"fields": [{"name": "a", "type": "int8"}, {"name": "a", "type": "int8"}]}}, "schema"),
+        ({"name": "t", "schema": {"arrow": "AAAA"}}, "schema"),
+        ({"name": "t", "schema": {"arrow": "not base64!"}}, "schema"),
+        ([], "body"),
+    ],
+)
+async def test_a_bad_topic_is_refused_by_the_name_of_its_field(process: BrokerProcess, body: Any, field: str) -> None:
+    problem = assert_problem(await process.http.post("/v1/topics", json=body), ErrorCode.INVALID_ARGUMENT)
+    assert field in problem["field"]
+    assert (await process.http.get("/v1/topics")).json()["items"] == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 10_000])
+async def test_a_body_that_is_not_json_is_refused(process: BrokerProcess, body: bytes) -> None:
+    answer = await process.http.post("/v1/topics", content=body, headers={"content-type": "application/json"})
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT)
+
+
+# -- errors of every path --------------------------------------------------------------------------------------------
+
+
+async def test_what_does_not_exist_is_not_found(process: BrokerProcess) -> None:
+    await process.create("t")
+    segment = enc("segment://public/default/none/0000-ffff-0")
+    for path in (
+        "/v1/topics/none",
+        "/v1/topics/none/messages",
+        f"/v1/segments/{segment}",
+        f"/v1/segments/{segment}/entries",
+        "/v1/nowhere",
+    ):
+        assert_problem(await process.http.get(path), ErrorCode.NOT_FOUND)
+    assert_problem(await process.http.post(f"/v1/segments/{segment}/entries", content=b"x"), ErrorCode.NOT_FOUND)
+    assert_problem(await send(process, "none", {"value": 1}), ErrorCode.NOT_FOUND)
+
+
+async def test_a_wrong_method_is_a_problem_too(process: BrokerProcess) -> None:
+    answer = await process.http.patch("/v1/topics")
+    assert answer.status_code == 405 and answer.headers["content-type"] == MEDIA_TYPE
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("txn_id=1", "txn_id"),
+        ("txn_id=" + "A" * 32, "txn_id"),
+        ("txn_id=", "txn_id"),
+        ("sequence=-1&producer=p", "sequence"),
+        ("sequence=1.5&producer=p", "sequence"),
+        (f"sequence={2**53}&producer=p", "sequence"),
+        ("sequence=1", "sequence"),
+        ("writer=", "writer"),
+        ("writer=" + "w" * 257, "writer"),
+        ("count=0", "count"),
+        (f"count={2**32}", "count"),
+        ("txnid=" + UNKNOWN_TXN, "txnid"),
+    ],
+)
+async def test_a_bad_append_is_refused_by_the_name_of_its_field_and_appends_nothing(
+    process: BrokerProcess, query: str, field: str
+) -> None:
+    (segment,) = await process.create("t")
+    answer = await process.http.post(f"/v1/segments/{enc(segment)}/entries?{query}", content=b"x")
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT, field)
+    assert await read(process, segment, isolation="read_uncommitted") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("after=1", "after"),
+        ("after=1:-2", "after"),
+        (f"after={1 << 64}:0", "after"),
+        ("max_bytes=0", "max_bytes"),
+        ("max_bytes=x", "max_bytes"),
+        ("isolation=serializable", "isolation"),
+        ("isolation=snapshot&revision=-1", "revision"),
+        (f"isolation=snapshot&revision={2**63}", "revision"),
+        (f"isolation=snapshot&revision={2**63 - 1}", "revision"),
+        ("wait_ms=60001", "wait_ms"),
+        ("wait_ms=-1", "wait_ms"),
+        ("waitms=1", "waitms"),
+    ],
+)
+async def test_a_bad_read_is_refused_by_the_name_of_its_field(process: BrokerProcess, query: str, field: str) -> None:
+    (segment,) = await process.create("t")
+    answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries?{query}")
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT, field)
+    if not query.startswith(("after", "max_bytes")):
+        assert_problem(await process.http.get(f"/v1/topics/t/messages?{query}"), ErrorCode.INVALID_ARGUMENT, field)
+
+
+def token(value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "?",
+        "x",
+        "ä",
+        token([]),
+        token({"s": 1}),
+        token({"s": ["x", 1]}),
+        token({"s": ["1:1", -1]}),
+        token({"s": ["1:1", "1"]}),
+        token({"s": ["1:-2", 1]}),
+        "W" * 5_000,
+    ],
+)
+async def test_a_bad_browse_token_is_refused(process: BrokerProcess, after: str) -> None:
+    await process.create("t")
+    answer = await process.http.get("/v1/topics/t/messages", params={"after": after})
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "after")
+
+
+async def test_a_path_that_is_not_utf8_or_holds_control_characters_is_refused(process: BrokerProcess) -> None:
+    for path in ("/v1/topics/%ff", "/v1/segments/%ff", "/v1/topics/a%00b", "/v1/segments/%0a/entries"):
+        assert_problem(await process.http.get(path), ErrorCode.INVALID_ARGUMENT)
+
+
+async def test_a_huge_body_is_refused_before_it_is_read(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    taken = 0
+
+    async def endless() -> Any:
+        nonlocal taken
+        while True:
+            taken += 1 << 20
+            yield b" " * (1 << 20)
+
+    entries = f"/v1/segments/{enc(segment)}/entries"
+    for path in (entries, "/v1/topics/t/messages", "/v1/topics"):
+        taken = 0
+        answer = await process.http.post(path, content=endless(), headers={"content-type": "application/json"})
+        assert_problem(answer, ErrorCode.PAYLOAD_TOO_LARGE)
+        assert taken <= MAX_ENTRY_BYTES + (2 << 20)
+    huge = {"content-length": str(MAX_ENTRY_BYTES + 1), "content-type": "application/json"}
+    for path in (entries, "/v1/topics/t/messages", "/v1/topics"):
+        assert_problem(await process.http.post(path, content=b"x", headers=huge), ErrorCode.PAYLOAD_TOO_LARGE)
+    assert await read(process, segment, isolation="read_uncommitted") == []
+
+
+async def test_the_largest_entry_passes_there_and_back(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    body = b"x" * MAX_ENTRY_BYTES
+    assert (await append(process, segment, body)).status_code == 200
+    answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params={"max_bytes": 1})
+    (frame,) = decode_all(answer.content)
+    assert bytes(frame.payload) == body
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (StoreUnavailable("gone"), ErrorCode.STORE_UNAVAILABLE),
+        (StoreFull("no space"), ErrorCode.STORAGE_FULL),
+        (OutcomeUnknown("no answer"), ErrorCode.OUTCOME_UNKNOWN),
+    ],
+)
+async def test_what_the_store_fails_with_is_told(
+    process: BrokerProcess, world: World, failure: StoreUnavailable, code: ErrorCode
+) -> None:
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    world.store.fault(Fault(INTENT, before=failure, times=2))
+    problem = assert_problem(await append(process, segment, txn_id=str(txn)), code)
+    assert problem["definite"] == (code != ErrorCode.OUTCOME_UNKNOWN)
+    assert_problem(await send(process, "t", {"value": 1}, txn_id=str(txn)), code)
+    assert (await append(process, segment, txn_id=str(txn))).status_code == 200
+
+
+async def test_a_full_disk_is_told_and_goes_on_by_itself(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    process.disk.capacity = 0
+    assert_problem(await append(process, segment), ErrorCode.STORAGE_FULL)
+    process.disk.capacity = None
+    assert (await append(process, segment)).status_code == 200
+
+
+async def test_what_a_transaction_refuses_is_told(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    aborted, timed_out, prepared = [await world.begin() for _ in range(3)]
+    await world.abort(aborted)
+    await world.abort(timed_out, ExpiredBy.TIMEOUT)
+    await world.prepare(prepared)
+    for txn, code in (
+        (UNKNOWN_TXN, ErrorCode.TXN_NOT_FOUND),
+        (aborted, ErrorCode.TXN_CONFLICT),
+        (timed_out, ErrorCode.EXPIRED_TRANSACTION),
+        (prepared, ErrorCode.TXN_CONFLICT),
+    ):
+        problem = assert_problem(await append(process, segment, txn_id=str(txn)), code)
+        assert problem["txn_id"] == str(txn)
+        assert_problem(await send(process, "t", {"value": 1}, txn_id=str(txn)), code)
+    assert await read(process, segment, isolation="read_uncommitted") == []
+
+
+async def test_a_segment_of_another_broker_is_a_redirect_that_keeps_path_and_query(
+    process: BrokerProcess, tmp_path: Any
+) -> None:
+    (segment,) = await process.create("a/b/t 1")
+    other = await BrokerProcess(process.world, tmp_path / "other", "http://other").start()
+    path = f"/v1/segments/{enc(segment)}/entries?wait_ms=5"
+    answer = await other.http.get(path)
+    assert_problem(answer, ErrorCode.NOT_OWNER)
+    assert answer.headers["location"] == f"http://broker{path}"
+    await other.stop()
+
+
+# -- entries ---------------------------------------------------------------------------------------------------------
+
+
+async def test_entries_are_read_in_pages_from_where_the_last_one_ended(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    positions = [(await append(process, segment, f"{n}".encode())).json()["position"] for n in range(5)]
+    after, seen = None, []
+    while True:
+        query: dict[str, Any] = {"max_bytes": 1} | ({"after": after} if after else {})
+        answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params=query)
+        seen += [str(frame.position) for frame in decode_all(answer.content)]
+        after = answer.headers[NEXT_HEADER]
+        if answer.headers[END_HEADER] == "true":
+            break
+    assert seen == positions and after == positions[-1]
+
+
+async def test_112_a_retried_append_is_answered_with_the_first_position(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    queries: tuple[dict[str, Any], ...] = (
+        {"txn_id": str(txn), "writer": "w", "sequence": 1},
+        {"producer": "p", "sequence": 1},
+        {"writer": "outside", "sequence": 1},
+    )
+    for query in queries:
+        first = (await append(process, segment, **query)).json()
+        assert first["duplicate"] is False
+        assert (await append(process, segment, **query)).json() == {**first, "duplicate": True}
+
+
+async def test_a_long_poll_ends_with_the_decision(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    await append(process, segment, b"x", txn_id=str(txn))
+    reading = asyncio.create_task(read(process, segment, wait_ms=60_000))
+    browsing = asyncio.create_task(browse(process, "t", wait_ms=60_000))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not reading.done() and not browsing.done()
+    await world.commit(txn)
+    assert await reading == ["x"]
+    assert len(await browsing) == 1
+
+
+async def test_a_long_poll_passes_over_what_is_aborted_and_does_not_spin(
+    process: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenarios 99 and 100."""
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    await append(process, segment, b"never", txn_id=str(txn))
+    reading = asyncio.create_task(read(process, segment, wait_ms=60_000))
+    reads = 0
+    owner = await process.broker.segment(segment)
+    real = owner.ledgers.read
+
+    async def counting(*args: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await real(*args)
+
+    monkeypatch.setattr(owner.ledgers, "read", counting)
+    await world.abort(txn)
+    await released(owner, txn)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert not reading.done()
+    await append(process, segment, b"sentinel")
+    assert await reading == ["sentinel"]
+    assert reads < 12
+
+
+async def test_a_long_poll_without_news_ends_empty(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    assert await read(process, segment, wait_ms=1) == []
+    assert await browse(process, "t", wait_ms=1) == []
+
+
+async def test_a_long_poll_on_a_segment_that_is_lost_ends_in_an_error(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    path = f"/v1/segments/{enc(segment)}/entries?wait_ms=60000"
+    reading = asyncio.create_task(process.http.get(path))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    (await process.broker.segment(segment)).lose("for the test")
+    assert_problem(await reading, ErrorCode.STORE_UNAVAILABLE)
+
+
+async def test_isolation_decides_what_is_read(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    open_txn, later = await world.begin(), await world.begin()
+    await append(process, segment, b"open", txn_id=str(open_txn))
+    await append(process, segment, b"later", txn_id=str(later))
+    before = await world.store.current_revision()
+    after = await world.commit(later)
+    assert await read(process, segment) == []
+    assert await read(process, segment, isolation="read_uncommitted") == ["open", "later"]
+    assert await read(process, segment, isolation="snapshot", revision=before) == []
+    assert await read(process, segment, isolation="snapshot", revision=after) == ["later"]
+    answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params={"isolation": "snapshot"})
+    assert int(answer.headers[REVISION_HEADER]) >= after
+    found = (await process.http.get("/v1/topics/t/messages", params={"isolation": "snapshot"})).json()
+    assert found["revision"] >= after and len(found["messages"]) == 1
+
+
+async def test_a_segment_tells_who_holds_it_back(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    one, two = await world.begin(), await world.begin()
+    await append(process, segment, b"A")
+    await append(process, segment, b"B", txn_id=str(one))
+    await append(process, segment, b"C", txn_id=str(two))
+    detail = (await process.http.get(f"/v1/segments/{enc(segment)}")).json()
+    assert (detail["last_position"], detail["max_read_position"]) == ("1:2", "1:0")
+    assert detail["pinned_by"] == str(one)
+    assert {txn["txn_id"] for txn in detail["open_transactions"]} == {str(one), str(two)}
+    assert detail["entries"] == 3 and detail["size_bytes"] > 3
+    await world.abort(one)
+    await released(await process.broker.segment(segment), one)
+    detail = (await process.http.get(f"/v1/segments/{enc(segment)}")).json()
+    assert (detail["max_read_position"], detail["pinned_by"], detail["aborted_count"]) == ("1:1", str(two), 1)
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+async def test_messages_come_back_as_they_were_sent_in_the_order_of_their_ids(process: BrokerProcess) -> None:
+    await process.create("t", segments=4)
+    plain: list[Any] = [None, True, 0, -1.5, 10**30, "ü 🚀 \u2028", [1, [2]], {"a": {"b": []}}]
+    sent: list[dict[str, Any]] = [{"key": f"k{number}", "value": value} for number, value in enumerate(plain)]
+    sent += [{"value_base64": base64.b64encode(b"\xff\0").decode()}, {"value": 1, "properties": {"p": "ü"}}]
+    answer = await send(process, "t", *sent)
+    assert answer.status_code == 200, answer.text
+    ids = answer.json()["message_ids"]
+    assert len(set(ids)) == len(sent)
+    found = {message["message_id"]: message for message in await browse(process, "t")}
+    for message_id, message in zip(ids, sent, strict=True):
+        for name, value in message.items():
+            assert found[message_id][name] == value
+
+
+async def test_23_a_keyed_transaction_over_three_segments_is_all_or_nothing(
+    process: BrokerProcess, world: World
+) -> None:
+    segments = await process.create("t", segments=3)
+    txn = await world.begin()
+    messages = [{"key": str(number), "value": number} for number in range(60)]
+    assert (await send(process, "t", *messages, txn_id=str(txn))).status_code == 200
+    assert await values(process, "t") == []
+    await world.commit(txn)
+    for segment in segments:
+        await released(await process.broker.segment(segment), txn)
+    found = await browse(process, "t")
+    assert sorted(message["value"] for message in found) == list(range(60))
+    assert {message["txn_id"] for message in found} == {str(txn)}
+
+
+async def test_a_browse_goes_on_in_the_middle_of_an_entry(process: BrokerProcess) -> None:
+    await process.create("t", segments=2)
+    await send(process, "t", *({"key": str(number), "value": number} for number in range(25)))
+    seen: list[int] = []
+    query: dict[str, Any] = {"max": 3}
+    while True:
+        page = (await process.http.get("/v1/topics/t/messages", params=query)).json()
+        if not page["messages"]:
+            break
+        seen += [message["value"] for message in page["messages"]]
+        query["after"] = page["next"]
+    assert sorted(seen) == list(range(25))
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{}]}, "messages.0"),
+        ({"messages": [{"value": 1, "value_base64": "AA=="}]}, "messages.0"),
+        ({"messages": [{"value_base64": "not base64!"}]}, "messages.0.value_base64"),
+        ({"messages": [{"value_base64": None}]}, "messages.0"),
+        ({"messages": [{"value": 1, "key": 5}]}, "messages.0.key"),
+        ({"messages": [{"value": 1, "properties": {"a": 1}}]}, "messages.0.properties.a"),
+        ({"messages": [{"value": 1, "headers": {}}]}, "messages.0.headers"),
+        ({"messages": [{"value": 1}], "sequence": 1}, "sequence"),
+        ({"messages": [{"value": 1}], "sequence": -1, "producer": "p"}, "sequence"),
+        ({"messages": [{"value": 1}], "producer": ""}, "producer"),
+        ({"messages": [{"value": 1}], "txn_id": UNKNOWN_TXN}, "txn_id"),
+    ],
+)
+async def test_bad_messages_are_refused_by_the_name_of_their_field(
+    process: BrokerProcess, body: Any, field: str
+) -> None:
+    await process.create("t")
+    problem = assert_problem(await process.http.post("/v1/topics/t/messages", json=body), ErrorCode.INVALID_ARGUMENT)
+    assert problem["field"] == field
+    assert await browse(process, "t", isolation="read_uncommitted") == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['"\\ud800"', "NaN", "-Infinity", "1e400", '{"\\ud800": 1}', "[" * 300 + "]" * 300, "[" * 900 + "]" * 900],
+    ids=["surrogate", "NaN", "Infinity", "too large a number", "surrogate key", "deep", "deeper"],
+)
+@pytest.mark.parametrize("kind", ["application/json", MESSAGES_MEDIA_TYPE])
+async def test_values_that_could_not_be_read_again_are_refused(process: BrokerProcess, value: str, kind: str) -> None:
+    """What is taken must be served: one poisoned message would end every browse of its topic."""
+    (segment,) = await process.create("t")
+    if kind == MESSAGES_MEDIA_TYPE:
+        answer = await append(process, segment, f'[{{"value": {value}}}]'.encode(), kind)
+    else:
+        body = f'{{"messages": [{{"value": {value}}}]}}'.encode()
+        answer = await process.http.post("/v1/topics/t/messages", content=body, headers={"content-type": kind})
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT)
+    assert (await send(process, "t", {"value": "fine"})).status_code == 200
+    assert await values(process, "t") == ["fine"]
+
+
+@pytest.mark.parametrize("kind", ["application/json", MESSAGES_MEDIA_TYPE])
+async def test_explicit_nulls_can_be_read_again(process: BrokerProcess, kind: str) -> None:
+    (segment,) = await process.create("t")
+    message: dict[str, Any] = {"value": None, "key": None, "properties": None}
+    if kind == MESSAGES_MEDIA_TYPE:
+        answer = await append(process, segment, json.dumps([message]).encode(), kind)
+    else:
+        answer = await send(process, "t", message)
+    assert answer.status_code == 200
+    (found,) = await browse(process, "t")
+    assert (found["value"], found["key"], found["properties"]) == (None, None, {})
+
+
+async def test_a_retry_without_keys_falls_into_the_same_segment(process: BrokerProcess) -> None:
+    """Round robin would send it elsewhere, where nobody remembers its sequence."""
+    await process.create("t", segments=4)
+    body = {"messages": [{"value": 1}, {"value": 2}], "producer": "p", "sequence": 7}
+    answers = [(await process.http.post("/v1/topics/t/messages", json=body)).json() for _ in range(5)]
+    assert all(answer == answers[0] for answer in answers)
+    assert await values(process, "t") == [1, 2]
+
+
+async def test_a_part_that_was_taken_is_never_called_nothing(process: BrokerProcess, world: World) -> None:
+    """Two segments, one of them full: outside a transaction the answer must not be definite."""
+    segments = await process.create("t", segments=2)
+    blocked = await process.broker.segment(segments[0])
+    assert blocked.ledgers.open is not None
+    messages = [{"key": str(number), "value": number} for number in range(20)]
+    await blocked.ledgers.open.close()
+    problem = assert_problem(await send(process, "t", *messages), ErrorCode.OUTCOME_UNKNOWN)
+    assert problem["definite"] is False
+
+
+async def test_messages_larger_than_an_entry_are_refused_and_pin_nothing(process: BrokerProcess, world: World) -> None:
+    """JSON may grow when it is written again: 1e9 becomes 1000000000.0."""
+    await process.create("t")
+    txn = await world.begin()
+    value = "[" + ",".join(["1e9"] * 3_500_000) + "]"
+    body = f'{{"messages": [{{"value": {value}}}]}}'.encode()
+    assert len(body) < MAX_ENTRY_BYTES
+    answer = await process.http.post(
+        f"/v1/topics/t/messages?txn_id={txn}", content=body, headers={"content-type": "application/json"}
+    )
+    assert_problem(answer, ErrorCode.PAYLOAD_TOO_LARGE)
+    assert (await send(process, "t", {"value": 1})).status_code == 200
+    assert await values(process, "t") == [1]
+
+
+# -- Arrow and schemas -----------------------------------------------------------------------------------------------
+
+
+async def test_the_first_arrow_write_sets_the_schema_and_others_must_fit(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    assert (await append(process, segment, arrow([{"id": 1, "name": "a"}]), ARROW_MEDIA_TYPE)).status_code == 200
+    topic = (await process.http.get("/v1/topics/t")).json()
+    assert [(field["name"], field["type"]) for field in topic["schema"]["fields"]] == [
+        ("id", "int64"),
+        ("name", "string"),
+    ]
+    for rows, columns in (
+        ([{"id": 1}], ["name"]),
+        ([{"id": 1, "name": "b", "more": 1}], ["more"]),
+        ([{"id": "1", "name": "b"}], ["id"]),
+    ):
+        problem = assert_problem(
+            await append(process, segment, arrow(rows), ARROW_MEDIA_TYPE), ErrorCode.SCHEMA_MISMATCH
+        )
+        assert problem["columns"] == columns
+        assert all(column in problem["detail"] for column in columns)
+    misfits: tuple[Any, ...] = ({"id": "x", "name": "a"}, {"other": 1}, 5, [1], None)
+    for value in misfits:
+        assert_problem(await send(process, "t", {"value": value}), ErrorCode.SCHEMA_MISMATCH)
+    assert (await send(process, "t", {"value": {"id": 2, "name": None}})).status_code == 200
+    assert await values(process, "t", isolation="read_uncommitted") == [
+        {"id": 1, "name": "a"},
+        {"id": 2, "name": None},
+    ]
+
+
+async def test_a_refused_write_sets_no_schema(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    answer = await append(process, segment, arrow([{"wrong": 1}]), ARROW_MEDIA_TYPE, txn_id=UNKNOWN_TXN)
+    assert_problem(answer, ErrorCode.TXN_NOT_FOUND)
+    assert (await append(process, segment, arrow([{"right": 1}]), ARROW_MEDIA_TYPE)).status_code == 200
+
+
+def corrupt_offsets() -> bytes:
+    """A well-formed stream whose string offsets point far outside of its data."""
+    body = bytearray(arrow([{"s": "abcdefgh"}]))
+    start = body.rindex(b"\0\0\0\0\x08\0\0\0")
+    body[start : start + 8] = b"\0\0\0\0\xff\xff\xff\x7f"
+    return bytes(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"x", b"\xff\xff\xff\xff\0\0\0\0"[:6], arrow([{"id": 1}])[:-20], arrow([{"id": 1}])[20:], corrupt_offsets()],
+    ids=["empty", "short", "no schema", "cut at the end", "cut at the start", "offsets out of bounds"],
+)
+async def test_what_is_not_an_arrow_stream_is_refused(process: BrokerProcess, body: bytes) -> None:
+    (segment,) = await process.create("t")
+    assert_problem(await append(process, segment, body, ARROW_MEDIA_TYPE), ErrorCode.INVALID_ARGUMENT, "body")
+    assert await browse(process, "t", isolation="read_uncommitted") == []
+    assert (await process.http.get("/v1/topics/t")).json().get("schema") is None
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([1], pa.timestamp("ns")), "1970-01-01"),
+        (pa.array([2**62], pa.timestamp("us")), "4611686018427387904"),
+        (pa.array([10**8], pa.date32()), "100000000"),
+        (pa.array([datetime.timedelta(seconds=1)]), "0:00:01"),
+        (pa.array([b"\xff"]), "/w=="),
+        (pa.array([[1, None]]), [1, None]),
+        (pa.array([float("nan")]), "nan"),
+    ],
+    ids=["nanoseconds", "year 100000", "date out of range", "duration", "binary", "list", "NaN"],
+)
+async def test_every_arrow_value_can_be_browsed(process: BrokerProcess, column: Any, expected: Any) -> None:
+    """One value that Python has no form for must not end the browse of the topic."""
+    (segment,) = await process.create("t")
+    table = pa.table({"c": column, "k": pa.array(["key"])}).replace_schema_metadata({KEY_COLUMN: b"k"})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    answer = await append(process, segment, sink.getvalue().to_pybytes(), ARROW_MEDIA_TYPE)
+    assert answer.status_code == 200, answer.text
+    (found,) = await browse(process, "t")
+    assert found["key"] == "key"
+    value = found["value"]["c"]
+    assert value == expected or str(expected) in str(value)
+
+
+async def test_the_count_of_an_entry_is_its_rows(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    await append(process, segment, json.dumps([{"value": 1}, {"value": 2}]).encode(), MESSAGES_MEDIA_TYPE)
+    await append(process, segment, arrow([{"id": 1}] * 3), ARROW_MEDIA_TYPE + "; charset=x")
+    await append(process, segment, b"bytes", count=7)
+    answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries")
+    assert [(frame.kind, frame.count) for frame in decode_all(answer.content)] == [
+        (PayloadKind.MESSAGES, 2),
+        (PayloadKind.ARROW, 3),
+        (PayloadKind.BYTES, 7),
+    ]
+
+
+async def test_27_a_send_that_fails_leaves_the_transaction_to_be_ended(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    owner = await process.broker.segment(segment)
+    await publish(owner, "A", txn)
+    answer = await append(process, segment, b"x" * (MAX_ENTRY_BYTES + 1), txn_id=str(txn))
+    assert_problem(answer, ErrorCode.PAYLOAD_TOO_LARGE)
+    await world.abort(txn)
+    await released(owner, txn)
+    assert await read(process, segment) == []
+
+
+async def test_a_client_that_hangs_up_does_not_stop_its_publish(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    owner = await process.broker.segment(segment)
+    txn = await world.begin()
+    held = world.store.fault(Fault(INTENT, hold_after=True))
+    request = sending(owner, "x", txn, writer="w", sequence=1)
+    await held.reached.wait()
+    request.cancel()
+    held.go.set()
+    answer = await append(process, segment, b"x", txn_id=str(txn), writer="w", sequence=1)
+    assert answer.json()["duplicate"] is True
+
+
+async def test_the_openapi_page_shows_every_path(process: BrokerProcess) -> None:
+    paths = (await process.http.get("/openapi.json")).json()["paths"]
+    assert {
+        "/v1/topics",
+        "/v1/topics/{topic}",
+        "/v1/topics/{topic}/messages",
+        "/v1/segments/{segment}",
+        "/v1/segments/{segment}/entries",
+    } <= paths.keys()
+    assert "application/vnd.apache.arrow.stream" in json.dumps(paths["/v1/segments/{segment}/entries"]["post"])

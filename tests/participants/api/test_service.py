@@ -1,0 +1,80 @@
+"""Goal: the broker process as a whole starts, answers on its port, stops whatever is broken, and frees what it held.
+
+Method: a real server on a free port, over a store with faults.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from metastore.errors import StoreUnavailable
+from metastore.txn import paths
+from participants.ledger.local import LocalStorage
+from participants.ledger.storage import StorageLocked
+from participants.service import BrokerService
+from tests.participants.segment.world import World
+
+TOPIC = {"name": "t"}
+
+
+async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_path: Path) -> None:
+    for life in range(2):
+        service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+        await service.start()
+        async with httpx.AsyncClient(base_url=service.url) as http:
+            if life == 0:
+                assert (await http.post("/v1/topics", json=TOPIC)).status_code == 201
+                answer = await http.post("/v1/topics/t/messages", json={"messages": [{"value": 1}]})
+                assert answer.status_code == 200
+            else:
+                while (await http.get("/readyz")).status_code != 200:
+                    pass
+                assert [m["value"] for m in (await http.get("/v1/topics/t/messages")).json()["messages"]] == [1]
+                (segment,) = (await http.get("/v1/topics/t")).json()["segments"]
+                assert segment["owner"] == service.url
+            assert [broker["url"] for broker in (await http.get("/v1/cluster")).json()["brokers"]] == [service.url]
+        await service.stop()
+        assert (await world.store.scan(paths.BROKERS)).records == []
+
+
+async def test_it_stops_although_the_store_is_away_and_frees_the_directory(world: World, tmp_path: Path) -> None:
+    service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url) as http:
+        await http.post("/v1/topics", json=TOPIC)
+    registration = service._registration
+    assert registration is not None
+
+    async def away() -> None:
+        raise StoreUnavailable("gone")
+
+    registration.close = away  # type: ignore[method-assign]
+    await service.stop()
+    await LocalStorage.open(tmp_path / "data").close()
+
+
+async def test_a_start_that_fails_frees_the_directory(world: World, tmp_path: Path) -> None:
+    world.store.away = StoreUnavailable("gone")
+    service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+    with pytest.raises(StoreUnavailable):
+        await service.start()
+    await LocalStorage.open(tmp_path / "data").close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        service = BrokerService(world.store, data_dir=tmp_path / "data", port=taken.getsockname()[1])
+        with pytest.raises(OSError):
+            await service.start()
+    await LocalStorage.open(tmp_path / "data").close()
+
+
+async def test_two_brokers_never_share_a_directory(world: World, tmp_path: Path) -> None:
+    first = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+    await first.start()
+    with pytest.raises(StorageLocked):
+        await BrokerService(world.store, data_dir=tmp_path / "data", port=0).start()
+    await first.stop()

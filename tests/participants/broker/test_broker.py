@@ -1,0 +1,242 @@
+"""Goal: a broker serves exactly the segments of its storage, keeps them open whatever happens, and says why not.
+
+Method: a broker in-process over a store with faults and a real directory. DESIGN §5.2, 5.9; scenarios 61, 77, 118.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.txn import paths
+from participants.broker.broker import Broker
+from participants.ledger.frames import PayloadKind
+from participants.segment.recovery import open_segment
+from participants.segment.segment import Entry, Segment
+from service.problems import ErrorCode, ServiceError
+from tests.participants.broker.process import URL, BrokerProcess
+from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
+from tests.participants.segment.world import World, committed, materialized, publish, released, sending
+
+
+def code(error: pytest.ExceptionInfo[ServiceError]) -> ErrorCode:
+    return error.value.code
+
+
+async def served(broker: Broker, segment_id: str, after: Segment | None = None) -> Segment:
+    """The segment, once another object than `after` serves it."""
+    while True:
+        found = broker._segments.get(segment_id)
+        if found is not None and found is not after and not found.lost:
+            return found
+        await broker._opened.wait()
+
+
+async def test_118_restarts_lose_nothing_repeat_nothing_and_show_nothing_aborted(world: World, tmp_path: Path) -> None:
+    process = await BrokerProcess(world, tmp_path / "data").start()
+    await process.create("t", segments=2)
+    names = ["segment://public/default/t/0000-7fff-0", "segment://public/default/t/8000-ffff-1"]
+    expected: dict[str, set[str]] = {name: set() for name in names}
+    for life in range(4):
+        txns = [await world.begin() for _ in range(4)]
+        for index, txn in enumerate(txns):
+            for name in names:
+                payload = f"{life}/{index}"
+                await publish(await process.broker.segment(name), payload, txn, writer="w", sequence=index)
+                if index % 2:
+                    expected[name].add(payload)
+        for index, txn in enumerate(txns):
+            await (world.commit(txn) if index % 2 else world.abort(txn))
+        process = await process.crash()
+    for name in names:
+        segment = await process.broker.segment(name)
+        seen = await committed(segment)
+        assert len(seen) == len(set(seen)) and set(seen) == expected[name]
+    await process.stop()
+
+
+async def test_29_a_segment_whose_ledger_failed_is_opened_again_by_itself(process: BrokerProcess, world: World) -> None:
+    (name,) = await process.create("t")
+    segment = await process.broker.segment(name)
+    txn = await world.begin()
+    await publish(segment, "A")
+    process.disk.sync_error = OSError(5, "Input/output error")
+    with pytest.raises(ServiceError) as error:
+        await publish(segment, "B", txn, writer="w", sequence=1)
+    assert code(error) == ErrorCode.OUTCOME_UNKNOWN
+    assert process.broker.not_ready == {name: "it is being opened"}
+    with pytest.raises(ServiceError) as error:
+        await process.broker.segment(name)
+    assert code(error) == ErrorCode.STORE_UNAVAILABLE
+    process.disk.sync_error = None
+    again = await served(process.broker, name, after=segment)
+    assert process.broker.not_ready == {}
+    assert again.ownership.generation > segment.ownership.generation
+    _, duplicate = await again.publish(Entry(b"B", PayloadKind.BYTES, 1, txn, "w", None, 1))
+    assert duplicate
+    await world.commit(txn)
+    await released(again, txn)
+    assert await committed(again) == ["A", "B"]
+
+
+async def test_a_publish_that_waits_while_its_segment_is_lost_gets_an_answer(
+    process: BrokerProcess, world: World
+) -> None:
+    (name,) = await process.create("t")
+    segment = await process.broker.segment(name)
+    txn = await world.begin()
+    held = world.store.fault(Fault(INTENT, hold_after=True))
+    waiting = sending(segment, "x", txn)
+    await held.reached.wait()
+    segment.lose("for the test")
+    with pytest.raises(ServiceError) as error:
+        await waiting
+    assert code(error) == ErrorCode.OUTCOME_UNKNOWN
+    again = await served(process.broker, name, after=segment)
+    await publish(again, "plain")
+    assert await committed(again) == ["plain"]
+    await world.abort(txn)
+    await materialized(again, txn)
+    assert await world.operations(txn) == []
+
+
+async def test_a_broker_starts_without_the_store_answering_for_a_while(
+    process: BrokerProcess, world: World, tmp_path: Path
+) -> None:
+    (name,) = await process.create("t")
+    await publish(await process.broker.segment(name), "x")
+    await process.stop()
+    world.store.fault(Fault(puts("/segment-owner/"), before=StoreUnavailable("gone"), times=5))
+    again = await BrokerProcess(world, process.data_dir).start()
+    segment = await served(again.broker, name)
+    assert await committed(segment) == ["x"]
+    await again.stop()
+
+
+async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: BrokerProcess, tmp_path: Path) -> None:
+    (name,) = await process.create("t")
+    await publish(await process.broker.segment(name), "x")
+    await process.stop()
+    ledgers, aside = process.data_dir / "ledgers", tmp_path / "aside"
+    shutil.copytree(ledgers, aside)
+    shutil.rmtree(next(ledgers.iterdir()))
+    again = await BrokerProcess(process.world, process.data_dir).start()
+    await again.serving()
+    assert list(again.broker.not_ready) == [name] and "no such ledger" in again.broker.not_ready[name]
+    with pytest.raises(ServiceError) as error:
+        await again.broker.segment(name)
+    assert code(error) == ErrorCode.STORE_UNAVAILABLE and "no such ledger" in error.value.detail
+    shutil.copytree(aside, ledgers, dirs_exist_ok=True)
+    assert await committed(await served(again.broker, name)) == ["x"]
+    await again.stop()
+
+
+async def test_a_segment_of_another_broker_is_redirected_to_it(process: BrokerProcess, tmp_path: Path) -> None:
+    (name,) = await process.create("t")
+    other = await BrokerProcess(process.world, tmp_path / "other", "http://other").start()
+    with pytest.raises(ServiceError) as error:
+        await other.broker.segment(name)
+    assert code(error) == ErrorCode.NOT_OWNER
+    assert error.value.members["owner_url"] == URL
+    await other.stop()
+
+
+async def test_a_new_data_directory_at_the_old_url_is_no_redirect_to_itself(
+    process: BrokerProcess, tmp_path: Path
+) -> None:
+    """The operator lost the directory and kept the port. The data is elsewhere; nothing recovers as empty."""
+    (name,) = await process.create("t")
+    await publish(await process.broker.segment(name), "x")
+    await process.stop()
+    again = await BrokerProcess(process.world, tmp_path / "new").start()
+    with pytest.raises(ServiceError) as error:
+        await again.broker.segment(name)
+    assert code(error) == ErrorCode.STORE_UNAVAILABLE
+    assert process.storage.storage_id in error.value.detail
+    await again.stop()
+
+
+async def test_a_segment_nobody_created_does_not_exist(process: BrokerProcess) -> None:
+    with pytest.raises(ServiceError) as error:
+        await process.broker.segment("segment://public/default/none/0000-ffff-0")
+    assert code(error) == ErrorCode.NOT_FOUND
+
+
+async def test_a_topic_whose_creation_was_answered_by_nobody_is_served_all_the_same(
+    process: BrokerProcess, world: World
+) -> None:
+    world.store.fault(Fault(puts(paths.TOPICS), after=OutcomeUnknown("no answer")))
+    with pytest.raises(OutcomeUnknown):
+        await process.broker.topics.create("public/default/t", 1, None, process.broker.id, 0)
+    name = "segment://public/default/t/0000-ffff-0"
+    with pytest.raises(ServiceError) as error:
+        await process.broker.segment(name)
+    assert code(error) == ErrorCode.STORE_UNAVAILABLE
+    assert await publish(await served(process.broker, name), "x")
+
+
+async def test_an_opening_that_ends_in_a_bug_is_told_and_tried_again(
+    process: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, real = 3, open_segment
+
+    async def failing(*args: object) -> Segment:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise AssertionError("a bug")
+        return await real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("participants.broker.broker.open_segment", failing)
+    (name,) = await process.create("t")
+    assert await publish(await served(process.broker, name), "x")
+
+
+async def test_resyncs_and_repairs_are_counted(process: BrokerProcess, world: World) -> None:
+    (name,) = await process.create("t")
+    segment = await process.broker.segment(name)
+    good, bad = await world.begin(), await world.begin()
+    await publish(segment, "good", good)
+    await publish(segment, "bad", bad)
+    world.store.dropping = True
+    await world.commit(good)
+    await process.broker.reconcile()
+    await world.abort(bad)
+    await materialized(segment, good)
+    await process.broker.reconcile()
+    await materialized(segment, good, bad)
+    assert await committed(segment) == ["good"]
+    assert process.metrics.reconcile_repairs._value.get() == 2
+    world.store.dropping = False
+    world.store.cut_watches()
+    while not process.broker.mirror_resyncs:
+        await asyncio.sleep(0)
+    await process.broker.reconcile()
+    assert process.metrics.watch_resyncs._value.get() == 1
+
+
+async def test_reconcile_survives_a_store_that_is_away(process: BrokerProcess, world: World) -> None:
+    (name,) = await process.create("t")
+    world.store.away = StoreUnavailable("gone")
+    await process.broker.reconcile()
+    world.store.away = None
+    await process.broker.reconcile()
+    assert await process.broker.segment(name)
+
+
+async def test_a_stopped_broker_leaves_no_task_behind(world: World, tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    process = await BrokerProcess(world, tmp_path / "data").start()
+    (name,) = await process.create("t")
+    segment = await process.broker.segment(name)
+    txn = await world.begin()
+    await publish(segment, "x", txn)
+    world.store.fault(Fault(CLEANUP, before=StoreUnavailable("gone"), times=10**6))
+    await world.commit(txn)
+    await released(segment, txn)
+    await process.stop()
+    assert asyncio.all_tasks() == before
