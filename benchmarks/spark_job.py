@@ -22,6 +22,7 @@ import spark_connector
 from benchmarks.report import Figure, publish
 from examples.flights import data
 from examples.flights.demo import running_dev
+from examples.flights.session import local_session
 
 RUNS = 3
 COPIES = 3
@@ -43,15 +44,7 @@ def main() -> None:
 
 
 def measure(directory: Path, url: str, rows: int) -> list[Figure]:
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = local_session("spark-job-benchmark")
     sinks: dict[str, Callable[[int], Sink]] = {
         "metatxn": lambda run: into_metatxn(url, f"bench-{run}"),
         "noop": lambda run: into_noop(),

@@ -14,12 +14,13 @@ import threading
 import time
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 import metatxn
 import spark_connector
 from examples.flights import data
+from examples.flights.session import local_session
 
 APPLICATION = "flights-demo"
 
@@ -28,16 +29,7 @@ def main() -> None:
     options = _options()
     if not Path(options.input).exists():
         data.cut(data.flights(), Path(options.input))
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .appName(APPLICATION)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = local_session(APPLICATION)
     with metatxn.connect(options.url) as client:
         client.create_topic("departures", segments=4, schema=data.SCHEMA, exist_ok=True)
         client.create_topic("carrier_delays", segments=1, schema=data.DELAYS_SCHEMA, exist_ok=True)
