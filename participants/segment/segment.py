@@ -304,13 +304,15 @@ class Segment:
             self._decide(transaction, Decision(header))
 
     def _decide(self, transaction: TrackedTransaction, decision: Decision) -> None:
-        """A lost segment decides nothing any more: it does not know all frames, and recovery does it again."""
-        if transaction.decision is None and not self.lost:
+        if transaction.decision is None:
             self.buffer.close(transaction, decision)
             self._release_if_drained(transaction)
 
     def _release_if_drained(self, transaction: TrackedTransaction) -> None:
-        """In memory first: what to hide, then the horizon. Making it durable follows in the background."""
+        """In memory first: what to hide, then the horizon. Making it durable follows in the background.
+
+        A lost segment releases nothing any more: it may not know every frame, and recovery does it again.
+        """
         if transaction.decision is None or transaction.unfinished_appends or transaction.released or self.lost:
             return
         outcome = self.buffer.release(transaction)
