@@ -686,10 +686,10 @@ async def test_a_refused_write_sets_no_schema(process: BrokerProcess) -> None:
 
 
 def corrupt_offsets() -> bytes:
-    """A well-formed stream whose string offsets point far outside of its data."""
-    body = bytearray(arrow([{"s": "abcdefgh"}]))
-    start = body.rindex(b"\0\0\0\0\x08\0\0\0")
-    body[start : start + 8] = b"\0\0\0\0\xff\xff\xff\x7f"
+    """A well-formed stream in which one string ends far outside of the data; the first and the last offset are fine."""
+    body = bytearray(arrow([{"s": "abcd"}, {"s": "efgh"}]))
+    start = body.rindex(b"\x04\0\0\0\x08\0\0\0")
+    body[start : start + 4] = b"\xff\xff\xff\x7f"
     return bytes(body)
 
 

@@ -54,6 +54,7 @@ class Fault:
 @dataclass(eq=False)
 class HeldRead:
     wanted: Callable[[Sequence[str]], bool]
+    unread: bool = False
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -75,9 +76,10 @@ class FaultyStore(MetadataStore):
         self._faults.append(fault)
         return fault
 
-    def hold_read(self, wanted: Callable[[Sequence[str]], bool]) -> HeldRead:
-        """Hold the *answer* of the next `get_many` that matches: it was read, and what follows is not in it."""
-        held = HeldRead(wanted)
+    def hold_read(self, wanted: Callable[[Sequence[str]], bool], *, unread: bool = False) -> HeldRead:
+        """Hold the *answer* of the next `get_many` that matches: it was read, and what follows is not in it. With
+        `unread` the request is held instead: what follows is in its answer."""
+        held = HeldRead(wanted, unread)
         self._reads.append(held)
         return held
 
@@ -111,13 +113,14 @@ class FaultyStore(MetadataStore):
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         self._assert_near()
-        found = await self.inner.get_many(wanted)
         held = next((held for held in self._reads if held.wanted(wanted)), None)
-        if held is not None:
-            self._reads.remove(held)
-            held.reached.set()
-            await held.go.wait()
-        return found
+        if held is None:
+            return await self.inner.get_many(wanted)
+        self._reads.remove(held)
+        found = await self.inner.get_many(wanted)
+        held.reached.set()
+        await held.go.wait()
+        return await self.inner.get_many(wanted) if held.unread else found
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False

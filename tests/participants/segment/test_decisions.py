@@ -411,6 +411,25 @@ async def test_a_decision_during_a_failed_append_is_not_released_by_the_lost_seg
     assert outcome is not None and outcome.aborted
 
 
+async def test_a_lost_segment_makes_nothing_durable_any_more(world: World) -> None:
+    """It may not know every frame, so what it would write about a transaction could be wrong."""
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin()
+    await publish(segment, "x", txn, writer="w")
+    segment.lose("for the test")
+    seen = asyncio.Event()
+    node.mirror.follow(txn, lambda *_: seen.set())
+    await world.abort(txn)
+    await seen.wait()
+    assert not segment._tasks
+    await segment.close()
+    segment = await node.open()
+    assert await committed(segment) == []
+    await materialized(segment, txn)
+    assert await world.operations(txn) == []
+
+
 async def test_a_failed_group_with_a_hole_in_it_does_not_make_the_segment_unavailable(world: World) -> None:
     """Of a group that failed, the first frame is torn and the second whole. To a stranger that is damage; the ledger
     itself knows that neither was acknowledged, so it must be the one that seals."""

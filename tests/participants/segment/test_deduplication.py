@@ -85,6 +85,22 @@ async def test_the_retry_of_a_failed_publish_is_appended(world: World) -> None:
     assert await committed(segment) == ["x"]
 
 
+@pytest.mark.parametrize("transactional", [True, False])
+async def test_the_retry_of_an_append_that_found_no_space_is_appended(world: World, transactional: bool) -> None:
+    """Its intent was stored and its position was given out, but neither is a durable frame."""
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin() if transactional else None
+    node.disk.capacity = 0
+    with pytest.raises(ServiceError) as error:
+        await publish(segment, "x", txn, producer="p", sequence=1)
+    assert error.value.code == ErrorCode.STORAGE_FULL
+    node.disk.capacity = None
+    _, duplicate = await segment.publish(entry("x", txn, producer="p", sequence=1))
+    assert not duplicate
+    assert await uncommitted(segment) == ["x"]
+
+
 async def test_sequences_are_ranges_not_a_maximum(world: World) -> None:
     segment = await world.segment()
     await publish(segment, "nine", producer="p", sequence=9)
