@@ -30,7 +30,7 @@ def wall_clock_ms() -> int:
 
 
 class BrokerService:
-    """`start` returns once requests are answered; `/readyz` tells when every owned segment is recovered."""
+    """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class BrokerService:
         self.app.include_router(router(self.broker))
         await self.broker.start()
         await self._server.start()
+        await self.broker.open_all()
         self._registration = await self._store.ephemeral(
             paths.broker_process(self.broker.id), ProcessRecord(url=self.url).encode(), REGISTRATION_TTL_MS
         )

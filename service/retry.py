@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+WAIT = wait_random_exponential(multiplier=0.05, min=0.01, max=5.0)
+"""Seconds: a random part of 0.05, 0.1, 0.2, … up to 5, so that those who failed together do not come back together."""
 
 
 async def until_it_succeeds(
@@ -19,7 +22,7 @@ async def until_it_succeeds(
 
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(retry_on),
-        wait=wait_exponential_jitter(initial=0.05, max=5.0),
+        wait=WAIT,
         before_sleep=before_sleep,
         reraise=True,
     ):

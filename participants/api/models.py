@@ -22,7 +22,8 @@ END_HEADER = "Metatxn-End"
 """`true` when nothing more was readable behind this page at the time it was read."""
 
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
-MAX_SEGMENTS = 1024
+MAX_SEGMENTS = 100
+"""At creation: a topic and its segments are one apply, and etcd takes 128 operations in one."""
 HASH_RANGE_END = 0xFFFF
 
 Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]

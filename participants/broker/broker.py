@@ -137,11 +137,11 @@ class Broker:
             ErrorCode.NOT_OWNER, f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url
         )
 
-    async def open_all(self, segment_ids: Iterable[str]) -> None:
-        """Own new segments; returns once they serve, or have failed once."""
-        wanted = list(segment_ids)
-        for segment_id in wanted:
+    async def open_all(self, segment_ids: Iterable[str] = ()) -> None:
+        """Own new segments; returns once they and those that are being opened serve, or have failed once."""
+        for segment_id in segment_ids:
             self._keep(segment_id)
+        wanted = list(self._keepers)
         while any(segment_id not in self._segments and segment_id not in self._why_not for segment_id in wanted):
             await self._opened.wait()
 

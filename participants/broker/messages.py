@@ -28,6 +28,10 @@ BROWSE_BYTES = 1 << 20
 async def read_page(
     segment: Segment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
 ) -> Page:
+    if revision is not None and isolation != "snapshot":
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT, f"revision: has no meaning with isolation={isolation}", field="revision"
+        )
     match isolation:
         case "read_committed":
             return await segment.read_committed(after, max_bytes)

@@ -44,8 +44,8 @@ def from_wire(schema: TopicSchema) -> pa.Schema:
 
 def _type(name: str) -> pa.DataType:
     """Raises `ValueError` for a name that Arrow does not know."""
-    timestamp: Callable[[str, str | None], pa.DataType] = pa.timestamp
-    type_for_alias: Callable[[str], pa.DataType] = pa.type_for_alias
+    timestamp: Callable[[str, str | None], pa.DataType] = pa.timestamp  # type: ignore[assignment]
+    type_for_alias: Callable[[str], pa.DataType] = pa.type_for_alias  # type: ignore[assignment]
     if name.startswith("timestamp[") and name.endswith("]"):
         unit, _, zone = name.removeprefix("timestamp[").removesuffix("]").partition(", tz=")
         return timestamp(unit, zone or None)

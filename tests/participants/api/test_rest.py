@@ -246,6 +246,7 @@ async def test_a_bad_append_is_refused_by_the_name_of_its_field_and_appends_noth
         ("max_bytes=0", "max_bytes"),
         ("max_bytes=x", "max_bytes"),
         ("isolation=serializable", "isolation"),
+        ("revision=1", "revision"),
         ("isolation=snapshot&revision=-1", "revision"),
         (f"isolation=snapshot&revision={2**63}", "revision"),
         (f"isolation=snapshot&revision={2**63 - 1}", "revision"),
