@@ -21,6 +21,7 @@ WIRE_MODELS = {
     "participants.ledger.position",
     "service.models",
     "service.problems",
+    "service.text",
     "metastore.txn.ids",
 }
 ALLOWED: dict[str, set[str]] = {

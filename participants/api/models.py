@@ -7,7 +7,9 @@ import binascii
 import zlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from service.text import encodable, no_control_characters
 
 FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
 ARROW_MEDIA_TYPE = "application/vnd.apache.arrow.stream"
@@ -26,6 +28,8 @@ MAX_SEGMENTS = 100
 """At creation: a topic and its segments are one apply, and etcd takes 128 operations in one."""
 HASH_RANGE_END = 0xFFFF
 
+Text = Annotated[str, AfterValidator(encodable)]
+Name = Annotated[str, AfterValidator(no_control_characters)]
 Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]
 
 
@@ -45,8 +49,8 @@ class SchemaField(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    type: str
+    name: Text
+    type: Text
     nullable: bool = True
 
 
@@ -56,8 +60,8 @@ class TopicSchema(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    fields: list[SchemaField] | None = None
-    arrow: str | None = None
+    fields: Annotated[list[SchemaField], Field(min_length=1)] | None = None
+    arrow: Text | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> TopicSchema:
@@ -67,7 +71,7 @@ class TopicSchema(BaseModel):
 
 
 class CreateTopicRequest(Request):
-    name: Annotated[str, Field(min_length=1, max_length=512)]
+    name: Annotated[Name, Field(min_length=1, max_length=512)]
     segments: Annotated[int, Field(ge=1, le=MAX_SEGMENTS)] = 1
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
 
@@ -130,10 +134,10 @@ class PublishAnswer(BaseModel):
 class Message(Request):
     """What one `value` or `value_base64` (exactly one of them) carries."""
 
-    key: str | None = None
+    key: Text | None = None
     value: Any = None
-    value_base64: str | None = None
-    properties: dict[str, str] | None = None
+    value_base64: Text | None = None
+    properties: dict[Text, Text] | None = None
 
     @field_validator("value_base64")
     @classmethod
@@ -154,7 +158,7 @@ class Message(Request):
 
 class PublishMessagesRequest(Request):
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
-    producer: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    producer: Annotated[Name, Field(min_length=1, max_length=256)] | None = None
     sequence: Annotated[int, Field(ge=0, le=2**53 - 1)] | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
+from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -33,16 +34,16 @@ from participants.api.models import (
     TopicInfo,
     TopicPage,
 )
-from participants.broker import schemas
+from participants.broker import names, schemas
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages, PublishOptions, read_page
-from participants.broker.names import BrowseToken, topic_name
+from participants.broker.messages import Messages, PublishOptions, read_page, snapshot_revision
+from participants.broker.names import BrowseToken, ReadPlace, parse_page_token, topic_name
 from participants.broker.payloads import decode_messages, inspect_arrow
 from participants.ledger.frames import PayloadKind
-from participants.ledger.position import Position
 from participants.segment.segment import Entry, Segment
 from service.http import PathText, problems
 from service.problems import ErrorCode, ServiceError
+from service.text import no_control_characters
 
 MAX_WAIT_MS = 60_000
 MAX_READ_BYTES = 16 << 20
@@ -68,10 +69,10 @@ def _parsed(parse: Any) -> BeforeValidator:
 
 TopicPath = Annotated[PathText, AfterValidator(topic_name)]
 TxnIdQuery = Annotated[Any, _parsed(TxnId.parse), Query(description="32 hex digits")]
-PositionQuery = Annotated[Any, _parsed(Position.parse), Query(description="ledger:entry, exclusive")]
+PlaceQuery = Annotated[Any, _parsed(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
 TokenQuery = Annotated[Any, _parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
-NameQuery = Annotated[str | None, Query(min_length=1, max_length=256)]
-PageTokenQuery = Annotated[str | None, Query(min_length=1, max_length=1024)]
+NameQuery = Annotated[str | None, Query(min_length=1, max_length=256), AfterValidator(no_control_characters)]
+PageTokenQuery = Annotated[str | None, _parsed(parse_page_token), Query(max_length=1024)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
@@ -86,11 +87,7 @@ class BoundedRoute(APIRoute):
         known = {parameter.alias for parameter in self.dependant.query_params}
 
         async def bounded(request: Request) -> Response:
-            for name in request.query_params:
-                if name not in known:
-                    raise ServiceError(
-                        ErrorCode.INVALID_ARGUMENT, f"{name}: there is no such query parameter", field=name
-                    )
+            _check_query(request.scope["query_string"].decode("latin-1"), known)
             body: Message = {"type": "http.request", "body": await _body(request), "more_body": False}
 
             async def replay() -> Message:
@@ -99,6 +96,26 @@ class BoundedRoute(APIRoute):
             return await handle(Request(request.scope, replay))
 
         return bounded
+
+
+def _check_query(query: str, known: set[str]) -> None:
+    """Every parameter is one that the endpoint has, once, and is UTF-8: what is not would be replaced silently."""
+    seen: set[str] = set()
+    for pair in filter(None, query.split("&")):
+        name, _, value = pair.partition("=")
+        name = unquote_plus(name)
+        problem = None
+        try:
+            unquote_plus(value, errors="strict")
+        except UnicodeDecodeError:
+            problem = "is not percent-encoded UTF-8"
+        if name not in known:
+            problem = "there is no such query parameter"
+        elif name in seen:
+            problem = "is given twice"
+        if problem:
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"{name}: {problem}", field=name)
+        seen.add(name)
 
 
 def router(broker: Broker) -> APIRouter:
@@ -129,7 +146,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         """Topics by name."""
         topics, more = await broker.topics.page(page_token, limit)
         items = [await broker.topics.describe(topic) for topic in topics]
-        return TopicPage(items=items, next_page_token=topics[-1].name if more else None)
+        return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
 
     @api.get("/v1/topics/{topic}", tags=["topics"], responses=problems(404, 422, 503))
     async def get_topic(topic: TopicPath) -> TopicInfo:
@@ -156,7 +173,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         writer: NameQuery = None,
         producer: NameQuery = None,
         sequence: SequenceQuery = None,
-        count: Annotated[int, Query(ge=1, le=2**32 - 1)] = 1,
+        count: Annotated[int | None, Query(ge=1, le=2**32 - 1, description="1 when not given")] = None,
     ) -> PublishAnswer:
         """Append one entry: the body is its payload, `count` the messages or rows in it.
 
@@ -181,7 +198,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
     )
     async def read_entries(
         segment: PathText,
-        after: PositionQuery = None,
+        after: PlaceQuery = None,
         max_bytes: Annotated[int, Query(ge=1, le=MAX_READ_BYTES)] = 1 << 20,
         isolation: Isolation = "read_committed",
         revision: RevisionQuery = None,
@@ -190,7 +207,8 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         """The visible frames behind `after`, one after another, as drawn in the ledger's format page."""
         target = await broker.segment(segment)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
-        at = after if after is not None else target.ledgers.start
+        revision = snapshot_revision(isolation, revision, after.revision if after else None)
+        at = after.position if after else target.ledgers.start
         while True:
             changed = target.changed.next()
             page = await read_page(target, at, max_bytes, isolation, revision)
@@ -201,7 +219,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
             if page.end:
                 await asyncio.wait([changed], timeout=left)
                 target = await broker.segment(segment)
-        headers = {NEXT_HEADER: str(page.next), END_HEADER: "true" if page.end else "false"}
+        headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
         body = b"".join(frame.data for frame in page.frames)
@@ -249,13 +267,13 @@ def _detail(segment: Segment, broker: Broker) -> SegmentDetail:
         owner=broker.url,
         generation=segment.ownership.generation,
         first_position=str(segment.ledgers.start.next),
-        last_position=str(buffer.last_durable),
-        max_read_position=str(buffer.max_read_position),
+        last_position=str(segment.ledgers.shown(buffer.last_durable)),
+        max_read_position=str(segment.ledgers.shown(buffer.max_read_position)),
         pinned_by=str(pinned_by.txn_id) if pinned_by else None,
         open_transactions=[
             OpenTransaction(
                 txn_id=str(transaction.txn_id),
-                max_read_position=str(transaction.pin or buffer.last_durable),
+                max_read_position=str(segment.ledgers.shown(transaction.pin or buffer.last_durable)),
                 since_ms=transaction.since_ms,
             )
             for transaction in waiting
@@ -285,9 +303,19 @@ async def _body(request: Request) -> bytes:
 
 
 async def _inspected(
-    broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None, count: int
+    broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None, count: int | None
 ) -> tuple[PayloadKind, int]:
     """The kind and the number of rows of a payload that fits the topic's schema."""
+    kind, rows = await _fitting(broker, segment, request, payload, txn_id)
+    if rows is not None and count not in (None, rows):
+        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"count: {count}, but the body holds {rows}", field="count")
+    return kind, rows if rows is not None else count or 1
+
+
+async def _fitting(
+    broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None
+) -> tuple[PayloadKind, int | None]:
+    """The kind of a payload that fits the topic's schema, and its rows where they can be counted."""
     media_type = request.headers.get("content-type", BYTES_MEDIA_TYPE).partition(";")[0].strip().lower()
     kind = _KINDS.get(media_type, PayloadKind.BYTES)
     name = segment.record.topic
@@ -309,4 +337,12 @@ async def _inspected(
         assert topic.arrow_schema is not None
         schemas.check_fits(name, schemas.decode_schema(topic.arrow_schema), stream.schema)
         return kind, stream.rows
-    return kind, count
+    topic = await broker.topic(name)
+    if topic.arrow_schema is not None:
+        raise ServiceError(
+            ErrorCode.SCHEMA_MISMATCH,
+            f"topic {name} has columns, and opaque bytes have none",
+            action=f"Send an Arrow stream ({ARROW_MEDIA_TYPE}) or JSON messages.",
+            topic=name,
+        )
+    return kind, None

@@ -152,7 +152,9 @@ class Broker:
     async def _keep_open(self, segment_id: str) -> None:
         async def open_once() -> None:
             async with self._opening:
-                self._segments[segment_id] = await open_segment(segment_id, self._around)
+                segment = await open_segment(segment_id, self._around)
+                await self.topic(segment.record.topic)  # known from now on, so that publishes need no store
+                self._segments[segment_id] = segment
             self._why_not.pop(segment_id, None)
             self._opened.notify()
 

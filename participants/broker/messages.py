@@ -28,9 +28,11 @@ BROWSE_BYTES = 1 << 20
 async def read_page(
     segment: Segment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
 ) -> Page:
-    if revision is not None and isolation != "snapshot":
+    if after > segment.buffer.last_durable:
         raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT, f"revision: has no meaning with isolation={isolation}", field="revision"
+            ErrorCode.INVALID_ARGUMENT,
+            f"after: {after} is behind the end of segment {segment.id}, {segment.buffer.last_durable}",
+            field="after",
         )
     match isolation:
         case "read_committed":
@@ -39,6 +41,26 @@ async def read_page(
             return await segment.read_uncommitted(after, max_bytes)
         case "snapshot":
             return await segment.read_snapshot(after, max_bytes, revision)
+
+
+def snapshot_revision(isolation: Isolation, revision: Revision | None, place: Revision | None) -> Revision | None:
+    """The revision to read at: the one asked for, else the one that the place to go on from holds.
+
+    Raises INVALID_ARGUMENT for a revision without a snapshot, and for a snapshot's place in any other read: that
+    read would never see what was undecided then.
+    """
+    if isolation != "snapshot" and revision is not None:
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT, f"revision: has no meaning with isolation={isolation}", field="revision"
+        )
+    if place is not None and (isolation != "snapshot" or revision not in (None, place)):
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"after: was given by a snapshot at revision {place} and goes on with that snapshot only",
+            action="Start another read from the beginning, or go on with isolation=snapshot.",
+            field="after",
+        )
+    return revision if revision is not None else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +135,9 @@ class Messages:
         """Up to `limit` messages behind `token`. Waits up to `wait_ms` for the first one."""
         topic = await self._broker.topic(topic_name)
         places = dict(token.places) if token else {}
+        if not set(places) <= set(topic.segments):
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
+        revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
             revision = await self._broker.store.current_revision()
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
@@ -122,7 +147,7 @@ class Messages:
             found = await self._collect(segments, places, limit, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
             if found or left <= 0 or isolation == "snapshot":
-                return ReadMessagesAnswer(messages=found, next=str(BrowseToken(places)), revision=revision)
+                return ReadMessagesAnswer(messages=found, next=str(BrowseToken(places, revision)), revision=revision)
             await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     async def _collect(

@@ -51,29 +51,70 @@ class MessageId:
 
 
 @dataclass(frozen=True, slots=True)
-class BrowseToken:
-    """How far a browse of a topic has come: per segment the entry that was read up to, and how many messages of the
-    entry behind it."""
+class ReadPlace:
+    """Where a read of a segment goes on: `ledger:entry`, or `ledger:entry@revision` behind a snapshot page.
 
-    places: dict[str, tuple[Position, int]]
+    What a snapshot has passed over may become visible later, *below* the place it has come to. So the place of a
+    snapshot holds its revision, and is good for no other read.
+    """
+
+    position: Position
+    revision: int | None = None
 
     def __str__(self) -> str:
-        return _encode({segment: [str(position), taken] for segment, (position, taken) in self.places.items()})
+        return f"{self.position}@{self.revision}" if self.revision is not None else str(self.position)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises `ValueError`."""
-        found = _decode(text, "browse token")
-        if not isinstance(found, dict):
-            raise ValueError(f"{text!r} is not a browse token: pass `next` of an earlier answer")
+        position, at, revision = text.partition("@")
+        if at and not (revision.isascii() and revision.isdecimal() and len(revision) < 20):
+            raise ValueError(f"{text!r} is not a place to go on from: <ledger>:<entry>[@<revision>] is expected")
+        return cls(Position.parse(position), int(revision) if at else None)
+
+
+@dataclass(frozen=True, slots=True)
+class BrowseToken:
+    """How far a browse of a topic has come: per segment the entry that was read up to, and how many messages of the
+    entry behind it. `revision` as in `ReadPlace`."""
+
+    places: dict[str, tuple[Position, int]]
+    revision: int | None = None
+
+    def __str__(self) -> str:
+        places = {segment: [str(position), taken] for segment, (position, taken) in self.places.items()}
+        return _encode([places, self.revision])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `ValueError`."""
+        wrong = ValueError(f"{text!r} is not a browse token: pass `next` of an earlier answer")
+        match _decode(text, "browse token"):
+            case [dict(found), None | int() as revision] if found:
+                pass
+            case _:
+                raise wrong
         places = {}
         for segment, place in found.items():
             match place:
                 case [str(position), int(taken)] if taken >= 0:
                     places[segment] = (Position.parse(position), taken)
                 case _:
-                    raise ValueError(f"{text!r} is not a browse token: pass `next` of an earlier answer")
-        return cls(places)
+                    raise wrong
+        return cls(places, revision)
+
+
+def page_token(name: str) -> str:
+    """Where a list by name goes on."""
+    return _encode([name])
+
+
+def parse_page_token(text: str) -> str:
+    """Raises `ValueError`."""
+    match _decode(text, "page token"):
+        case [str(name)]:
+            return name
+    raise ValueError(f"{text!r} is not a page token: pass `next_page_token` of an earlier answer")
 
 
 def _encode(value: Any) -> str:

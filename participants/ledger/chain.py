@@ -42,6 +42,15 @@ class LedgerChain:
         """The last durable entry of the newest ledger; its place before the first entry when it is empty."""
         return self.ledgers[-1].last
 
+    def shown(self, position: Position) -> Position:
+        """For people: the last entry at or before `position`. The place before a ledger's first entry is no entry."""
+        while position.entry < 0:
+            before = [ledger for ledger in self.ledgers if ledger.id < position.ledger]
+            if not before:
+                return position
+            position = before[-1].last
+        return position
+
     @property
     def last_assigned(self) -> Position:
         return self.open.last_assigned if self.open else self.last_durable

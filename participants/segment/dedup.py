@@ -30,13 +30,21 @@ class Scope:
     producer: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Where a sequence was appended, and how many messages it held: a retry must hold as many."""
+
+    position: Position
+    count: int
+
+
 class DedupTable:
     def __init__(self) -> None:
-        self._producers: OrderedDict[Scope, dict[int, Position]] = OrderedDict()
-        self._transactions: dict[TxnId, dict[Scope, dict[int, Position]]] = {}
+        self._producers: OrderedDict[Scope, dict[int, Remembered]] = OrderedDict()
+        self._transactions: dict[TxnId, dict[Scope, dict[int, Remembered]]] = {}
         self._in_flight: dict[tuple[Scope, int], asyncio.Task[Position]] = {}
 
-    def position(self, scope: Scope, sequence: int) -> Position | None:
+    def find(self, scope: Scope, sequence: int) -> Remembered | None:
         if scope.txn_id is not None:
             found = self._transactions.get(scope.txn_id, {}).get(scope)
         else:
@@ -51,13 +59,14 @@ class DedupTable:
         self._in_flight[key] = publish
         publish.add_done_callback(lambda _: self._in_flight.pop(key, None))
 
-    def durable(self, scope: Scope, sequence: int, position: Position) -> None:
-        """A frame with this sequence is durable at `position`."""
+    def durable(self, scope: Scope, sequence: int, position: Position, count: int) -> None:
+        """A frame of `count` messages with this sequence is durable at `position`."""
+        remembered = Remembered(position, count)
         if scope.txn_id is not None:
-            self._transactions.setdefault(scope.txn_id, {}).setdefault(scope, {})[sequence] = position
+            self._transactions.setdefault(scope.txn_id, {}).setdefault(scope, {})[sequence] = remembered
             return
         sequences = self._producers.setdefault(scope, {})
-        sequences[sequence] = position
+        sequences[sequence] = remembered
         self._producers.move_to_end(scope)
         if len(sequences) > REMEMBERED_SEQUENCES:
             del sequences[next(iter(sequences))]

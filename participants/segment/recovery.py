@@ -139,6 +139,8 @@ async def _recover_transactions(segment: Segment, around: Surroundings) -> None:
         if record_or_none is None or not record_or_none.first:
             header = Header.decode(record_or_none.value) if record_or_none else None
             segment.decide_recovered(txn_id, Decision(header))
+        else:
+            segment.begun_at(txn_id, Header.decode(record_or_none.value).created_ms)
 
 
 async def _operations(segment: Segment, around: Surroundings) -> dict[TxnId, list[WriteOp]]:
@@ -174,5 +176,5 @@ async def _read_frames(segment: Segment, operations: dict[TxnId, list[WriteOp]],
                 segment.buffer.recovered_frame(transaction, header.position, header.writer)
             if header.sequence is not None and (header.txn_id is None or header.txn_id in operations):
                 scope = Scope(header.txn_id, header.writer, header.producer)
-                segment.dedup.durable(scope, header.sequence, header.position)
+                segment.dedup.durable(scope, header.sequence, header.position, header.count)
         at = frames[-1].header.position

@@ -32,7 +32,7 @@ from participants.ledger.position import Position
 from participants.ledger.storage import Append, LedgerError, LedgerStopped, StorageFull
 from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord
-from participants.segment.dedup import DedupTable, Scope
+from participants.segment.dedup import DedupTable, Remembered, Scope
 from participants.signal import Signal
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 from participants.txn.header_mirror import HeaderMirror
@@ -129,10 +129,12 @@ class Segment:
             )
         scope = Scope(entry.txn_id, entry.writer, entry.producer)
         if entry.sequence is not None:
-            if (known := self.dedup.position(scope, entry.sequence)) is not None:
-                return known, True
+            if (known := self.dedup.find(scope, entry.sequence)) is not None:
+                return _same(entry, known), True
             if (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:
-                return await self._answer(in_flight), True
+                position = await self._answer(in_flight)
+                known = self.dedup.find(scope, entry.sequence)
+                return (_same(entry, known) if known else position), True
         if self.ledgers.open is None:
             raise self._sealed()
         publish = self._spawn(self._publish(entry, scope))
@@ -239,7 +241,7 @@ class Segment:
             self.lose(f"an append failed: {error}")
             raise ServiceError(ErrorCode.OUTCOME_UNKNOWN, str(error), segment=self.id) from None
         if entry.sequence is not None:
-            self.dedup.durable(scope, entry.sequence, append.position)
+            self.dedup.durable(scope, entry.sequence, append.position, entry.count)
         self._append_ended(transaction)
         return append.position
 
@@ -291,6 +293,12 @@ class Segment:
     def follow_recovered(self, txn_id: TxnId) -> None:
         """Recovery found operation records of the transaction."""
         self._track(txn_id).stored = True
+
+    def begun_at(self, txn_id: TxnId, created_ms: int) -> None:
+        """Recovery read the header of an open transaction: it is older than this object knows."""
+        transaction = self.buffer.get(txn_id)
+        if transaction is not None:
+            transaction.since_ms = min(transaction.since_ms, created_ms)
 
     def decide_recovered(self, txn_id: TxnId, decision: Decision) -> None:
         """What recovery read. The watch may have been faster: then everything is done, even forgotten, by now."""
@@ -546,6 +554,18 @@ class Segment:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _same(entry: Entry, known: Remembered) -> Position:
+    """The position of an entry that is there already, if it can be the same one: it holds as many messages."""
+    if entry.count != known.count:
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"sequence: {entry.sequence} was used for an entry of {known.count} messages, this one has {entry.count}",
+            action="Send a retry unchanged, and something new under the next sequence.",
+            field="sequence",
+        )
+    return known.position
 
 
 def refusal(txn_id: TxnId, header: Header | None) -> ServiceError:

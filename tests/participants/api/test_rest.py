@@ -506,6 +506,139 @@ async def test_a_segment_tells_who_holds_it_back(process: BrokerProcess, world: 
     assert (detail["max_read_position"], detail["pinned_by"], detail["aborted_count"]) == ("1:1", str(two), 1)
 
 
+async def test_after_a_restart_a_segment_tells_its_last_entry_and_since_when_it_waits(
+    process: BrokerProcess, world: World
+) -> None:
+    """N97: the place before the first entry of the new, empty ledger is no entry."""
+    (segment,) = await process.create("t")
+    one = await world.begin()
+    await append(process, segment, b"A")
+    await append(process, segment, b"B", txn_id=str(one))
+    before = (await process.http.get(f"/v1/segments/{enc(segment)}")).json()
+    again = await process.crash()
+    after = (await again.http.get(f"/v1/segments/{enc(segment)}")).json()
+    await again.stop()
+    assert (after["last_position"], after["max_read_position"]) == ("1:1", "1:0")
+    (waiting,) = after["open_transactions"]
+    assert waiting["since_ms"] <= before["open_transactions"][0]["since_ms"]
+
+
+# -- going on ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_snapshot_is_never_continued_as_another_read(process: BrokerProcess, world: World) -> None:
+    """What was open at the snapshot becomes visible *below* the place it came to: going on there would lose it."""
+    (segment,) = await process.create("t")
+    one = await world.begin()
+    await append(process, segment, b"open", txn_id=str(one))
+    await append(process, segment, b"plain")
+    path = f"/v1/segments/{enc(segment)}/entries"
+    first = await process.http.get(path, params={"isolation": "snapshot"})
+    place, revision = first.headers[NEXT_HEADER], int(first.headers[REVISION_HEADER])
+    await world.commit(one)
+    await released(await process.broker.segment(segment), one)
+    elsewhere: list[dict[str, Any]] = [
+        {},
+        {"isolation": "read_uncommitted"},
+        {"isolation": "snapshot", "revision": revision + 1},
+    ]
+    for query in elsewhere:
+        answer = await process.http.get(path, params={"after": place, **query})
+        assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "after")
+    assert await read(process, segment, after=place, isolation="snapshot") == []
+    assert await read(process, segment, after=place, isolation="snapshot", revision=revision) == []
+    assert await read(process, segment) == ["open", "plain"]
+
+
+async def test_a_browsed_snapshot_goes_on_at_its_own_revision(process: BrokerProcess, world: World) -> None:
+    """Page two is of the cut of page one, and its token is good for nothing else."""
+    await process.create("t")
+    one = await world.begin()
+    await send(process, "t", {"value": 1}, {"value": 2})
+    await send(process, "t", {"value": "late"}, txn_id=str(one))
+    path = "/v1/topics/t/messages"
+    first = (await process.http.get(path, params={"isolation": "snapshot", "max": 1})).json()
+    await world.commit(one)
+    query = {"after": first["next"], "isolation": "snapshot"}
+    second = (await process.http.get(path, params=query)).json()
+    assert [message["value"] for message in second["messages"]] == [2]
+    assert second["revision"] == first["revision"]
+    answer = await process.http.get(path, params={"after": second["next"]})
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "after")
+    assert await values(process, "t") == [1, 2, "late"]
+
+
+@pytest.mark.parametrize("after", ["1:1", "2:-1", "99:99"])
+async def test_a_place_behind_the_end_is_refused(process: BrokerProcess, after: str) -> None:
+    (segment,) = await process.create("t")
+    await append(process, segment, b"A")
+    answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params={"after": after})
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "after")
+
+
+async def test_tokens_of_another_list_or_topic_are_refused(process: BrokerProcess) -> None:
+    await process.create("one")
+    await process.create("two")
+    token = (await process.http.get("/v1/topics/one/messages")).json()["next"]
+    answer = await process.http.get("/v1/topics/two/messages", params={"after": token})
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "after")
+    for page_token in ("zz", token, "e30"):
+        answer = await process.http.get("/v1/topics", params={"page_token": page_token})
+        assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "page_token")
+
+
+# -- names and retries -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        (f"txn_id={UNKNOWN_TXN}&writer=a%00", "writer"),
+        ("producer=a%0ab&sequence=1", "producer"),
+        ("producer=%ff&sequence=1", "producer"),
+        ("producer=a&producer=b&sequence=1", "producer"),
+    ],
+)
+async def test_names_that_a_commit_could_not_name_are_refused(process: BrokerProcess, query: str, field: str) -> None:
+    (segment,) = await process.create("t")
+    answer = await process.http.post(f"/v1/segments/{enc(segment)}/entries?{query}", content=b"x")
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT, field)
+    assert await read(process, segment, isolation="read_uncommitted") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [{"value": 1, "key": "\\ud800"}]}',
+        b'{"messages": [{"value": 1, "properties": {"\\ud800": "x"}}]}',
+        b'{"messages": [{"value": 1}], "producer": "\\udfff"}',
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_no_text(process: BrokerProcess, body: bytes) -> None:
+    await process.create("t")
+    answer = await process.http.post("/v1/topics/t/messages", content=body)
+    assert_problem(answer, ErrorCode.INVALID_ARGUMENT)
+    assert await values(process, "t") == []
+
+
+async def test_a_sequence_cannot_be_used_for_something_else(process: BrokerProcess) -> None:
+    """DESIGN §5.13: answering ids of messages that were never taken would lose them."""
+    await process.create("t")
+    query = {"producer": "p", "sequence": 1}
+    one = {"messages": [{"value": 1}], **query}
+    first = (await process.http.post("/v1/topics/t/messages", json=one)).json()
+    assert (await process.http.post("/v1/topics/t/messages", json=one)).json() == first
+    two = {"messages": [{"value": 1}, {"value": 2}], **query}
+    assert_problem(await process.http.post("/v1/topics/t/messages", json=two), ErrorCode.INVALID_ARGUMENT, "sequence")
+    assert await values(process, "t") == [1]
+
+
+async def test_opaque_bytes_do_not_fit_a_topic_with_columns(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t", schema={"fields": [{"name": "id", "type": "int64"}]})
+    assert_problem(await append(process, segment, b"bytes"), ErrorCode.SCHEMA_MISMATCH)
+    assert await read(process, segment, isolation="read_uncommitted") == []
+
+
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
@@ -738,13 +871,17 @@ async def test_the_count_of_an_entry_is_its_rows(process: BrokerProcess) -> None
     (segment,) = await process.create("t")
     await append(process, segment, json.dumps([{"value": 1}, {"value": 2}]).encode(), MESSAGES_MEDIA_TYPE)
     await append(process, segment, arrow([{"id": 1}] * 3), ARROW_MEDIA_TYPE + "; charset=x")
-    await append(process, segment, b"bytes", count=7)
     answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries")
     assert [(frame.kind, frame.count) for frame in decode_all(answer.content)] == [
         (PayloadKind.MESSAGES, 2),
         (PayloadKind.ARROW, 3),
-        (PayloadKind.BYTES, 7),
     ]
+    wrong = await append(process, segment, arrow([{"id": 1}] * 3), ARROW_MEDIA_TYPE, count=2)
+    assert_problem(wrong, ErrorCode.INVALID_ARGUMENT, "count")
+    (plain,) = await process.create("plain")
+    await append(process, plain, b"bytes", count=7)
+    answer = await process.http.get(f"/v1/segments/{enc(plain)}/entries")
+    assert [(frame.kind, frame.count) for frame in decode_all(answer.content)] == [(PayloadKind.BYTES, 7)]
 
 
 async def test_27_a_send_that_fails_leaves_the_transaction_to_be_ended(process: BrokerProcess, world: World) -> None:
