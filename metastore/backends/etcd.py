@@ -3,6 +3,7 @@
     etcd.py                this store: reads, and who does the rest
     etcd_group_commit.py   writes: many applies per request, lost replies resolved by a fence
     etcd_joining.py        which applies may travel together
+    etcd_group_reads.py    point reads: many per request
     etcd_watches.py        one server watch per prefix
     etcd_leases.py         ephemeral records
     etcd_wire.py           batches and records as messages
@@ -27,6 +28,7 @@ import grpc.aio
 from metastore.api import Ephemeral, MetadataStore, Watch
 from metastore.backends.etcd_connection import Connection, Login, describe, is_compacted
 from metastore.backends.etcd_group_commit import GroupCommit
+from metastore.backends.etcd_group_reads import GroupReads
 from metastore.backends.etcd_joining import Limits
 from metastore.backends.etcd_leases import LeasedRecord
 from metastore.backends.etcd_stubs import RangeRequest, RequestOp, TxnRequest
@@ -89,6 +91,7 @@ class EtcdStore(MetadataStore):
             on_lost=on_lost,
         )
         self._keys_per_read = min(KEYS_PER_READ, limits.max_txn_ops)
+        self._reads = GroupReads(self._read, self._keys_per_read)
         self._feeds: list[PrefixFeed] = []
         self._ephemerals: list[LeasedRecord] = []
         self._closed = False
@@ -158,13 +161,17 @@ class EtcdStore(MetadataStore):
         revision: Revision | None = None
         for first in range(0, max(len(wanted), 1), self._keys_per_read):
             chunk = wanted[first : first + self._keys_per_read] or ["/"]
-            reads = [RequestOp(request_range=RangeRequest(key=self._wire.key(key))) for key in chunk]
-            answer = await self._ask(self._connection.kv.Txn, TxnRequest(success=reads))
+            found, read_at = await self._reads.get(chunk)
             if wanted:
-                records.update(zip(chunk, self._wire.found(answer.responses), strict=True))
-            revision = revision or answer.header.revision
+                records.update(zip(chunk, found, strict=True))
+            revision = revision or read_at
         assert revision is not None
         return Snapshot(records, revision)
+
+    async def _read(self, keys: Sequence[str]) -> tuple[list[Record | None], Revision]:
+        reads = [RequestOp(request_range=RangeRequest(key=self._wire.key(key))) for key in keys]
+        answer = await self._ask(self._connection.kv.Txn, TxnRequest(success=reads))
+        return list(self._wire.found(answer.responses)), answer.header.revision
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
@@ -254,6 +261,7 @@ class EtcdStore(MetadataStore):
         self._closed = True
         for feed in list(self._feeds):
             await feed.close()
+        await self._reads.close()
         await self._commit.close()
         for record in self._ephemerals:
             with suppress(StoreUnavailable):  # then its lease runs out
