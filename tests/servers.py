@@ -5,6 +5,7 @@ A server that is not installed fails the test that needs it: a suite that skips 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -129,6 +130,128 @@ class EtcdServer:
         command = [self.etcdctl_binary, "--endpoints", serving]
         command += ["compaction", "--physical", str(self.revision(port))]
         subprocess.run(command, check=True, capture_output=True, env={"ETCDCTL_API": "3"})
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+DEBIAN_ZOOKEEPER = Path("/usr/share/java/zookeeper.jar")
+
+
+def debian_zookeeper() -> list[Path]:
+    """The class path of Debian's ZooKeeper; its manifest names what it needs besides a logger."""
+    assert DEBIAN_ZOOKEEPER.exists(), "ZooKeeper is not installed; the tests need it: apt-get install zookeeper"
+    return [DEBIAN_ZOOKEEPER, DEBIAN_ZOOKEEPER.with_name("slf4j-simple.jar")]
+
+
+def pyspark_zookeeper() -> list[Path]:
+    """The class path of the ZooKeeper that travels in the wheel of pyspark, a newer one."""
+    package = importlib.util.find_spec("pyspark")
+    assert package is not None and package.submodule_search_locations, "pyspark is not installed"
+    jars = Path(package.submodule_search_locations[0]) / "jars"
+    needed = (
+        "zookeeper",
+        "netty",
+        "slf4j-api",
+        "log4j-slf4j2",
+        "log4j-core",
+        "log4j-api",
+        "metrics-core",
+        "snappy-java",
+    )
+    found = [jar for name in (*needed, "commons-") for jar in sorted(jars.glob(f"{name}*.jar"))]
+    assert any(jar.name.startswith("zookeeper-jute") for jar in found), f"there is no ZooKeeper in {jars}"
+    return found
+
+
+class ZooKeeperServer:
+    """One ZooKeeper server that stands alone. fsync stays on: what survives `kill` is part of what the tests show.
+
+    The faults are those of `EtcdServer`. A tick is short, so that sessions may be.
+    """
+
+    def __init__(self, directory: Path, *, class_path: Sequence[Path] | None = None, tick_ms: int = 500) -> None:
+        self._java = binary("java", "openjdk-17-jre-headless")
+        self._class_path = debian_zookeeper() if class_path is None else class_path
+        self._directory = directory
+        self._tick_ms = tick_ms
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start, and return when the server serves."""
+        assert self._process is None, "it runs already"
+        data = self._directory / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "tickTime": self._tick_ms,
+            "dataDir": data,
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            "admin.enableServer": "false",
+            "maxClientCnxns": 0,
+            "4lw.commands.whitelist": "srvr",
+        }
+        config = self._directory / "zoo.cfg"
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        log = self._directory / "zookeeper.log"
+        command = [
+            *(self._java, "-Xmx768m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"),
+            *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", ":".join(map(str, self._class_path))),
+            *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)),
+        ]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while not self._serves():
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > give_up:
+                self.kill()
+                raise AssertionError(f"ZooKeeper did not start; the end of its log:\n{log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def version(self) -> str:
+        """What the server says it is."""
+        return self._ask().partition("version: ")[2].partition("-")[0]
+
+    def _serves(self) -> bool:
+        try:
+            return "Mode: standalone" in self._ask()
+        except OSError:
+            return False
+
+    def _ask(self) -> str:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            connection.sendall(b"srvr")
+            with connection.makefile("rb") as answer:
+                return answer.read().decode()
+
+    def kill(self) -> None:
+        """As a power failure would, except that the operating system keeps what it was given."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(number)
 
     def __enter__(self) -> Self:
         self.start()
