@@ -1,0 +1,303 @@
+"""The store on ZooKeeper, 3.6 or later (measured with 3.8.0 and 3.9.5).
+
+    zookeeper.py                this store: opens it, reads, and who does the rest
+    zookeeper_group_commit.py   writes: many applies per multi, lost replies resolved by a fence
+    zookeeper_plan.py           how an apply becomes operations that prove its checks
+    zookeeper_reads.py          reads of one revision
+    zookeeper_log.py            the recent changes, kept in the store
+    zookeeper_watches.py        following the log
+    zookeeper_ephemerals.py     ephemeral records
+    zookeeper_janitor.py        removes empty directories
+    zookeeper_paths.py          keys as znodes
+    zookeeper_wire.py           requests as bytes
+    zookeeper_connection.py     kazoo's client, called from an event loop
+
+**Revisions and versions are zxids**, the 64-bit numbers of ZooKeeper's own transactions. An apply takes effect in one
+multi, that is one zxid. Every multi sets the znode `tip`, so the tip's mzxid is the zxid of the last apply: the
+revision of the store. A record's mzxid is the zxid of the multi that wrote it last: its version. The czxid of a log
+entry is the zxid of the changes it tells. All are given by the server, from one sequence that never repeats and only
+grows; neighbours in one group share one. (The data version of a znode would not do: it has 32 bits, counts per znode
+and starts again when the znode does.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.backends.etcd_joining import Limits
+from metastore.backends.zookeeper_connection import Connection
+from metastore.backends.zookeeper_ephemerals import Ephemerals
+from metastore.backends.zookeeper_group_commit import GroupCommit
+from metastore.backends.zookeeper_janitor import Janitor
+from metastore.backends.zookeeper_log import floor_of
+from metastore.backends.zookeeper_paths import Paths
+from metastore.backends.zookeeper_plan import GUARDS, Beliefs, Planner
+from metastore.backends.zookeeper_reads import Snapshots, in_parts, record_of
+from metastore.backends.zookeeper_watches import Feed
+from metastore.backends.zookeeper_wire import (
+    NODE_EXISTS,
+    Culprit,
+    Multi,
+    Node,
+    create,
+    delete,
+    get_children,
+    get_data,
+    set_data,
+)
+from metastore.errors import StoreClosed, StoreUnavailable
+from metastore.types import (
+    Applied,
+    Batch,
+    IndexDefinition,
+    RangeResult,
+    Record,
+    Revision,
+    Snapshot,
+)
+
+MAX_BATCH_BYTES = 400_000
+KEYS_PER_READ = 400
+# Up to so many keys are read with their guards, so that a checked write can follow without another read.
+_GUARDED_KEYS = 16
+_DELETED_AT_ONCE = 500
+# The log of a client that has written nothing for so long is removed by whoever opens the store next.
+_IDLE_LOG_MS = 600_000
+
+
+class ZooKeeperStore(MetadataStore):
+    """See `open`. A batch is smaller here than elsewhere: its values travel twice in a request of at most 1 MB."""
+
+    max_batch_bytes = MAX_BATCH_BYTES
+
+    def __init__(
+        self,
+        connection: Connection,
+        paths: Paths,
+        indexes: Iterable[IndexDefinition],
+        *,
+        deadline_s: float,
+        max_request_bytes: int,
+        on_group: Callable[[int], None] | None,
+        on_lost: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(indexes)
+        self._connection = connection
+        self._paths = paths
+        self._deadline_s = deadline_s
+        self._loop = asyncio.get_running_loop()
+        self._beliefs = Beliefs(paths)
+        self._janitor = Janitor(connection, paths, self._beliefs, deadline_s)
+        self._snapshots = Snapshots(connection, paths, self._janitor.note)
+        self._commit = GroupCommit(
+            connection,
+            paths,
+            self._snapshots,
+            self._beliefs,
+            Planner(paths, self._beliefs, self.indexes),
+            limits=Limits(max_request_bytes, max_request_bytes),
+            deadline_s=deadline_s,
+            on_emptied=self._janitor.note,
+            on_group=on_group,
+            on_lost=on_lost,
+        )
+        self._feeds: list[Feed] = []
+        self._ephemerals: Ephemerals | None = None
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        hosts: Sequence[str],
+        root: str = "",
+        indexes: Iterable[IndexDefinition] = (),
+        *,
+        deadline_ms: int = 5_000,
+        session_timeout_ms: int = 6_000,
+        max_request_bytes: int = 512_000,
+        on_group: Callable[[int], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> ZooKeeperStore:
+        """Connect to the ensemble at `hosts` (`host:port`), and make the store below `root` if it is not there.
+
+        The server confines `session_timeout_ms` to 2 to 20 of its ticks. Ephemeral records live that long after their
+        process stops, whatever their own time to live. A connection without answers is given up after two thirds of
+        it. `max_request_bytes` bounds groups. `on_group` is called with the size of each group, `on_lost` for each
+        whose reply was lost.
+
+        Raises `StoreUnavailable` if no host answers within `deadline_ms`.
+        """
+        paths = Paths(root.rstrip("/"))
+        connection = await Connection.open(
+            hosts,
+            session_timeout_s=session_timeout_ms / 1000,
+            tip=paths.tip,
+            deadline_s=deadline_ms / 1000,
+        )
+        store = cls(
+            connection,
+            paths,
+            indexes,
+            deadline_s=deadline_ms / 1000,
+            max_request_bytes=max_request_bytes,
+            on_group=on_group,
+            on_lost=on_lost,
+        )
+        try:
+            await store._make_root()
+            await store._remove_idle_logs()
+            store._ephemerals = Ephemerals(
+                connection, paths, store._commit.apply, store.get, deadline_s=deadline_ms / 1000
+            )
+        except BaseException:
+            await connection.close()
+            raise
+        return store
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    async def apply(self, batch: Batch) -> Applied:
+        self._assert_open()
+        self.refuse_unfit(batch)
+        if batch.empty:
+            return Applied(await self.current_revision())
+        return await self._commit.apply(batch)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    async def get_many(self, wanted: Sequence[str]) -> Snapshot:
+        self._assert_open()
+        records: dict[str, Record | None] = {}
+        revision: Revision | None = None
+        for chunk in in_parts(wanted, KEYS_PER_READ) if wanted else [()]:
+            paths = [self._paths.record(key) for key in chunk]
+            if len(chunk) <= _GUARDED_KEYS:
+                paths += [self._beliefs.guard_path(self._beliefs.guard_of(key)) for key in chunk]
+            nodes, tip = await self._snapshots.nodes(paths, self._deadline())
+            for key, node in zip(chunk, nodes, strict=False):
+                records[key] = record_of(key, node) if node else None
+            for key, node, guard in zip(chunk, nodes, nodes[len(chunk) :], strict=False):
+                self._beliefs.learn(key, node, guard)
+            revision = revision or tip.stat.mzxid
+        assert revision is not None
+        return Snapshot(records, revision)
+
+    async def range(
+        self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
+    ) -> RangeResult:
+        self._assert_open()
+        listing = await self._snapshots.range(
+            start, end, self._deadline(), limit=limit, reverse=reverse, keys_only=keys_only
+        )
+        return listing.result
+
+    # -- hints --------------------------------------------------------------------------------------------------
+
+    def watch(self, prefix: str, from_revision: Revision) -> Watch:
+        """See `MetadataStore.watch`. One feed serves all watches; one that begins before it has a feed of its own."""
+        self._assert_open()
+        start = max(from_revision, 1)
+        for feed in self._feeds:
+            if feed.reaches(start):
+                return feed.watch(prefix, start)
+        feed = Feed(self._connection, self._paths, start, self._deadline_s, self._retire)
+        self._feeds.append(feed)
+        return feed.watch(prefix, start)
+
+    def _retire(self, feed: Feed) -> None:
+        """The last local watch is gone, and nobody will read this feed again."""
+        if feed in self._feeds:
+            self._feeds.remove(feed)
+            feed.stop()
+
+    async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
+        """See `MetadataStore.ephemeral`. The record lives as long as the session, see `open`."""
+        self._assert_open()
+        self.refuse_unfit(self.batch().put(key, value))
+        assert self._ephemerals is not None
+        return await self._ephemerals.hold(key, value)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def compact(self) -> None:
+        """Forget all history up to now, so that watches from before it start with a `Resync`."""
+        names = await self._children(self._paths.log)
+        entries = [
+            f"{self._paths.log}/{writer}/{name}"
+            for writer in names
+            for name in await self._children(f"{self._paths.log}/{writer}")
+        ]
+        await self._forget(entries, await self.current_revision())
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for feed in list(self._feeds):
+            await feed.close()
+        if self._ephemerals:
+            await self._ephemerals.let_go_all()
+            await self._ephemerals.close()
+        await self._commit.close()
+        await self._janitor.close()
+        await self._connection.close()
+
+    def _assert_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("this store is closed")
+
+    def _deadline(self) -> float:
+        return self._loop.time() + self._deadline_s
+
+    async def _make_root(self) -> None:
+        """Make the znodes that every store has, unless they are there."""
+        paths, deadline = self._paths, self._deadline()
+        parts = paths.root.split("/")[1:]
+        for depth in range(1, len(parts) + 1):
+            await self._create([create("/" + "/".join(parts[:depth]))], deadline)
+        guards = [create(self._beliefs.guard_path(guard)) for guard in range(GUARDS)]
+        homes = [create(path) for path in (paths.log, paths.alive, paths.held, paths.guards, paths.records)]
+        await self._create([create(paths.tip), *homes, *guards], deadline)
+        # The first apply proves its beliefs about guards without a read of its own.
+        nodes, _ = await self._snapshots.nodes([self._beliefs.guard_path(guard) for guard in range(GUARDS)], deadline)
+        self._beliefs.guards = {guard: node.stat.version for guard, node in enumerate(nodes) if node}
+
+    async def _create(self, operations: Sequence[bytes], deadline: float) -> None:
+        (outcome,) = await self._connection.ask(Multi(operations), deadline)
+        if isinstance(outcome, Culprit) and (outcome.code != NODE_EXISTS or outcome.index):
+            raise StoreUnavailable(f"ZooKeeper at {self._connection.hosts} refuses the root: error {outcome.code}")
+
+    async def _remove_idle_logs(self) -> None:
+        """Logs whose clients are gone, or have been silent for long: these begin a new one when they write again."""
+        homes = [f"{self._paths.log}/{name}" for name in await self._children(self._paths.log)]
+        nodes, tip = await self._snapshots.nodes(homes, self._deadline())
+        for home, node in zip(homes, nodes, strict=True):
+            if node and node.stat.mtime < tip.stat.mtime - _IDLE_LOG_MS:
+                entries = [f"{home}/{name}" for name in await self._children(home)]
+                await self._forget([*entries, home], node.stat.mzxid)
+
+    async def _children(self, path: str) -> list[str]:
+        (names,) = (await self._connection.read([get_children(path)], self._deadline())).found
+        return names if isinstance(names, list) else []
+
+    async def _forget(self, znodes: list[str], floor: Revision) -> None:
+        """Raise the floor of the log, and then delete what is below it. Somebody else may be doing the same."""
+        deadline = self._deadline()
+        while True:
+            (log,) = (await self._connection.read([get_data(self._paths.log)], deadline)).found
+            assert isinstance(log, Node)
+            if floor_of(log) >= floor:
+                break
+            raised = set_data(self._paths.log, b"%d" % floor, log.stat.version)
+            (outcome,) = await self._connection.ask(Multi([raised]), deadline)
+            if not isinstance(outcome, Culprit):
+                break
+        for part in in_parts(znodes, _DELETED_AT_ONCE):
+            left = list(part)
+            while left:
+                (outcome,) = await self._connection.ask(Multi([delete(znode) for znode in left]), deadline)
+                if not isinstance(outcome, Culprit):
+                    break
+                del left[outcome.index]

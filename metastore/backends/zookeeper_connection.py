@@ -1,0 +1,263 @@
+"""The way to a ZooKeeper ensemble: kazoo's client, called from an event loop.
+
+kazoo runs one thread that sends and receives, in the order of the calls. A request goes to it with a small object in
+place of kazoo's own future, which takes the answer to the event loop: one wake-up per request, and a request is a
+whole group of writes or a whole batch of reads.
+
+kazoo connects, moves on to the next host and keeps the session. It fails everything that is sent or waits when it
+loses a connection, and *never* sends again by itself. Whether that may be done is decided here for reads, and in
+`zookeeper_group_commit` for writes.
+
+**Reads are linearizable** by a `sync` in front of them, in the same session, on the same connection: ZooKeeper
+answers a session in the order of its requests, and the server has caught up with its leader when `sync` is answered.
+Reads that are asked for in one round of the event loop share a `sync` and a multi-read, which is framed by two reads
+of the tip (see `zookeeper_reads`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.protocol.states import KazooState
+
+from metastore.backends.zookeeper_wire import MultiRead, Node, Sync, get_data
+from metastore.errors import StoreUnavailable
+
+OPERATIONS_PER_READ = 500
+
+Found = Node | list[str] | None
+
+
+class LostError(Exception):
+    """The connection was lost, or never there: the request may have been done, may be done later, or never."""
+
+
+class Backoff:
+    """Growing, jittered pauses between attempts, so that clients which failed together do not return together."""
+
+    def __init__(self, first_s: float = 0.02, longest_s: float = 1.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._next_s * random.uniform(0.5, 1.0))
+        self._next_s = min(self._next_s * 2, self._longest_s)
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was found, between two looks at the tip."""
+
+    before: Node
+    found: list[Found]
+    after: Node
+
+    @property
+    def consistent(self) -> bool:
+        """Whether nothing was applied meanwhile, so that all of it was found at one revision."""
+        return self.before.stat.mzxid == self.after.stat.mzxid
+
+
+class _Answer:
+    """Takes an answer from kazoo's thread to a future of the event loop."""
+
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
+        self._loop = loop
+        self._future = future
+
+    def set(self, value: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._succeed, value)
+
+    def set_exception(self, error: Exception) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _succeed(self, value: Any) -> None:
+        if not self._future.done():
+            self._future.set_result(value)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._future.done():
+            self._future.set_exception(LostError(f"{type(error).__name__} {error}".strip()))
+            self._future.exception()  # whoever waited may have gone
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    operations: Sequence[bytes]
+    answer: asyncio.Future[Reading]
+
+
+class Connection:
+    """One session at a time with the ensemble at `hosts`. `tip` is the znode that frames every read.
+
+    `on_state` is called in the event loop with True when a connection is there and with False when it is lost.
+    """
+
+    def __init__(self, hosts: Sequence[str], session_timeout_s: float, tip: str) -> None:
+        self.hosts = ",".join(hosts)
+        self._tip = tip
+        self._tip_read = get_data(tip)
+        self._loop = asyncio.get_running_loop()
+        self._client = KazooClient(
+            hosts=self.hosts,
+            timeout=session_timeout_s,
+            connection_retry={"max_tries": -1, "delay": 0.02, "backoff": 2, "max_jitter": 0.4, "max_delay": 1.0},
+        )
+        self._client.add_listener(self._on_change)
+        self._connected = asyncio.Event()
+        self._waiting: list[_Waiting] = []
+        self.on_state: list[Callable[[bool], None]] = []
+
+    @classmethod
+    async def open(cls, hosts: Sequence[str], *, session_timeout_s: float, tip: str, deadline_s: float) -> Self:
+        """Raises `StoreUnavailable` if no host takes a session within the deadline."""
+        connection = cls(hosts, session_timeout_s, tip)
+        await asyncio.to_thread(connection._client.start_async)
+        try:
+            await connection.wait_connected(connection._loop.time() + deadline_s)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def close(self) -> None:
+        """End the session; ephemeral znodes go with it. Takes no longer than one attempt to connect."""
+        await asyncio.to_thread(self._client.stop)
+        await asyncio.to_thread(self._client.close)
+
+    def _on_change(self, state: str) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._changed, state == KazooState.CONNECTED)
+
+    def _changed(self, connected: bool) -> None:
+        if connected:
+            self._connected.set()
+        else:
+            self._connected.clear()
+        for listener in self.on_state:
+            listener(connected)
+
+    @property
+    def ready(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def session(self) -> int | None:
+        """The id of the session, None without a connection."""
+        identity = self._client.client_id
+        return identity[0] if identity else None
+
+    def unavailable(self, what: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{what}: ZooKeeper at {self.hosts} does not answer")
+
+    async def wait_connected(self, deadline: float | None = None) -> None:
+        """Raises `StoreUnavailable` when the deadline passes first."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._connected.wait()
+        except TimeoutError:
+            raise self.unavailable("there is no connection") from None
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def send(self, request: Any) -> asyncio.Future[Any]:
+        """The answer to one request. Raises `LostError`: it may have been done, or may still be."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        try:
+            self._client._call(request, _Answer(self._loop, future))
+        except (KazooException, OSError, AttributeError) as error:  # it is being closed
+            _Answer(self._loop, future)._fail(error)
+        return future
+
+    async def ask(self, request: Any, deadline: float) -> Any:
+        """Send something that may be sent twice, until it is answered. Raises `StoreUnavailable`."""
+        backoff = Backoff()
+        while True:
+            await self.wait_connected(deadline)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self.send(request)
+            except TimeoutError:
+                raise self.unavailable("no answer in time") from None
+            except LostError:
+                await self._pause(backoff, deadline)
+
+    async def read(self, operations: Sequence[bytes], deadline: float) -> Reading:
+        """Up to `OPERATIONS_PER_READ` reads, linearizable. Raises `StoreUnavailable`."""
+        assert len(operations) <= OPERATIONS_PER_READ
+        backoff = Backoff()
+        while True:
+            await self.wait_connected(deadline)
+            waiting = _Waiting(operations, self._loop.create_future())
+            if not self._waiting:
+                self._loop.call_soon(self._flush)
+            self._waiting.append(waiting)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await waiting.answer
+            except TimeoutError:
+                raise self.unavailable("no answer in time") from None
+            except LostError:
+                await self._pause(backoff, deadline)
+
+    async def _pause(self, backoff: Backoff, deadline: float) -> None:
+        """kazoo may say that the connection is lost a moment before it says that it is not connected."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await backoff.pause()
+
+    def _flush(self) -> None:
+        """Send all reads that were asked for in this round of the event loop, behind one `sync`."""
+        waiting, self._waiting = self._waiting, []
+        synced = self.send(Sync(self._tip))
+        part: list[_Waiting] = []
+        size = 0
+        for one in waiting:
+            if part and size + len(one.operations) > OPERATIONS_PER_READ:
+                self._send_reads(part, synced)
+                part, size = [], 0
+            part.append(one)
+            size += len(one.operations)
+        self._send_reads(part, synced)
+
+    def _send_reads(self, part: list[_Waiting], synced: asyncio.Future[None]) -> None:
+        operations = [operation for one in part for operation in one.operations]
+        answer = self.send(MultiRead([self._tip_read, *operations, self._tip_read]))
+        answer.add_done_callback(lambda _: self._deliver(part, synced, answer))
+
+    @staticmethod
+    def _deliver(part: list[_Waiting], synced: asyncio.Future[None], answer: asyncio.Future[list[Found]]) -> None:
+        # The session answers in order, so `sync` is done: what it says decides whether the reads count.
+        lost = synced.exception() if synced.done() else LostError("the reads were answered before their sync")
+        lost = lost or answer.exception()
+        if lost is None:
+            found = answer.result()
+            before, after = found[0], found[-1]
+            if not isinstance(before, Node) or not isinstance(after, Node):
+                lost = LostError("the root of the store is gone")
+        position = 1
+        for one in part:
+            first, position = position, position + len(one.operations)
+            if one.answer.done():
+                continue
+            if lost is not None:
+                one.answer.set_exception(LostError(str(lost)))
+                one.answer.exception()
+            else:
+                assert isinstance(before, Node) and isinstance(after, Node)
+                one.answer.set_result(Reading(before, found[first:position], after))

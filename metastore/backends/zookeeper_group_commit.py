@@ -1,0 +1,545 @@
+"""Group commit: independent applies travel to ZooKeeper as one `multi`, and a lost reply is resolved, never guessed.
+
+    set     <root>/log/<writer>            at data version n, the floor of its log
+    set     <root>/tip                     its mzxid is the revision of all that follows
+    checks, directories, writes            of the members (`zookeeper_plan` has the order, and why it proves them)
+    create  <root>/log/<writer>/<n>        what was changed
+    delete  <root>/log/<writer>/<k> …      entries that are too old
+
+One request is on its way at a time; while it is, applies wait, and then leave together. A lone one leaves at once.
+
+**A failure names its culprit.** A multi is all or nothing, so when one member's check does not hold, nothing
+happened. The operation that failed belongs to a member, or to a belief that was wrong. That member is read completely
+before the next try: it loses, or it is planned again on what was read. The others are sent again as they are. If that
+fails too, all of them are read. All this is definite: a multi that was answered with a failure never takes effect.
+
+**A lost reply.** When the connection is lost, the request may have been applied, may be applied later, or never. Its
+log entry tells, but only once nothing can change any more: the request may still sit in a server. ZooKeeper refuses
+requests of a session that has moved to another server, yet between two connections to one server it promises little.
+So the writer sends a *fence*: it sets its own log znode without a version, until one such set has been answered.
+Nobody else writes that znode, and its data version only grows. The request demands version n; after the fence the
+version is above n for ever, so from then on the request cannot be applied. Then
+
+    the entry n exists      it was applied, whole; its czxid is the revision of all its members
+    it does not             it never will be; its members go back to the head of the queue and are sent again
+
+A fence that is late itself only makes the version grow once more: the next request fails at its first operation,
+which is definite, and is sent again with the right version. If the deadline of a member passes before all this is
+settled, its outcome is unknown. The fencing goes on, and what waits behind waits for it.
+
+**Nothing is sent into the dark.** Without a connection applies wait; their deadline then ends in `StoreUnavailable`,
+which is definite: they were never sent.
+
+ZooKeeper drops a connection that sends more than 1 MB, which would look like a network that is down. So a request
+that large is refused here, and groups stay below half of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from metastore.backends.etcd_joining import Footprint, Limits, take_group
+from metastore.backends.zookeeper_connection import Backoff, Connection, LostError
+from metastore.backends.zookeeper_log import Change, encode, entry_name
+from metastore.backends.zookeeper_paths import Paths, parent
+from metastore.backends.zookeeper_plan import Belief, Beliefs, Facts, Part, Planner, UnknownError
+from metastore.backends.zookeeper_reads import Snapshots, record_of
+from metastore.backends.zookeeper_wire import (
+    NODE_EXISTS,
+    Culprit,
+    Multi,
+    Node,
+    Stat,
+    check,
+    create,
+    delete,
+    get_data,
+    set_data,
+)
+from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreUnavailable
+from metastore.types import Applied, AtVersion, Batch, EmptyRange, Revision
+
+MAX_REQUEST_BYTES = 1_000_000
+# How much of its log a writer keeps, and how many old entries one request removes at most.
+KEPT_ENTRIES = 2_000
+KEPT_BYTES = 8 << 20
+_TRIMMED_AT_ONCE = 16
+# A data version is a signed 32-bit number. A log that comes near its end is followed by a new one.
+_MAX_NUMBER = 1 << 30
+_BYTES_PER_WRITE = 130
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One apply on its way. `extra` operations are done with it. `certain`: plan it on facts only, its beliefs have
+    failed."""
+
+    batch: Batch
+    footprint: Footprint
+    size_bytes: int
+    deadline: float
+    answer: asyncio.Future[Applied]
+    cost: int = 0
+    extra: Sequence[bytes] = ()
+    certain: bool = False
+    facts: Facts | None = None
+
+    def succeed(self, revision: Revision) -> None:
+        if not self.answer.done():
+            self.answer.set_result(Applied(revision))
+
+    def fail(self, error: MetastoreError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A multi, with the member that each operation belongs to, and what to believe when it has been applied."""
+
+    operations: list[bytes]
+    owners: list[Member | None]
+    stat_at: int
+    members: list[Member]
+    parts: list[Part]
+    directories: list[str]
+    entry_bytes: int
+    trimmed: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.operations))
+
+
+@dataclass(slots=True)
+class _Kept:
+    number: int
+    size_bytes: int
+    revision: Revision
+
+
+@dataclass(slots=True)
+class _Log:
+    """This writer's own log. `version` is the data version of its znode, as far as it is known."""
+
+    writer: str
+    version: int = 0
+    floor: Revision = 0
+    kept: deque[_Kept] = field(default_factory=deque)
+    kept_bytes: int = 0
+
+    def surplus(self) -> list[_Kept]:
+        """The entries to remove with the next request, oldest first."""
+        surplus: list[_Kept] = []
+        count, size = len(self.kept), self.kept_bytes
+        for entry in self.kept:
+            if len(surplus) == _TRIMMED_AT_ONCE or (count < KEPT_ENTRIES and size < KEPT_BYTES):
+                break
+            surplus.append(entry)
+            count, size = count - 1, size - entry.size_bytes
+        return surplus
+
+
+class GroupCommit:
+    """The one way in which applies of a store reach ZooKeeper.
+
+    `on_group` is told the size of every group sent, `on_lost` that the reply to one was lost, `on_emptied` the
+    directories that may hold nothing any more.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        paths: Paths,
+        snapshots: Snapshots,
+        beliefs: Beliefs,
+        planner: Planner,
+        *,
+        limits: Limits,
+        deadline_s: float,
+        on_emptied: Callable[[str], None],
+        on_group: Callable[[int], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._paths = paths
+        self._snapshots = snapshots
+        self._beliefs = beliefs
+        self._planner = planner
+        self._limits = limits
+        self._deadline_s = deadline_s
+        self._on_emptied = on_emptied
+        self._on_group = on_group
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Member] = deque()
+        self._planned: list[Member] = []
+        self._sent: list[Member] = []
+        self._carrier: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._log: _Log | None = None
+
+    async def apply(self, batch: Batch, extra: Sequence[bytes] = ()) -> Applied:
+        """See `MetadataStore.apply`. When an `extra` operation fails, nothing happens: `StoreUnavailable`."""
+        count = len(batch.puts) + len(batch.deletes) + len(batch.checks)
+        member = Member(
+            batch,
+            Footprint.of(batch),
+            2 * batch.size_bytes + _BYTES_PER_WRITE * count,
+            self._loop.time() + self._deadline_s,
+            self._loop.create_future(),
+            extra=extra,
+        )
+        if member.size_bytes > 2 * MAX_REQUEST_BYTES:
+            raise InvalidBatch(f"the batch needs a request larger than the {MAX_REQUEST_BYTES} bytes that are allowed")
+        self._queue.append(member)
+        if self._carrier is None:
+            self._carrier = self._loop.create_task(self._carry(), name="zookeeper group commit")
+        if self._expiry is None:
+            self._expiry = self._loop.call_at(member.deadline, self._expire)
+        return await member.answer
+
+    async def close(self) -> None:
+        """Wait until every apply has its answer (each has a deadline), then stop."""
+        while waiting := [member.answer for member in self._outstanding() if not member.answer.done()]:
+            await asyncio.wait(waiting)
+        if self._expiry:
+            self._expiry.cancel()
+        if self._carrier:
+            self._carrier.cancel()
+            await asyncio.gather(self._carrier, return_exceptions=True)
+
+    def _outstanding(self) -> list[Member]:
+        return [*self._sent, *self._planned, *self._queue]
+
+    def _expire(self) -> None:
+        """Answer the members whose deadline has passed, and look again when the next one passes."""
+        now = self._loop.time()
+        for member in self._sent:
+            if member.deadline <= now:
+                member.fail(OutcomeUnknown(f"no answer from ZooKeeper at {self._connection.hosts}"))
+        for member in (*self._planned, *self._queue):
+            if member.deadline <= now:
+                member.fail(self._connection.unavailable("the write was not sent"))
+        self._queue = deque(member for member in self._queue if not member.answer.done())
+        deadlines = [member.deadline for member in self._outstanding() if not member.answer.done()]
+        self._expiry = self._loop.call_at(min(deadlines), self._expire) if deadlines else None
+
+    # -- one group after the other ------------------------------------------------------------------------------
+
+    async def _carry(self) -> None:
+        """Carry everything that waits to its answers."""
+        try:
+            while self._queue:
+                await self._connection.wait_connected()
+                members, _ = take_group(self._queue, (), self._limits)
+                again = await self._commit([member for member in members if not member.answer.done()])
+                self._queue.extendleft(member for member in reversed(again) if not member.answer.done())
+                self._beliefs.bound()
+        finally:
+            self._carrier = None
+
+    async def _commit(self, members: list[Member]) -> Sequence[Member]:
+        """Bring `members` to their answers. Returns those that are to be sent (again), in order."""
+        tries = 0
+        backoff = Backoff(first_s=0.002, longest_s=0.1)
+        while members:
+            self._planned = members
+            try:
+                if self._log is None:
+                    self._log = await self._begin_log(max(member.deadline for member in members))
+                planned, later = await self._plan(members)
+            except StoreUnavailable as unavailable:
+                for member in members:
+                    member.fail(unavailable)
+                return ()
+            finally:
+                self._planned = []
+            if not planned:
+                return later
+            request = self._assemble(planned)
+            while request.size_bytes > MAX_REQUEST_BYTES and len(planned) > 1:
+                later = [member for member, _ in planned[len(planned) // 2 :]] + later
+                planned = planned[: len(planned) // 2]
+                request = self._assemble(planned)
+            if request.size_bytes > MAX_REQUEST_BYTES:
+                size = f"{request.size_bytes} bytes, more than the {MAX_REQUEST_BYTES} that are allowed"
+                planned[0][0].fail(InvalidBatch(f"the batch needs a request of {size}"))
+                return later
+            tries += 1
+            if tries > 2:
+                await backoff.pause()
+            again = await self._send(request, tries)
+            if later or not again:
+                return [*again, *later]
+            members = [member for member in again if not member.answer.done()]
+        return ()
+
+    async def _begin_log(self, deadline: float) -> _Log:
+        """A log under a name that no other client, and no earlier life of this one, ever had."""
+        log = _Log(secrets.token_hex(6))
+        made = await self._connection.ask(Multi([create(f"{self._paths.log}/{log.writer}", b"0")]), deadline)
+        if isinstance(made[0], Culprit) and made[0].code != NODE_EXISTS:  # it exists: our own repeated request
+            raise StoreUnavailable(f"ZooKeeper at {self._connection.hosts} makes no log: error {made[0].code}")
+        return log
+
+    # -- planning -----------------------------------------------------------------------------------------------
+
+    async def _plan(self, members: Sequence[Member]) -> tuple[list[tuple[Member, Part]], list[Member]]:
+        """The members with their parts, and those that must be planned later, with what touches them.
+
+        Members that lose are answered here, and so are those that write nothing.
+        """
+        parts: dict[int, Part] = {}
+        unsure: list[Member] = []
+        for member in members:
+            member.facts = None
+            part = None if member.certain else self._try_part(member, set())
+            if part is None or not _writes(member.batch):
+                unsure.append(member)
+            else:
+                parts[id(member)] = part
+        if unsure:
+            missing: set[str] = set()
+            await asyncio.gather(*(self._read(member, missing) for member in unsure))
+            for member in unsure:
+                if member.facts is None:
+                    continue
+                failure = member.facts.evaluate(member.batch.checks)
+                if failure is not None:
+                    member.fail(failure)
+                elif not _writes(member.batch):
+                    member.succeed(member.facts.revision)
+                elif part := self._try_part(member, missing):
+                    parts[id(member)] = part
+        planned: list[tuple[Member, Part]] = []
+        later: list[Member] = []
+        for member in members:
+            if member.answer.done():
+                continue
+            part = parts.get(id(member))
+            if part is None:
+                member.certain = True
+            if part is None or any(member.footprint.touches(other.footprint) for other in later):
+                later.append(member)
+            else:
+                planned.append((member, part))
+        return planned, later
+
+    def _try_part(self, member: Member, missing: set[str]) -> Part | None:
+        try:
+            return self._planner.part(member.batch, member.facts, missing)
+        except UnknownError:
+            return None
+
+    async def _read(self, member: Member, missing: set[str]) -> None:
+        """Learn everything that the plan of `member` needs, or fail it."""
+        try:
+            member.facts = await self._facts(member, missing)
+        except StoreUnavailable as unavailable:
+            member.fail(unavailable)
+
+    async def _facts(self, member: Member, missing: set[str]) -> Facts:
+        batch = member.batch
+        keys, directories = self._planner.keys_to_read(batch, everything=member.certain)
+        guarded = list({one.key: None for one in batch.checks if isinstance(one, AtVersion)})
+        guards = [self._beliefs.guard_path(self._beliefs.guard_of(key)) for key in guarded]
+        paths = [*map(self._paths.record, keys), *guards, *directories]
+        nodes, tip = await self._snapshots.nodes(paths, member.deadline)
+        guard_of = dict(zip(guarded, nodes[len(keys) : len(keys) + len(guards)], strict=True))
+        facts = Facts(tip.stat.mzxid)
+        for key, node in zip(keys, nodes, strict=False):
+            self._beliefs.learn(key, node, guard_of.get(key))
+            facts.records[key] = record_of(key, node) if node else None
+        for directory, node in zip(directories, nodes[len(keys) + len(guards) :], strict=True):
+            if node is None:
+                self._beliefs.directories.discard(directory)
+                missing.add(directory)
+            else:
+                self._beliefs.directories.add(directory)
+        for one in batch.checks:
+            if isinstance(one, EmptyRange):
+                listing = await self._snapshots.range(one.start, one.end, member.deadline, limit=1)
+                facts.ranges[one.start, one.end] = listing
+                facts.revision = max(facts.revision, listing.result.revision)
+        for start, end in batch.range_deletes:
+            listing = await self._snapshots.range(start, end, member.deadline, keys_only=True)
+            facts.deletions[start, end] = listing
+            facts.revision = max(facts.revision, listing.result.revision)
+        return facts
+
+    def _assemble(self, planned: Sequence[tuple[Member, Part]]) -> _Request:
+        assert self._log is not None
+        surplus = self._log.surplus()
+        floor = surplus[-1].revision if surplus else self._log.floor
+        home = f"{self._paths.log}/{self._log.writer}"
+        operations: list[bytes] = [set_data(home, b"%d" % floor, self._log.version)]
+        owners: list[Member | None] = [None]
+        for member, part in planned:
+            if part.tip_version is not None:
+                operations.append(check(self._paths.tip, part.tip_version))
+                owners.append(member)
+        stat_at = len(operations)
+        operations.append(set_data(self._paths.tip, b""))
+        owners.append(None)
+        directories: dict[str, Member] = {}
+        for member, part in planned:
+            operations += part.range_checks
+            owners += [member] * len(part.range_checks)
+            for directory in part.needed:
+                directories.setdefault(directory, member)
+        for directory, member in directories.items():
+            operations.append(create(directory))
+            owners.append(member)
+        for member, part in planned:
+            operations += part.checks
+            owners += [member] * len(part.checks)
+        changes: list[Change] = []
+        guards: set[int] = set()
+        for member, part in planned:
+            operations += part.writes
+            operations += member.extra
+            owners += [member] * (len(part.writes) + len(member.extra))
+            changes += part.changes
+            guards |= part.guards
+        operations += (set_data(self._beliefs.guard_path(guard), b"") for guard in guards)
+        entry = encode(changes)
+        operations.append(create(f"{home}/{entry_name(self._log.version)}", entry))
+        operations += (delete(f"{home}/{entry_name(kept.number)}") for kept in surplus)
+        owners += [None] * (len(operations) - len(owners))
+        members, parts = [member for member, _ in planned], [part for _, part in planned]
+        return _Request(operations, owners, stat_at, members, parts, list(directories), len(entry), len(surplus))
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    async def _send(self, request: _Request, tries: int) -> Sequence[Member]:
+        """Send one request and answer its members. Returns those that are to be sent again."""
+        if self._on_group:
+            self._on_group(len(request.members))
+        self._sent = request.members
+        again: Sequence[Member] = ()
+        try:
+            try:
+                (outcome,) = await self._connection.send(Multi(request.operations, request.stat_at))
+            except LostError:
+                again = await self._fence(request)
+                return again
+            if isinstance(outcome, Culprit):
+                again = await self._failed(request, outcome, tries)
+                return again
+            assert isinstance(outcome, Stat)
+            self._applied(request, outcome.mzxid)
+            return ()
+        finally:
+            self._sent = []
+            for member in request.members:
+                if member not in again:
+                    member.fail(OutcomeUnknown("the store was closed before the answer came"))
+
+    def _applied(self, request: _Request, revision: Revision) -> None:
+        """Answer the members, and believe what they wrote."""
+        log, beliefs = self._log, self._beliefs
+        assert log is not None
+        for _ in range(request.trimmed):
+            removed = log.kept.popleft()
+            log.kept_bytes -= removed.size_bytes
+            log.floor = removed.revision
+        log.kept.append(_Kept(log.version, request.entry_bytes, revision))
+        log.kept_bytes += request.entry_bytes
+        log.version += 1
+        if log.version > _MAX_NUMBER:
+            self._log = None
+        beliefs.directories.update(request.directories)
+        for part in request.parts:
+            beliefs.directories.difference_update(part.removed)
+            for guard in part.guards:
+                beliefs.guards.pop(guard, None)
+        for member, part in zip(request.members, request.parts, strict=True):
+            for (key, data_version, known), change in zip(part.outcomes, part.changes, strict=True):
+                if change.value is None:
+                    beliefs.records[key] = None
+                elif data_version is None:
+                    beliefs.records.pop(key, None)
+                else:
+                    beliefs.records[key] = Belief(revision, data_version, known)
+            for directory in part.probed:
+                self._on_emptied(directory)
+            for directory in part.removed:
+                self._on_emptied(parent(directory))
+            member.succeed(revision)
+
+    async def _failed(self, request: _Request, culprit: Culprit, tries: int) -> Sequence[Member]:
+        """Nothing happened. Doubt what the culprit rests on, or everything when it is not the first time."""
+        assert self._log is not None
+        owner = request.owners[culprit.index]
+        if owner is None:
+            await self._find_log()
+        elif request.operations[culprit.index] in owner.extra:
+            owner.fail(StoreUnavailable(f"what goes with the write was refused: error {culprit.code}"))
+        for member in request.members:
+            if member is owner or tries > 1:
+                member.certain = True
+                self._beliefs.forget(member.batch)
+        return request.members
+
+    async def _find_log(self) -> None:
+        """Our log is not as it was thought to be: a late fence moved it, or it was trimmed or removed as history."""
+        assert self._log is not None
+        self._log.kept.clear()
+        self._log.kept_bytes = 0
+        home = await self._until_read(f"{self._paths.log}/{self._log.writer}")
+        if home is None:
+            self._log = None
+        else:
+            self._log.version = home.stat.version
+
+    # -- lost replies -------------------------------------------------------------------------------------------
+
+    async def _fence(self, request: _Request) -> Sequence[Member]:
+        """Make sure that the request can no longer change its outcome, and learn it. See the module docstring."""
+        if self._on_lost:
+            self._on_lost()
+        log = self._log
+        assert log is not None
+        number = log.version
+        home = f"{self._paths.log}/{log.writer}"
+        backoff = Backoff()
+        while True:
+            await self._connection.wait_connected()
+            try:
+                (fenced,) = await self._connection.send(Multi([set_data(home, b"%d" % log.floor)]))
+            except LostError:
+                await backoff.pause()
+                continue
+            break
+        if isinstance(fenced, Culprit):
+            # Somebody removed the log, with its entry if there was one. It will not come back under this name.
+            self._log = None
+            for member in request.members:
+                member.fail(OutcomeUnknown("the log was removed before the lost request was settled"))
+            return ()
+        assert isinstance(fenced, Stat) and fenced.version > number
+        entry = await self._until_read(f"{home}/{entry_name(number)}")
+        if entry is None:
+            log.version = fenced.version
+            return request.members
+        self._applied(request, entry.stat.czxid)
+        log.version = fenced.version
+        return ()
+
+    async def _until_read(self, path: str) -> Node | None:
+        """A znode now. Waits for the server as long as it takes."""
+        while True:
+            try:
+                reading = await self._connection.read([get_data(path)], self._loop.time() + self._deadline_s)
+            except StoreUnavailable:
+                continue
+            return reading.found[0] if isinstance(reading.found[0], Node) else None
+
+
+def _writes(batch: Batch) -> bool:
+    return bool(batch.puts or batch.deletes or batch.range_deletes)

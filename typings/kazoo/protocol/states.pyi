@@ -1,0 +1,4 @@
+class KazooState:
+    SUSPENDED: str
+    CONNECTED: str
+    LOST: str
