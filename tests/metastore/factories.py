@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,8 +16,9 @@ from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.backends.sqlite import SqliteStore
+from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.types import IndexDefinition
-from tests.servers import EtcdServer
+from tests.servers import EtcdServer, ZooKeeperServer
 
 
 class Backend(Protocol):
@@ -99,8 +101,38 @@ async def _etcd(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     await backend.close()
 
 
+class _ZooKeeper:
+    """A fresh root on a server of the session, as on etcd."""
+
+    def __init__(self, server: ZooKeeperServer) -> None:
+        self._server = server
+        self._root = f"/{secrets.token_hex(6)}"
+        self._stores: list[ZooKeeperStore] = []
+
+    async def open(self) -> MetadataStore:
+        store = await ZooKeeperStore.open([self._server.endpoint], self._root, INDEXES)
+        self._stores.append(store)
+        return store
+
+    async def compact(self) -> None:
+        await self._stores[0].compact()
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+@asynccontextmanager
+async def _zookeeper(request: pytest.FixtureRequest, server: str = "zookeeper_server") -> AsyncIterator[Backend]:
+    backend = _ZooKeeper(request.getfixturevalue(server))
+    yield backend
+    await backend.close()
+
+
 FACTORIES: dict[str, Factory] = {
     "etcd": _etcd,
     "memory": _memory,
     "sqlite": _sqlite,
+    "zookeeper": _zookeeper,
+    "zookeeper_pyspark": partial(_zookeeper, server="zookeeper_pyspark_server"),
 }
