@@ -4,7 +4,7 @@
     sqlite:///path/file.db                        relative to the working directory
     sqlite:////path/file.db                       absolute
     etcd://host:port[,host:port…][/root]          with ?ca=&cert=&key=&user=&password_file=
-    zk://host:port[,host:port…][/root]            reserved, not there yet
+    zk://host:port[,host:port…][/root]
 
 What follows `sqlite:///` up to a `?` is the path as it is, without percent-decoding. Secrets have no place in a URL:
 it is shown in process lists and logs, so etcd takes the password from a file.
@@ -25,9 +25,10 @@ from metastore.types import IndexDefinition
 
 FORMS = (
     "memory://, sqlite:///relative/file.db, sqlite:////absolute/file.db, "
-    "etcd://host:port[,host:port...][/root][?ca=&cert=&key=&user=&password_file=]"
+    "etcd://host:port[,host:port...][/root][?ca=&cert=&key=&user=&password_file=], zk://host:port[,host:port...][/root]"
 )
 _ETCD_PARAMETERS = ("ca", "cert", "key", "user", "password_file")
+_ZNODES = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)*", re.ASCII)
 _ENDPOINT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
 
 
@@ -37,10 +38,6 @@ class InvalidStoreUrl(ValueError):
     def __init__(self, url: str, problem: str) -> None:
         shown = re.sub(r"//[^/]*@", "//…@", url)  # no password in a log
         super().__init__(f"store URL {shown!r}: {problem} (valid forms: {FORMS})")
-
-
-class UnsupportedStore(InvalidStoreUrl):
-    """The URL is well formed, but its backend does not exist yet."""
 
 
 async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **options: Any) -> MetadataStore:
@@ -63,7 +60,8 @@ async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **o
             parameters = _parameters(url, query, _ETCD_PARAMETERS)
             return await _open_etcd(url, location, indexes, parameters | options)
         case "zk":
-            raise UnsupportedStore(url, "ZooKeeper is not supported yet, it comes with issue 3")
+            _parameters(url, query, ())
+            return await _open_zookeeper(url, location, indexes, options)
         case _:
             raise InvalidStoreUrl(url, f"there is no store of the kind {scheme!r}")
 
@@ -90,21 +88,39 @@ async def _open_sqlite(
 async def _open_etcd(
     url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]
 ) -> MetadataStore:
-    authority, slash, path = location.partition("/")
-    endpoints = authority.split(",")
-    if "@" in authority:
+    if "@" in location.partition("/")[0]:
         raise InvalidStoreUrl(url, "credentials are given as ?user=&password_file=")
-    for endpoint in endpoints:
-        matched = _ENDPOINT.fullmatch(endpoint)
-        if not matched or not 0 < int(matched[1]) < 1 << 16:
-            raise InvalidStoreUrl(url, f"{endpoint!r} is not host:port")
-    root = (slash + unquote(path)).rstrip("/")
+    endpoints, root = _endpoints_and_root(url, location)
 
     # Only here: whoever runs on SQLite does not load gRPC.
     from metastore.backends.etcd import EtcdStore
 
     store: MetadataStore = await EtcdStore.open(endpoints, root, indexes, **options)
     return store
+
+
+async def _open_zookeeper(
+    url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]
+) -> MetadataStore:
+    hosts, root = _endpoints_and_root(url, location)
+    if not _ZNODES.fullmatch(root):
+        raise InvalidStoreUrl(url, f"the root {root!r} is no path of plain names")
+
+    # Only here: whoever runs on another store does not load kazoo.
+    from metastore.backends.zookeeper import ZooKeeperStore
+
+    store: MetadataStore = await ZooKeeperStore.open(hosts, root, indexes, **options)
+    return store
+
+
+def _endpoints_and_root(url: str, location: str) -> tuple[list[str], str]:
+    authority, slash, path = location.partition("/")
+    endpoints = authority.split(",")
+    for endpoint in endpoints:
+        matched = _ENDPOINT.fullmatch(endpoint)
+        if not matched or not 0 < int(matched[1]) < 1 << 16:
+            raise InvalidStoreUrl(url, f"{endpoint!r} is not host:port")
+    return endpoints, (slash + unquote(path)).rstrip("/")
 
 
 def _parameters(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from metastore.api import MetadataStore
 from metastore.backends.memory import MemoryStore
 from metastore.backends.sqlite import SqliteStore
 from metastore.txn.store import INDEXES
-from metastore.urls import InvalidStoreUrl, UnsupportedStore, open_store
+from metastore.urls import InvalidStoreUrl, open_store
 
 
 async def test_memory() -> None:
@@ -68,9 +68,20 @@ async def test_etcd(etcd: list[tuple[Any, ...]]) -> None:
     ]
 
 
-async def test_zookeeper_says_when() -> None:
-    with pytest.raises(UnsupportedStore, match="issue 3"):
-        await open_store("zk://one:2181/root")
+async def test_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def fake(hosts: list[str], root: str, indexes: Any, **options: Any) -> MetadataStore:
+        calls.append((hosts, root, indexes, options))
+        return MemoryStore(indexes)
+
+    monkeypatch.setattr("metastore.backends.zookeeper.ZooKeeperStore.open", fake)
+    await open_store("zk://one:2181")
+    await open_store("zk://one:2181,[::1]:2182/my/root/", indexes=(), deadline_ms=1)
+    assert calls == [
+        (["one:2181"], "", INDEXES, {}),
+        (["one:2181", "[::1]:2182"], "/my/root", (), {"deadline_ms": 1}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +108,11 @@ async def test_zookeeper_says_when() -> None:
         ("etcd://one:1/root?tls=1", "'tls'"),
         ("etcd://one:1?ca=a&ca=b", "twice"),
         ("etcd://one:1?ca", "name=value"),
+        ("zk://one", "'one'"),
+        ("zk://one:1?user=me", "'user'"),
+        ("zk://one:1/a/../b", "plain names"),
+        ("zk://one:1/a//b", "plain names"),
+        ("zk://one:1/a%20b", "plain names"),
     ],
 )
 async def test_a_malformed_url_is_refused_in_one_line(url: str, problem: str) -> None:
