@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+export PYTHON
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
@@ -19,9 +20,10 @@ help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 setup: $(STAMP)  ## Make .venv and install everything (Debian packages too, when root)
-
-$(STAMP): pyproject.toml docs/debian-packages.txt
 	scripts/install-debian-packages
+
+$(STAMP): pyproject.toml
+	scripts/install-debian-packages venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -38,7 +40,8 @@ test: check  ## Set up, check, and run every test
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
 
-demo: setup  ## The main job, end to end, with two kills (STORE=sqlite or STORE=etcd)
+demo: $(STAMP)  ## The main job, end to end, with two kills (STORE=sqlite or STORE=etcd)
+	scripts/install-debian-packages java $(if $(filter etcd,$(STORE)),etcd etcdctl)
 	$(BIN)/python -m examples.flights.demo --store $(STORE)
 
 bench: bench-commits bench-spark-job  ## All measurements; tables here, JSON in build/bench
