@@ -233,15 +233,20 @@ class GroupCommit:
 
     async def _carry(self) -> None:
         """Carry everything that waits to its answers."""
+        members: list[Member] = []
         try:
             while self._queue:
                 await self._connection.wait_connected()
                 members, _ = take_group(self._queue, (), self._limits)
-                again = await self._commit([member for member in members if not member.answer.done()])
+                members = [member for member in members if not member.answer.done()]
+                again = await self._commit(members)
+                members = []
                 self._queue.extendleft(member for member in reversed(again) if not member.answer.done())
                 self._beliefs.bound()
         finally:
             self._carrier = None
+            for member in members:
+                member.fail(self._connection.unavailable("the store was closed before the write was sent"))
 
     async def _commit(self, members: list[Member]) -> Sequence[Member]:
         """Bring `members` to their answers. Returns those that are to be sent (again), in order."""

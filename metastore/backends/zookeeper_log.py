@@ -6,9 +6,11 @@
     <root>/log/<writer>/<number>    what one multi changed; its czxid is the revision of the change
 
 Every store client writes a log of its own, under a name that nobody else ever has. An entry is created in the multi
-that makes its changes. Numbers grow, and are mostly dense; the order *between* writers is that of the czxid, which
-is the number of the transaction in ZooKeeper's own log. A *floor* is the revision of the newest entry that was
-trimmed: whoever has read up to a revision at or above every floor has missed nothing.
+that makes its changes. Numbers grow; the order *between* writers is that of the czxid, which is
+the number of the transaction in ZooKeeper's own log. A number is the data version of the log's znode at which its
+entry was made: one that is below the version now and has no entry was trimmed, or fenced off. A *floor* is the
+revision of the newest entry that was trimmed: whoever has read up to a revision at or above every floor has missed
+nothing.
 
 An entry is a sequence of
 
@@ -102,8 +104,16 @@ class LogReader:
     async def advance(self, deadline: float) -> tuple[list[Changes], Node]:
         """The changes up to now, and the tip at which they are complete; `revision` moves on to it.
 
-        Raises `TrimmedError`, `StoreUnavailable`.
+        Raises `TrimmedError`, `StoreUnavailable`: then nothing has moved.
         """
+        before = dict(self._next)
+        try:
+            return await self._advance(deadline)
+        except BaseException:
+            self._next = before
+            raise
+
+    async def _advance(self, deadline: float) -> tuple[list[Changes], Node]:
         writers = list(self._next)[: (OPERATIONS_PER_READ - 2) // 2]
         probes = [get_children(self._paths.log), get_data(self._paths.log)]
         for writer in writers:
@@ -145,14 +155,22 @@ class LogReader:
         """The next entry has been found. Follow the log up to the tip or to its end."""
         entries: list[Node] = []
         ahead: list[Node | None] = [entry]
+        end = 0
         while True:
             for node in ahead:
-                if node is None or node.stat.czxid > tip.stat.mzxid:
+                if node is None:
+                    if end > self._next[writer]:
+                        # A number without an entry, and others may follow: a request was fenced off here.
+                        return await self._search(writer, tip, deadline)
+                    return entries
+                if node.stat.czxid > tip.stat.mzxid:
                     return entries
                 entries.append(node)
                 self._next[writer] += 1
             numbers = range(self._next[writer], self._next[writer] + _ENTRIES_PER_READ)
-            ahead = await self._nodes([self._entry(writer, number) for number in numbers], deadline)
+            paths = [self._entry(writer, number) for number in numbers]
+            *ahead, home = await self._nodes([*paths, self._home(writer)], deadline)
+            end = home.stat.version if home else 0
 
     async def _search(self, writer: str, tip: Node, deadline: float) -> list[Node]:
         """Find the entries behind `revision` from the end of the log: of an unknown log, or across a hole."""

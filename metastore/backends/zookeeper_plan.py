@@ -127,12 +127,9 @@ class Beliefs:
         self.records[key] = Belief(node.stat.mzxid, node.stat.version, known) if node else None
 
     def forget(self, batch: Batch) -> None:
+        """Its records must be read again, and with them its directories and guards: they replace what was believed."""
         for key in (*batch.puts, *batch.deletes, *(c.key for c in batch.checks if not isinstance(c, EmptyRange))):
             self.records.pop(key, None)
-            self.guards.pop(self.guard_of(key), None)
-            for directory in self.ancestors(self._paths.record(key)):
-                self.directories.discard(directory)
-        self.directories.add(self._paths.records)
 
     def ancestors(self, path: str) -> Iterator[str]:
         """The directories that a znode needs, the deepest first."""

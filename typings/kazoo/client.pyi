@@ -12,6 +12,7 @@ class KazooClient:
         self,
         hosts: str = ...,
         timeout: float = ...,
+        client_id: tuple[int, bytes] | None = ...,
         *,
         connection_retry: Mapping[str, float] | None = ...,
     ) -> None: ...
