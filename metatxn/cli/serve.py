@@ -67,12 +67,15 @@ def dev(
     }
 
     async def run(stack: AsyncExitStack) -> None:
-        opened = await services.open_store(store or f"sqlite:///{data_dir.resolve() / 'metadata.db'}")
+        if store is None:
+            opened = await services.open_store(f"sqlite:///{data_dir.resolve() / 'metadata.db'}", data_dir)
+        else:
+            opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
         coordinator = made("coordinator", opened, settings, host=host, port=port)
         broker = made("broker", opened, settings, data_dir=data_dir / "broker", host=host, port=broker_port)
         await started(stack, coordinator, "coordinator", "--port", port)
-        await started(stack, broker, "broker", "--broker-port", broker_port)
+        await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url, "data": str(data_dir.resolve())}
         announce(urls, output_of(context, output))
 
@@ -129,7 +132,7 @@ def broker(
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
         service = made("broker", opened, {}, data_dir=data_dir, host=host, port=port, advertise_url=advertise_url)
-        await started(stack, service, "broker", "--port", port)
+        await started(stack, service, "broker", "--port", port, data_dir)
         announce({"broker": service.url, "data": str(data_dir.resolve())}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
@@ -144,9 +147,16 @@ def made(name: str, store: services.Store, settings: dict[str, int | None], **ar
     return service
 
 
-async def started(stack: AsyncExitStack, service: services.Service, name: str, port_option: str, port: int) -> None:
+async def started(
+    stack: AsyncExitStack,
+    service: services.Service,
+    name: str,
+    port_option: str,
+    port: int,
+    data_dir: Path | None = None,
+) -> None:
     stack.push_async_callback(service.stop)
-    await services.start(service, name, port_option, port)
+    await services.start(service, name, port_option, port, data_dir)
 
 
 def announce(urls: dict[str, str], output: Output) -> None:

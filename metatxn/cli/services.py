@@ -11,11 +11,15 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
 
 from metatxn.cli.options import CliError
+
+_TAKEN = "the data directory {} is in use by another process. Stop that process, or give another --data-dir."
+_CHECK_STORE = "Check that it is there and can be reached, or give another --store."
 
 log = structlog.get_logger()
 
@@ -40,21 +44,27 @@ def load(name: str) -> Any:
     raise CliError(f"the server part {name!r} is not installed. Install the package metatxn again.")
 
 
-async def open_store(url: str) -> Store:
+async def open_store(url: str, data_dir: Path | None = None) -> Store:
+    """`data_dir` is where the store lies when nobody has named one by `--store`."""
     try:
         opener: Callable[[str], Awaitable[Store]] = load("open_store")
         return await opener(url)
     except CliError:
         raise
     except ValueError as error:
-        raise CliError(f"--store: {error}") from error
+        raise CliError(
+            f"--store: {_sentence(error)} Give the URL of a store in one of its forms, see --help."
+        ) from error
     except Exception as error:
         log.debug("the store did not open", exc_info=error)
-        reason = f"{type(error).__name__}: {error}".rstrip(".?!")
-        raise CliError(f"cannot open the store {url}: {reason}. Check that it runs, or give another one.") from error
+        if data_dir and _in_use(error):
+            raise CliError(_TAKEN.format(data_dir)) from error
+        if _in_use(error):
+            raise CliError(f"--store: {_sentence(error)}") from error  # it says what to do
+        raise CliError(f"cannot open the store {url}: {_sentence(error)} {_CHECK_STORE}") from error
 
 
-async def start(service: Service, name: str, port_option: str, port: int) -> None:
+async def start(service: Service, name: str, port_option: str, port: int, data_dir: Path | None = None) -> None:
     try:
         await service.start()
     except OSError as error:
@@ -63,7 +73,20 @@ async def start(service: Service, name: str, port_option: str, port: int) -> Non
         raise CliError(f"the {name} cannot start: {error}. Check --host, {port_option} and --data-dir.") from error
     except Exception as error:
         log.debug("a service did not start", service=name, exc_info=error)
-        raise CliError(f"the {name} cannot start: {type(error).__name__}: {error}") from error
+        if data_dir and _in_use(error):
+            raise CliError(_TAKEN.format(data_dir)) from error
+        action = "Check the store and --data-dir" if data_dir else "Check the store"
+        raise CliError(f"the {name} cannot start: {_sentence(error)} {action}; --log-level debug says more.") from error
+
+
+def _in_use(error: Exception) -> bool:
+    """By name: the client's package does not know the classes of the servers."""
+    return type(error).__name__ in ("StoreInUse", "StorageLocked")
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error) or "no reason was given"
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 async def until_stopped(run: Callable[[AsyncExitStack], Awaitable[None]]) -> None:

@@ -33,8 +33,10 @@ def show_header(header: TransactionHeader, output: Output) -> None:
 def begin(
     context: typer.Context,
     timeout_ms: Annotated[int, typer.Option(help="It is aborted when it is open for longer.")] = 60_000,
-    key: Annotated[str | None, typer.Option(help="Transaction key; needs --epoch.")] = None,
-    epoch: Annotated[int | None, typer.Option(help="Epoch of the key's connection.")] = None,
+    key: Annotated[str | None, typer.Option(help="Transaction key: at most one of its transactions is open.")] = None,
+    epoch: Annotated[
+        int | None, typer.Option(help="Epoch of the key's connection; without it the current one.")
+    ] = None,
     version: Annotated[int | None, typer.Option(help="Begun again, it is found again; committed, it is done.")] = None,
     owner: Annotated[str | None, typer.Option(help="Who it belongs to.")] = None,
     properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE")] = None,
@@ -106,7 +108,7 @@ def show(
 @app.command("list", epilog="Example: metatxn txn list --state open --older-than-ms 60000")
 def list_(
     context: typer.Context,
-    state: Annotated[str | None, typer.Option(help="open, committed or aborted.")] = None,
+    state: Annotated[str | None, typer.Option(help="open, committed or aborted, in lower or upper case.")] = None,
     key: Annotated[str | None, typer.Option(help="Of this transaction key.")] = None,
     owner: Annotated[str | None, typer.Option(help="Of this owner.")] = None,
     segment: Annotated[str | None, typer.Option(help="With operations on this segment.")] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,7 +35,7 @@ def error_line(done: subprocess.CompletedProcess[str]) -> str:
     """An expected failure is an exit code and one line that ends in what to do."""
     assert done.returncode != 0
     assert done.stderr.startswith("metatxn: ") and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.rstrip().endswith((".", "!", ")"))
+    assert done.stderr.rstrip().endswith((".", "!"))
     assert done.stdout == ""
     return done.stderr
 
@@ -215,7 +216,16 @@ def test_killed_server_starts_again(tmp_path: Path) -> None:
 
 def test_data_directory_in_use(tmp_path: Path) -> None:
     with DevServer(tmp_path / "data"):
-        assert "metadata.db" in error_line(run("dev", "--data-dir", str(tmp_path / "data"), "--port", "0"))
+        line = error_line(run("dev", "--data-dir", str(tmp_path / "data"), "--port", "0"))
+        assert f"the data directory {tmp_path / 'data'} is in use" in line and line.endswith("another --data-dir.\n")
+        assert "Error" not in line and "InUse" not in line and "sqlite" not in line
+        line = error_line(
+            run("coordinator", "--store", f"sqlite:///{tmp_path / 'data' / 'metadata.db'}", "--port", "0")
+        )
+        assert "stop that process" in line and "InUse" not in line
+        broker = ("broker", "--store", "memory://", "--data-dir", str(tmp_path / "data" / "broker"), "--port", "0")
+        line = error_line(run(*broker))
+        assert "StorageLocked" not in line and line.endswith("another --data-dir.\n")
 
 
 @pytest.mark.parametrize("option", ["--port", "--broker-port"])
@@ -232,7 +242,9 @@ def test_port_in_use(tmp_path: Path, option: str) -> None:
 @pytest.mark.parametrize("url", ["nonsense", "redis://localhost", "sqlite:///", "etcd://127.0.0.1:9"])
 def test_wrong_store(tmp_path: Path, url: str) -> None:
     for command in (["dev", "--port", "0", "--data-dir", str(tmp_path)], ["coordinator", "--port", "0"]):
-        assert url.partition(":")[0] in error_line(run(*command, "--store", url))
+        line = error_line(run(*command, "--store", url))
+        assert url.partition(":")[0] in line and re.search(r"[.)?] (Give|Check) [^.]+\.$", line)
+        assert not re.search(r"Store[A-Z]\w+:|\w+Error:", line), "a class name is nothing to a user"
 
 
 def test_store_is_needed(tmp_path: Path) -> None:
@@ -240,6 +252,17 @@ def test_store_is_needed(tmp_path: Path) -> None:
     assert "--data-dir" in error_line(run("broker", "--store", "memory://"))
     (tmp_path / "file").write_text("")
     assert "--data-dir" in error_line(run("dev", "--data-dir", str(tmp_path / "file")))
+
+
+@pytest.mark.parametrize("state", ["open", "OPEN", "Open"])
+def test_states_in_either_case(cli: Run, state: str) -> None:
+    assert cli("txn", "list", "--state", state, "--limit", "1").returncode == 0
+
+
+def test_a_key_needs_no_epoch(ask: Callable[..., Any]) -> None:
+    key = f"key-{uuid.uuid4().hex[:12]}"
+    assert ask("txn", "begin", "--key", key)["epoch"] == 0
+    assert "needs --epoch" not in run("txn", "begin", "--help").stdout
 
 
 def test_help_without_arguments() -> None:
