@@ -13,13 +13,24 @@ from coordinator.settling import Overtaken
 from metastore.errors import MetastoreError, OutcomeUnknown
 from service.problems import ErrorCode, ServiceError
 
+ACTION_AFTER_BEGIN = (
+    "Read this transaction and use it if it is there; otherwise begin another one: this one times out by itself."
+)
+
 
 class Doubt:
-    """A block in which a store error becomes OUTCOME_UNKNOWN while a reply is lost. `members` go into the answer."""
+    """A block in which a store error becomes OUTCOME_UNKNOWN while a reply is lost.
 
-    def __init__(self, **members: str) -> None:
+    `action` is what the caller shall do then, and `members` go into the answer.
+    """
+
+    def __init__(self, action: str | None = None, **members: str) -> None:
+        self._action = action
         self._members = members
         self.lost = False
+
+    def about(self, **members: str) -> None:
+        self._members |= members
 
     def note(self, overtaken: Overtaken) -> None:
         self.lost = self.lost or overtaken.perhaps_ours
@@ -30,7 +41,7 @@ class Doubt:
 
     def unknown(self, cause: BaseException) -> ServiceError:
         detail = f"a reply of the store was lost: {cause}"
-        return ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, action=None, **self._members)
+        return ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, action=self._action, **self._members)
 
     def __enter__(self) -> Self:
         return self

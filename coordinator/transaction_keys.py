@@ -25,7 +25,7 @@ from coordinator.api.models import (
     TransactionKeyInfo,
 )
 from coordinator.decisions import Decisions, aborted
-from coordinator.doubt import Doubt
+from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.id_blocks import IdBlocks
 from coordinator.settling import Overtaken
 from metastore.txn import store as txn_records
@@ -66,7 +66,7 @@ class TransactionKeys:
         Raises NOT_ALLOWED for a stale epoch or a session that was taken over from, OUTCOME_UNKNOWN.
         """
         fenced: TransactionRecords | None = None
-        with Doubt(transaction_key=key) as doubt:
+        with Doubt("Connect again, with -1 or with the epoch that the key has now.", transaction_key=key) as doubt:
             while True:
                 held = await read_key(self._store, request.owner, key)
                 holder = await self._held_transaction(held.value)
@@ -92,7 +92,7 @@ class TransactionKeys:
     def _bumped(self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None) -> TransactionKey:
         """The record after this connection: it still holds a prepared transaction, and no other one."""
         old = held.value
-        fenced = old.fenced_sessions if old else ()
+        fenced = (old.fenced_sessions if old else None) or ()
         if old and old.session and old.session != request.session:
             fenced = (*fenced, old.session)[-FENCED_SESSIONS_KEPT:]
         return TransactionKey(
@@ -101,7 +101,7 @@ class TransactionKeys:
             txn_id=str(holder.txn_id) if holder and holder.prepared_record else None,
             last_version=old.last_version if old else None,
             session=request.session,
-            fenced_sessions=fenced,
+            fenced_sessions=fenced or None,
         )
 
     # -- begin ---------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class TransactionKeys:
         waits for its decision, OUTCOME_UNKNOWN.
         """
         txn_id: TxnId | None = None
-        with Doubt(transaction_key=key) as doubt:
+        with Doubt(_action_after_begin(request), transaction_key=key) as doubt:
             while True:
                 if doubt.lost and txn_id and (landed := await TxnStore(self._store).read(txn_id)):
                     return Begun(answers.describe_records(landed), created=True)
@@ -128,6 +128,7 @@ class TransactionKeys:
                 if predecessor and predecessor.prepared_record:
                     raise _prepared_predecessor(predecessor, key)
                 txn_id = txn_id or await self._ids.next()
+                doubt.about(txn_id=str(txn_id))
                 header = self._new_header(request, epoch)
                 batch = txn_records.begin(self._store.batch(), txn_id, header)
                 held.write(batch, self._holding(held, txn_id, epoch))
@@ -164,7 +165,7 @@ class TransactionKeys:
 
         Deleting it again succeeds and changes nothing. Raises NOT_FOUND when it was never used, OUTCOME_UNKNOWN.
         """
-        with Doubt(transaction_key=key) as doubt:
+        with Doubt("Delete the key again: repeating it is harmless.", transaction_key=key) as doubt:
             while True:
                 held = await read_key(self._store, owner, key)
                 old = held.value
@@ -242,7 +243,7 @@ def _refuse_connection(held: KeyRecord, request: ConnectRequest, doubt: Doubt) -
 
 def _refuse_fenced_session(held: KeyRecord, request: ConnectRequest) -> None:
     current = held.value
-    if current and request.session is not None and request.session in current.fenced_sessions:
+    if current and request.session is not None and request.session in (current.fenced_sessions or ()):
         raise answers.not_allowed(
             f"session {request.session!r} was taken over from: a newer connection holds transaction key {held.key!r}",
             action="Stop; a newer process does this work.",
@@ -259,6 +260,12 @@ def _refuse_other_epoch(held: KeyRecord, epoch: int) -> None:
             transaction_key=held.key,
             current_epoch=live.epoch if live else None,
         )
+
+
+def _action_after_begin(request: BeginRequest) -> str:
+    if request.version is not None:
+        return "Begin again with the same version: it finds the transaction if it was begun."
+    return ACTION_AFTER_BEGIN
 
 
 def _epoch_to_begin(held: KeyRecord, request: BeginRequest) -> int:

@@ -18,7 +18,7 @@ import structlog
 from coordinator import answers
 from coordinator.api.models import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
 from coordinator.decisions import Decisions, KeyMovedOn, aborted, committed
-from coordinator.doubt import Doubt
+from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.settling import Clock, Overtaken, Settling
@@ -89,7 +89,7 @@ class Transactions:
             properties=request.properties,
         )
         batch = txn_records.begin(self.store.batch(), txn_id, header)
-        with Doubt(txn_id=str(txn_id)) as doubt:
+        with Doubt(ACTION_AFTER_BEGIN, txn_id=str(txn_id)) as doubt:
             try:
                 revision = (await self._settling.apply(batch)).revision
             except Overtaken as overtaken:

@@ -61,10 +61,20 @@ class Prepared(JsonRecord):
     deadline_ms: int
 
 
+_WRITERS: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
+
+
 class RememberedWriters(JsonRecord):
-    """`/txn-writers/<txnId>`: writers that count, remembered before the commit."""
+    """`/txn-writers/<txnId>`: writers that count, remembered before the commit. Stored as a plain list."""
 
     writers: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        return _WRITERS.dump_json(self.writers)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        return cls(writers=_WRITERS.validate_json(value))
 
 
 class WriteOp(JsonRecord):
@@ -111,7 +121,7 @@ class TransactionKey(JsonRecord):
     txn_id: str | None = None
     last_version: int | None = None
     session: str | None = None
-    fenced_sessions: tuple[str, ...] = ()
+    fenced_sessions: tuple[str, ...] | None = None
     deleted: bool | None = None
 
 

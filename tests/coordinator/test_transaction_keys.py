@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from coordinator.api.models import BeginRequest, ConnectAnswer, ConnectRequest, TransactionHeader
 from coordinator.transaction_keys import FENCED_SESSIONS_KEPT, Begun, TransactionKeys
 from coordinator.transactions import Transactions
+from metastore.backends.memory import MemoryStore
+from metastore.txn import paths
 from metastore.txn.key_records import read_key
 from service.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, id_of, refusal
@@ -230,6 +234,19 @@ async def test_a_session_that_was_taken_over_from_stays_out(keys: TransactionKey
     assert (await connect(keys, session="run-2")).epoch == 1
     assert (await connect(keys)).epoch == 2, "a connection without a name takes over too"
     await refusal(connect(keys, session="run-2"), ErrorCode.NOT_ALLOWED)
+
+
+async def test_a_key_without_sessions_stores_none(
+    transactions: Transactions, keys: TransactionKeys, truth: MemoryStore
+) -> None:
+    """DESIGN §4: epoch, txn_id?, last_version?, updated_ms, deleted?"""
+    await connect(keys)
+    header = await opened(transactions)
+    await connect(keys)
+    await keys.delete(KEY)
+    (record,) = (await truth.scan(paths.TRANSACTION_KEYS)).records
+    assert set(json.loads(record.value)) == {"epoch", "updated_ms", "deleted"}
+    assert (await transactions.get(id_of(header))).state == "ABORTED"
 
 
 async def test_the_last_fenced_sessions_are_remembered(keys: TransactionKeys) -> None:
