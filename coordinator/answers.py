@@ -20,12 +20,19 @@ from service.problems import ErrorCode, ServiceError
 def describe(
     txn_id: TxnId, header: Header, revision: Revision, *, deadline_ms: int | None = None, prepared: bool = False
 ) -> TransactionHeader:
-    """The public form of a header. `deadline_ms` is the one in force, for an open transaction that has moved it."""
+    """The public form of a header. `deadline_ms` is the one in force, for an open transaction that has moved it.
+
+    A final one has none: a keep-alive may have moved it, and what that wrote is gone since the decision.
+    """
+    if header.state.final:
+        deadline_ms = None
+    elif deadline_ms is None:
+        deadline_ms = header.timeout_ms
     return TransactionHeader(
         txn_id=str(txn_id),
         state=header.state.value,
         created_ms=header.created_ms,
-        deadline_ms=header.timeout_ms if deadline_ms is None else deadline_ms,
+        deadline_ms=deadline_ms,
         finalized_ms=header.finalized_ms,
         owner=header.owner,
         transaction_key=header.key,

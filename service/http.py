@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -17,9 +18,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreFull
+from service.openapi import documented_app
+from service.openapi import problems as problems
 from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
+from service.text import no_control_characters
 
 RETRY_AFTER_SECONDS = 1
+_BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 _CONTENT_TYPE = b"content-type"
 _NOT_CHOSEN = (b"", b"application/x-www-form-urlencoded")
 log = structlog.get_logger()
@@ -28,6 +33,8 @@ log = structlog.get_logger()
 def _unquote_segment(value: object) -> object:
     """Path parameters arrive percent-encoded (see `RawPath`)."""
     if isinstance(value, str):
+        if _BROKEN_ESCAPE.search(value):
+            raise ValueError("has a % that two hex digits do not follow; a % itself is sent as %25")
         try:
             return unquote(value, errors="strict")
         except UnicodeDecodeError:
@@ -35,13 +42,7 @@ def _unquote_segment(value: object) -> object:
     return value
 
 
-def _no_control_characters(value: str) -> str:
-    if any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in value):
-        raise ValueError("must not hold control characters")
-    return value
-
-
-PathText = Annotated[str, BeforeValidator(_unquote_segment), AfterValidator(_no_control_characters)]
+PathText = Annotated[str, BeforeValidator(_unquote_segment), AfterValidator(no_control_characters)]
 """A path parameter: any UTF-8 name, percent-encoded as one path segment."""
 
 
@@ -95,18 +96,9 @@ def _field_of(error: dict[str, Any]) -> str:
     return ".".join(where[1:]) or where[0]
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For `responses=`: the error answers of an endpoint, each with the codes of the contract it may carry."""
-    documented: dict[int | str, dict[str, Any]] = {}
-    for status in statuses:
-        codes = [code for code, kind in KINDS.items() if kind.status == status]
-        documented[status] = {"model": Problem, "description": " or ".join(codes), "content": {MEDIA_TYPE: {}}}
-    return documented
-
-
 def create_app(title: str, description: str, version: str, registry: CollectorRegistry) -> FastAPI:
     """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`."""
-    app = FastAPI(title=title, description=description, version=version, redoc_url=None)
+    app = documented_app(title=title, description=description, version=version)
     app.add_middleware(RawPath)
 
     @app.exception_handler(ServiceError)
@@ -123,10 +115,13 @@ def create_app(title: str, description: str, version: str, registry: CollectorRe
         return problem_response(from_store(error).problem())
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         field = _field_of(first)
         message = str(first["msg"]).removeprefix("Value error, ")
+        media_type = request.headers.get("content-type", "")
+        if field == "body" and isinstance(first["input"], bytes):  # FastAPI parses nothing but JSON
+            message = f"JSON is expected: send it as Content-Type: application/json, not as {media_type}"
         return problem_response(ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {message}", field=field).problem())
 
     @app.exception_handler(HTTPException)

@@ -13,21 +13,35 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
-from service.http import problems
-from service.models import Cluster, Health, Process
+from service.models import Cluster, Health, Liveness, Process
+from service.openapi import problems
+from service.problems import ErrorCode
 
 READY_WITHIN_SECONDS = 5
+_NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})
 
 
 def add_operations(app: FastAPI, store: MetadataStore, waiting_for: Callable[[], dict[str, str]]) -> None:
     """`waiting_for` names what is not recovered yet, and why; empty when this process is ready."""
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["operations"])
-    async def healthz() -> Health:
+    async def healthz() -> Liveness:
         """The process runs. Says nothing about the store: see `/readyz`."""
-        return Health(ready=True)
+        return Liveness()
 
-    @app.get("/readyz", tags=["operations"], responses={503: {"model": Health}})
+    @app.get(
+        "/readyz",
+        tags=["operations"],
+        response_model=Health,
+        responses={
+            503: {
+                "model": Health,
+                "description": "Something is missing",
+                "content": {"application/json": {"example": _NOT_READY.model_dump()}},
+            }
+        },
+    )
     async def readyz() -> Response:
         """200 when the store answers and everything this process owns is recovered; else 503."""
         missing = dict(waiting_for())
@@ -39,7 +53,7 @@ def add_operations(app: FastAPI, store: MetadataStore, waiting_for: Callable[[],
         health = Health(ready=not missing, waiting_for=missing)
         return JSONResponse(health.model_dump(), status_code=503 if missing else 200)
 
-    @app.get("/v1/cluster", tags=["operations"], responses=problems(503))
+    @app.get("/v1/cluster", tags=["operations"], responses=problems(ErrorCode.STORE_UNAVAILABLE))
     async def cluster() -> Cluster:
         """Every coordinator and broker, so that a client needs to know one URL."""
         coordinators = await _processes(store, paths.COORDINATORS)

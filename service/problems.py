@@ -50,10 +50,12 @@ KINDS: dict[ErrorCode, ErrorKind] = {
         404, "Transaction not found", "Check the id; a finished transaction is forgotten after the retention time."
     ),
     ErrorCode.INVALID_TXN_STATE: ErrorKind(
-        409, "Transaction already decided the other way", "Read the transaction; its decision is final."
+        409, "Transaction already decided", "Read the transaction; its decision is final."
     ),
     ErrorCode.TXN_CONFLICT: ErrorKind(
-        409, "Transaction conflict", "Abort this transaction and do its work again in a new one."
+        409,
+        "Transaction conflict",
+        "This transaction takes no more operations: read its state, and do the work in a new one.",
     ),
     ErrorCode.EXPIRED_TRANSACTION: ErrorKind(
         409, "Transaction expired", "Begin a new transaction; this one was aborted by timeout or by a newer owner."
@@ -93,7 +95,7 @@ class Problem(BaseModel):
             "example": {
                 "type": "about:blank",
                 "status": 409,
-                "title": "Transaction already decided the other way",
+                "title": "Transaction already decided",
                 "detail": "transaction 0000000000000000000000000000002a was COMMITTED at 1767225600000",
                 "code": "INVALID_TXN_STATE",
                 "retriable": False,

@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from service.models import Cluster as Cluster
 from service.models import Process as Process
+from service.models import example
+from service.text import no_control_characters
 
 MAX_TIMEOUT_MS = 86_400_000
 MAX_WRITERS = 10_000
@@ -17,12 +19,16 @@ MAX_NUMBER = 2**53 - 1
 
 
 MAX_KEY_LENGTH = 512
-
-
-def no_control_characters(value: str) -> str:
-    if any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in value):
-        raise ValueError("must not hold control characters")
-    return value
+_TXN_ID = "0000000000000000000000000000002a"
+_SEGMENT_KEY = "segment%3A%2F%2Fpublic%2Fdefault%2Forders%2F0000-ffff-0"
+_KEY = {
+    "key": "nightly",
+    "owner": "billing",
+    "epoch": 4,
+    "txn_id": _TXN_ID,
+    "last_version": 41,
+    "updated_ms": 1767225600000,
+}
 
 
 def valid_key(value: str) -> str:
@@ -52,6 +58,10 @@ class Request(BaseModel):
 class BeginRequest(Request):
     """`timeout_ms` is a duration."""
 
+    model_config = example(
+        timeout_ms=60_000, owner="billing", transaction_key="nightly", epoch=3, version=42, properties={"job": "load"}
+    )
+
     timeout_ms: TimeoutMs = 60_000
     owner: Name | None = None
     transaction_key: TransactionKeyName | None = None
@@ -61,23 +71,41 @@ class BeginRequest(Request):
 
 
 class CommitRequest(Request):
+    """`writers` are those that count; without it the remembered ones, else all."""
+
+    model_config = example(writers=["task-0-attempt-1", "task-1-attempt-0"])
+
     writers: Writers | None = None
 
 
 class AbortRequest(Request):
+    """`force` is an administrator's word: it ends a prepared transaction too."""
+
+    model_config = example(reason="the input was wrong", force=False)
+
     reason: Annotated[str, Field(max_length=1024)] | None = None
     force: bool = False
 
 
 class WritersRequest(Request):
+    model_config = example(add=["task-0-attempt-1"])
+
     add: Writers
 
 
 class KeepAliveRequest(Request):
+    """`timeout_ms` is a duration, from now."""
+
+    model_config = example(timeout_ms=60_000)
+
     timeout_ms: TimeoutMs
 
 
 class PrepareRequest(Request):
+    """`prepared_timeout_ms` is a duration, from now."""
+
+    model_config = example(prepared_timeout_ms=3_600_000)
+
     prepared_timeout_ms: TimeoutMs | None = None
 
 
@@ -88,23 +116,18 @@ class ConnectRequest(Request):
     and a session that was taken over from can never connect again.
     """
 
+    model_config = example(epoch=-1, owner="billing", session="run-2")
+
     epoch: Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
     owner: Name | None = None
     session: Name | None = None
 
 
 class TransactionHeader(BaseModel):
-    """A transaction as every verb answers it."""
+    """A transaction as every verb answers it. `deadline_ms` is the deadline in force, of an open one only."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "example": {
-                "txn_id": "0000000000000000000000000000002a",
-                "state": "OPEN",
-                "created_ms": 1767225600000,
-                "deadline_ms": 1767225660000,
-            }
-        }
+    model_config = example(
+        txn_id=_TXN_ID, state="OPEN", created_ms=1767225600000, deadline_ms=1767225660000, revision=1042
     )
 
     txn_id: str | None = None
@@ -126,6 +149,19 @@ class TransactionHeader(BaseModel):
 
 
 class TransactionPage(BaseModel):
+    model_config = example(
+        items=[
+            {
+                "txn_id": _TXN_ID,
+                "state": "COMMITTED",
+                "created_ms": 1767225600000,
+                "finalized_ms": 1767225601500,
+                "revision": 1043,
+            }
+        ],
+        next_page_token=None,
+    )
+
     items: list[TransactionHeader]
     next_page_token: str | None = None
 
@@ -145,11 +181,30 @@ class Operation(BaseModel):
 
 
 class OperationPage(BaseModel):
+    model_config = example(
+        items=[
+            {
+                "key": f"/txn-op/{_TXN_ID}/{_SEGMENT_KEY}:w:{1:020d}:{1:020d}",
+                "kind": "write",
+                "segment": "segment://public/default/orders/0000-ffff-0",
+                "after": "7:11",
+                "count": 100,
+                "writer": "task-0-attempt-1",
+                "sequence": 0,
+            }
+        ],
+        next_page_token=None,
+    )
+
     items: list[Operation]
     next_page_token: str | None = None
 
 
 class ConnectAnswer(BaseModel):
+    """The new epoch, what the connection before had open, and the last version that was committed."""
+
+    model_config = example(epoch=4, aborted_txn_id=_TXN_ID, last_version=41)
+
     epoch: int
     aborted_txn_id: str | None = None
     prepared_txn_id: str | None = None
@@ -157,6 +212,8 @@ class ConnectAnswer(BaseModel):
 
 
 class TransactionKeyInfo(BaseModel):
+    model_config = example(**_KEY)
+
     key: str
     owner: str | None = None
     epoch: int
@@ -168,6 +225,8 @@ class TransactionKeyInfo(BaseModel):
 class DeletedTransactionKey(BaseModel):
     """What deleting a key left behind: its epoch never repeats, and `last_version` still counts as committed."""
 
+    model_config = example(key="nightly", owner="billing", epoch=4, last_version=41, aborted_txn_id=_TXN_ID)
+
     key: str
     owner: str | None = None
     epoch: int
@@ -176,5 +235,7 @@ class DeletedTransactionKey(BaseModel):
 
 
 class TransactionKeyPage(BaseModel):
+    model_config = example(items=[_KEY], next_page_token=None)
+
     items: list[TransactionKeyInfo]
     next_page_token: str | None = None

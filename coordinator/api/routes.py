@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from coordinator.api.models import (
@@ -28,13 +29,18 @@ from coordinator.api.models import (
     WritersRequest,
     valid_key,
 )
-from coordinator.api.openapi import ALWAYS, ENDS, WRITES, refusals
 from coordinator.listings import Filter, Listings
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
 from coordinator.transactions import Transactions
 from metastore.txn.ids import TxnId
 from service.http import PathText
+from service.openapi import problems
 from service.problems import ErrorCode
+
+ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
+WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)
+ENDS = (*WRITES, ErrorCode.TXN_NOT_FOUND, ErrorCode.INVALID_TXN_STATE, ErrorCode.EXPIRED_TRANSACTION)
+"""What an endpoint of a kind can refuse with."""
 
 
 def _txn_id(text: str) -> str:
@@ -77,6 +83,11 @@ class OwnerQuery(BaseModel):
     owner: Name | None = None
 
 
+def _page(page: TransactionPage | OperationPage | TransactionKeyPage) -> Response:
+    """The items without what they lack, and always `next_page_token`: null says that this is the last page."""
+    return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
+
+
 def transaction_routes(transactions: Transactions, listings: Listings) -> APIRouter:
     router = APIRouter(prefix="/v1/txns", tags=["transactions"])
 
@@ -84,7 +95,7 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
         "",
         status_code=201,
         response_model_exclude_none=True,
-        responses=refusals(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
+        responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
         | {200: {"model": TransactionHeader, "description": "The same transaction is open, or its version committed"}},
     )
     async def begin(response: Response, body: BeginRequest | None = None) -> TransactionHeader:
@@ -97,8 +108,8 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
         response.status_code = 201 if begun.created else 200
         return begun.header
 
-    @router.get("", response_model_exclude_none=True, responses=refusals(*ALWAYS))
-    async def list_transactions(query: Annotated[TransactionQuery, Query()]) -> TransactionPage:
+    @router.get("", response_model=TransactionPage, responses=problems(*ALWAYS))
+    async def list_transactions(query: Annotated[TransactionQuery, Query()]) -> Response:
         """Transactions that match every filter. A page may hold fewer than `limit` and still have a next one."""
         wanted = Filter(
             state=query.state,
@@ -107,47 +118,47 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
             transaction_key=query.transaction_key,
             owner=query.owner,
         )
-        return await listings.transactions(wanted, query.limit, query.page_token)
+        return _page(await listings.transactions(wanted, query.limit, query.page_token))
 
-    @router.get("/{txn_id}", response_model_exclude_none=True, responses=refusals(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
+    @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath) -> TransactionHeader:
         """The state of a transaction, now."""
         return await transactions.get(TxnId.parse(txn_id))
 
-    @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=refusals(*ENDS, ErrorCode.NOT_ALLOWED))
+    @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.NOT_ALLOWED))
     async def commit(txn_id: TxnIdPath, body: CommitRequest | None = None) -> TransactionHeader:
         """Commit. Repeating it succeeds, with a list of `writers` only with the same one."""
         return await transactions.commit(TxnId.parse(txn_id), body.writers if body else None)
 
-    @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=refusals(*ENDS))
+    @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=problems(*ENDS))
     async def abort(txn_id: TxnIdPath, body: AbortRequest | None = None) -> TransactionHeader:
         """Abort. Repeating it succeeds, and so does aborting what has timed out or was fenced."""
         body = body or AbortRequest()
         return await transactions.abort(TxnId.parse(txn_id), body.reason, force=body.force)
 
     @router.post(
-        "/{txn_id}/writers", response_model_exclude_none=True, responses=refusals(*ENDS, ErrorCode.TXN_CONFLICT)
+        "/{txn_id}/writers", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
     async def add_writers(txn_id: TxnIdPath, body: WritersRequest) -> TransactionHeader:
         """Remember writers that count; a commit without `writers` uses that list."""
         return await transactions.add_writers(TxnId.parse(txn_id), body.add)
 
     @router.post(
-        "/{txn_id}/keep-alive", response_model_exclude_none=True, responses=refusals(*ENDS, ErrorCode.TXN_CONFLICT)
+        "/{txn_id}/keep-alive", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
     async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest) -> TransactionHeader:
         """Move the deadline to `timeout_ms` from now."""
         return await transactions.keep_alive(TxnId.parse(txn_id), body.timeout_ms)
 
-    @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=refusals(*ENDS))
+    @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=problems(*ENDS))
     async def prepare(txn_id: TxnIdPath, body: PrepareRequest | None = None) -> TransactionHeader:
         """First phase of an external two-phase commit: from now on only commit or abort."""
         return await transactions.prepare(TxnId.parse(txn_id), body.prepared_timeout_ms if body else None)
 
-    @router.get("/{txn_id}/ops", response_model_exclude_none=True, responses=refusals(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
-    async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()]) -> OperationPage:
+    @router.get("/{txn_id}/ops", response_model=OperationPage, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
+    async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()]) -> Response:
         """Operation records that no participant has cleaned up yet."""
-        return await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token)
+        return _page(await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token))
 
     return router
 
@@ -160,23 +171,23 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
     @router.post(
         "/v1/transaction-keys/{key}/connect",
         response_model_exclude_none=True,
-        responses=refusals(*WRITES, ErrorCode.NOT_ALLOWED),
+        responses=problems(*WRITES, ErrorCode.NOT_ALLOWED),
     )
     async def connect(key: KeyPath, body: ConnectRequest) -> ConnectAnswer:
         """Become the only connection of a key: the epoch grows, and what the one before had open is aborted."""
         return await keys.connect(key, body)
 
-    @router.get(admin, response_model_exclude_none=True, responses=refusals(*ALWAYS))
-    async def list_keys(query: Annotated[KeyListQuery, Query()]) -> TransactionKeyPage:
+    @router.get(admin, response_model=TransactionKeyPage, responses=problems(*ALWAYS))
+    async def list_keys(query: Annotated[KeyListQuery, Query()]) -> Response:
         """Keys in use, of one owner or of all."""
-        return await listings.transaction_keys(query.owner, query.limit, query.page_token)
+        return _page(await listings.transaction_keys(query.owner, query.limit, query.page_token))
 
-    @router.get(admin + "/{key}", response_model_exclude_none=True, responses=refusals(*ALWAYS, ErrorCode.NOT_FOUND))
+    @router.get(admin + "/{key}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.NOT_FOUND))
     async def get_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> TransactionKeyInfo:
         """One key: its epoch and the transaction it holds."""
         return await keys.get(key, query.owner)
 
-    @router.delete(admin + "/{key}", response_model_exclude_none=True, responses=refusals(*WRITES, ErrorCode.NOT_FOUND))
+    @router.delete(admin + "/{key}", response_model_exclude_none=True, responses=problems(*WRITES, ErrorCode.NOT_FOUND))
     async def delete_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> DeletedTransactionKey:
         """Remove a key and abort what it holds. Its epochs never repeat, and committed versions stay committed."""
         return await keys.delete(key, query.owner)

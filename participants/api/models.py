@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from service.models import example
 from service.text import encodable, no_control_characters
 
 FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
@@ -31,6 +32,19 @@ HASH_RANGE_END = 0xFFFF
 Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[str, AfterValidator(no_control_characters)]
 Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]
+
+
+_TXN_ID = "0000000000000000000000000000002a"
+_SEGMENT = "segment://public/default/orders/0000-ffff-0"
+_URL = "http://127.0.0.1:8471"
+_TOPIC: dict[str, Any] = {
+    "name": "public/default/orders",
+    "schema": None,
+    "segments": [
+        {"segment": _SEGMENT, "range": [0, 65535], "state": "active", "parents": [], "children": [], "owner": _URL}
+    ],
+}
+_FIRST_MESSAGE = "WyJzZWdtZW50Oi8vcHVibGljL2RlZmF1bHQvb3JkZXJzLzAwMDAtZmZmZi0wIiwiNzoxMiIsMF0"
 
 
 def hash_of_key(key: str) -> int:
@@ -71,6 +85,12 @@ class TopicSchema(BaseModel):
 
 
 class CreateTopicRequest(Request):
+    model_config = example(
+        name="orders",
+        segments=4,
+        schema={"fields": [{"name": "id", "type": "int64"}, {"name": "at", "type": "timestamp[us]"}]},
+    )
+
     name: Annotated[Name, Field(min_length=1, max_length=512)]
     segments: Annotated[int, Field(ge=1, le=MAX_SEGMENTS)] = 1
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
@@ -88,7 +108,7 @@ class SegmentInfo(BaseModel):
 
 
 class TopicInfo(BaseModel):
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True) | example(**_TOPIC)
 
     name: str
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
@@ -96,6 +116,8 @@ class TopicInfo(BaseModel):
 
 
 class TopicPage(BaseModel):
+    model_config = example(items=[_TOPIC], next_page_token=None)
+
     items: list[TopicInfo]
     next_page_token: str | None = None
 
@@ -110,6 +132,22 @@ class OpenTransaction(BaseModel):
 
 class SegmentDetail(BaseModel):
     """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 stands before the first one."""
+
+    model_config = example(
+        segment=_SEGMENT,
+        topic="public/default/orders",
+        state="active",
+        owner=_URL,
+        generation=1,
+        first_position="7:0",
+        last_position="7:12",
+        max_read_position="7:11",
+        pinned_by=_TXN_ID,
+        open_transactions=[{"txn_id": _TXN_ID, "max_read_position": "7:11", "since_ms": 1767225600000}],
+        aborted_count=0,
+        entries=13,
+        size_bytes=4096,
+    )
 
     segment: str
     topic: str
@@ -127,6 +165,10 @@ class SegmentDetail(BaseModel):
 
 
 class PublishAnswer(BaseModel):
+    """Where the entry stands; `duplicate` when an earlier attempt has put it there."""
+
+    model_config = example(position="7:12", duplicate=False)
+
     position: str
     duplicate: bool = False
 
@@ -157,12 +199,25 @@ class Message(Request):
 
 
 class PublishMessagesRequest(Request):
+    model_config = example(
+        messages=[
+            {"key": "7", "value": {"id": 7}, "properties": {"source": "web"}},
+            {"key": "8", "value_base64": "aGVsbG8="},
+        ],
+        producer="curl-1",
+        sequence=0,
+    )
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
     producer: Annotated[Name, Field(min_length=1, max_length=256)] | None = None
     sequence: Annotated[int, Field(ge=0, le=2**53 - 1)] | None = None
 
 
 class PublishMessagesAnswer(BaseModel):
+    """In the order sent."""
+
+    model_config = example(message_ids=[_FIRST_MESSAGE])
+
     message_ids: list[str]
 
 
@@ -177,6 +232,24 @@ class ReadMessage(BaseModel):
 
 
 class ReadMessagesAnswer(BaseModel):
+    """Go on behind these at `next`; `revision` is the one a snapshot was taken at."""
+
+    model_config = example(
+        messages=[
+            {
+                "message_id": _FIRST_MESSAGE,
+                "key": "7",
+                "value": {"id": 7},
+                "value_base64": None,
+                "properties": {"source": "web"},
+                "publish_ms": 1767225600000,
+                "txn_id": _TXN_ID,
+            }
+        ],
+        next="W3sic2VnbWVudDovL3B1YmxpYy9kZWZhdWx0L29yZGVycy8wMDAwLWZmZmYtMCI6WyI3OjEyIiwwXX0sbnVsbF0",
+        revision=None,
+    )
+
     messages: list[ReadMessage]
     next: str
     revision: int | None = None

@@ -61,7 +61,7 @@ async def test_the_life_of_a_transaction(http: httpx.AsyncClient) -> None:
     decided = (await http.post(f"{txn}/commit")).json()
     assert (decided["state"], decided["writers"], "prepared" in decided) == ("COMMITTED", ["w"], False)
     assert (await http.get(txn)).json() == decided
-    assert (await http.get(f"{txn}/ops")).json() == {"items": []}
+    assert (await http.get(f"{txn}/ops")).json() == {"items": [], "next_page_token": None}
 
 
 @pytest.mark.parametrize("verb", ["commit", "abort", "prepare"])
@@ -149,6 +149,9 @@ BAD_BODIES = [
     (b'{"transaction_key": "a&b"}', "transaction_key"),
     (b'{"transaction_key": ""}', "transaction_key"),
     (b'{"transaction_key": "a\\nb"}', "transaction_key"),
+    (b'{"transaction_key": "\\ud800"}', "transaction_key"),
+    (b'{"properties": {"x": "\\udfff"}}', "properties.x"),
+    (b'{"\\ud800": 1}', "body"),
     (b'{"transaction_key": "' + b"k" * 513 + b'"}', "transaction_key"),
     (b'{"transaction_key": "k", "epoch": -1}', "epoch"),
     (b'{"transaction_key": "k", "version": 9007199254740992}', "version"),
@@ -176,7 +179,10 @@ async def test_bad_begins_name_the_field_and_change_nothing(
         ("commit", {"writers": [""]}, "writers.0"),
         ("commit", {"writers": ["w"] * 10_001}, "writers"),
         ("commit", {"writer": ["w"]}, "writer"),
+        ("commit", {"writers": ["\ud800"]}, "writers.0"),
         ("abort", {"reason": 5}, "reason"),
+        ("abort", {"reason": "\ud800"}, "reason"),
+        ("writers", {"add": ["\ud800"]}, "add.0"),
         ("abort", {"force": "yes"}, "force"),
         ("writers", {}, "add"),
         ("writers", None, "body"),
@@ -199,7 +205,9 @@ async def test_bad_verbs_name_the_field_and_change_nothing(
     assert await store.current_revision() == revision
 
 
-@pytest.mark.parametrize("txn_id", ["x", "0" * 31, "0" * 33, "A" * 32, "%FF", "٠" * 32, "%2E%2E", "0" * 31 + "%0A"])
+@pytest.mark.parametrize(
+    "txn_id", ["x", "%zz", "%", "0" * 31, "0" * 33, "A" * 32, "%FF", "٠" * 32, "%2E%2E", "0" * 31 + "%0A"]
+)
 async def test_a_malformed_id_is_named(http: httpx.AsyncClient, txn_id: str) -> None:
     for response in (
         await http.get(f"/v1/txns/{txn_id}"),
@@ -233,7 +241,8 @@ async def test_lists_over_http(http: httpx.AsyncClient) -> None:
     assert [item["txn_id"] for item in page["items"]] == [first]
     params = {"state": "OPEN", "owner": "ö/&?", "limit": 1, "page_token": page["next_page_token"]}
     rest = (await http.get("/v1/txns", params=params)).json()
-    assert [item["txn_id"] for item in rest["items"]] == [second] and "next_page_token" not in rest
+    assert [item["txn_id"] for item in rest["items"]] == [second]
+    assert rest["next_page_token"] is None and "finalized_ms" not in rest["items"][0]
 
 
 @pytest.mark.parametrize("key", ["plain", "public/default/orders", "ключ 🔑", "..", "%", "a+b?c#d", "x" * 512])
@@ -245,12 +254,12 @@ async def test_any_key_is_one_path_segment(http: httpx.AsyncClient, key: str) ->
     admin = f"/admin/v2/transactions/transaction-keys/{path}?owner=%C3%B6"
     assert (await http.get(admin)).json() == {"key": key, "owner": "ö", "epoch": 0, "updated_ms": START_MS}
     listed = (await http.get("/admin/v2/transactions/transaction-keys?owner=%C3%B6")).json()
-    assert [item["key"] for item in listed["items"]] == [key]
+    assert [item["key"] for item in listed["items"]] == [key] and listed["next_page_token"] is None
     assert (await http.delete(admin)).json() == {"key": key, "owner": "ö", "epoch": 0}
     problem(await http.get(admin), ErrorCode.NOT_FOUND)
 
 
-@pytest.mark.parametrize("key", ["a%26b", "a%00b", "%C2%85", "%FF", "%ED%A0%80", "x" * 513])
+@pytest.mark.parametrize("key", ["a%26b", "a%00b", "%zz", "100%", "%2", "%C2%85", "%FF", "%ED%A0%80", "x" * 513])
 async def test_bad_keys_are_named(http: httpx.AsyncClient, key: str) -> None:
     for response in (
         await http.post(f"/v1/transaction-keys/{key}/connect", json={"epoch": -1}),
@@ -262,10 +271,14 @@ async def test_bad_keys_are_named(http: httpx.AsyncClient, key: str) -> None:
 
 @pytest.mark.parametrize(
     ("body", "field"),
-    [({}, "epoch"), ({"epoch": -2}, "epoch"), ({"epoch": "0"}, "epoch"), ({"epoch": 0, "session": "\0"}, "session")],
+    [
+        *(({}, "epoch"), ({"epoch": -2}, "epoch"), ({"epoch": "0"}, "epoch")),
+        *(({"epoch": 0, "session": "\0"}, "session"), ({"epoch": -1, "session": "\ud800"}, "session")),
+        ({"epoch": -1, "owner": "\ud800"}, "owner"),
+    ],
 )
 async def test_bad_connections_are_named(http: httpx.AsyncClient, body: object, field: str) -> None:
-    response = await http.post("/v1/transaction-keys/k/connect", json=body)
+    response = await http.post("/v1/transaction-keys/k/connect", content=json.dumps(body).encode())
     assert problem(response, ErrorCode.INVALID_ARGUMENT)["field"] == field
 
 
@@ -274,6 +287,64 @@ async def test_bodies_of_curl_are_json(http: httpx.AsyncClient) -> None:
     for kind in ("application/x-www-form-urlencoded", "application/json; charset=utf-8"):
         response = await http.post("/v1/txns", content=b'{"timeout_ms": 7}', headers={"content-type": kind})
         assert response.json()["deadline_ms"] == START_MS + 7
+
+
+async def test_a_body_of_another_type_is_told_that_json_is_expected(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/txns", content=b'{"timeout_ms": 7}', headers={"content-type": "text/plain"})
+    body = problem(response, ErrorCode.INVALID_ARGUMENT)
+    assert body["field"] == "body" and "JSON" in body["detail"] and "text/plain" in body["detail"]
+
+
+async def test_a_decided_transaction_refuses_in_words_that_are_true(http: httpx.AsyncClient) -> None:
+    """Whatever is asked of it: nothing was decided "the other way" when a commit is repeated with other writers."""
+    txn = f"/v1/txns/{(await begin(http))['txn_id']}"
+    await http.post(f"{txn}/commit", json={"writers": ["a"]})
+    for verb, content in (
+        *(("commit", {"writers": ["b"]}), ("abort", {}), ("prepare", {})),
+        *(("keep-alive", {"timeout_ms": 1}), ("writers", {"add": ["c"]})),
+    ):
+        body = problem(await http.post(f"{txn}/{verb}", json=content), ErrorCode.INVALID_TXN_STATE)
+        assert body["title"] == "Transaction already decided"
+
+
+async def test_a_final_transaction_claims_no_deadline(http: httpx.AsyncClient) -> None:
+    """What a keep-alive or a prepare had moved is forgotten with the decision; the first deadline would be wrong."""
+    kept, prepared = [f"/v1/txns/{(await begin(http))['txn_id']}" for _ in range(2)]
+    moved = (await http.post(f"{kept}/keep-alive", json={"timeout_ms": 600_000})).json()
+    assert moved["deadline_ms"] == (await http.get(kept)).json()["deadline_ms"] == START_MS + 600_000
+    await http.post(f"{prepared}/prepare")
+    for txn in (kept, prepared):
+        assert "deadline_ms" not in (await http.post(f"{txn}/commit")).json()
+        assert "deadline_ms" not in (await http.get(txn)).json()
+    assert all("deadline_ms" not in item for item in (await http.get("/v1/txns?state=COMMITTED")).json()["items"])
+
+
+@pytest.mark.parametrize(
+    ("body", "action"),
+    [
+        ({}, "Read this transaction"),
+        ({"transaction_key": "k"}, "Read this transaction"),
+        ({"transaction_key": "k", "version": 1}, "same version"),
+    ],
+)
+async def test_a_begin_that_may_have_happened_says_which_and_what_to_do(
+    http: httpx.AsyncClient, store: FaultyStore, body: dict[str, Any], action: str
+) -> None:
+    await begin(http)  # takes the block of ids
+    store.faults.append(Fault.LOSE_REPLY)
+    store.before_reads.extend([*[None] * ("transaction_key" in body), *[unavailable] * 100])
+    unknown = problem(await http.post("/v1/txns", json=body), ErrorCode.OUTCOME_UNKNOWN)
+    assert action in unknown["action"]
+    store.before_reads.clear()
+    assert (await http.get(f"/v1/txns/{unknown['txn_id']}")).json()["state"] == "OPEN"
+
+
+async def test_liveness_claims_no_readiness(http: httpx.AsyncClient, store: FaultyStore) -> None:
+    """It answers while the store is away, so it must not say that the service is ready."""
+    store.before_reads.extend([unavailable] * 2)
+    assert (await http.get("/healthz")).json() == {"status": "ok"}
+    head = await http.head("/healthz")
+    assert (head.status_code, head.content) == (200, b"")
 
 
 async def test_two_coordinators_answer_alike(truth: MemoryStore, http: httpx.AsyncClient, clock: FakeClock) -> None:

@@ -1,0 +1,26 @@
+"""The words of the error table: what a caller reads must be true wherever a code is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header
+from metastore.txn.states import TxnState
+from participants.segment.segment import refusal
+from service.problems import KINDS, ErrorCode
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_code_says_what_to_do(code: ErrorCode) -> None:
+    kind = KINDS[code]
+    assert kind.title and kind.action.endswith(".")
+
+
+@pytest.mark.parametrize("state", [TxnState.COMMITTED, TxnState.ABORTED])
+def test_nobody_is_told_to_abort_what_is_decided(state: TxnState) -> None:
+    """A write behind the decision: the transaction is final, and only a new one can take the work."""
+    header = Header(state=state, timeout_ms=2, created_ms=1, finalized_ms=3)
+    problem = refusal(TxnId(0, 7), header).problem()
+    assert problem.code is ErrorCode.TXN_CONFLICT
+    assert "Abort" not in problem.action and "new one" in problem.action and "read its state" in problem.action
