@@ -44,10 +44,13 @@ demo: $(STAMP)  ## The main job, end to end, with two kills (STORE=sqlite or STO
 	scripts/install-debian-packages java $(if $(filter etcd,$(STORE)),etcd etcdctl)
 	$(BIN)/python -m examples.flights.demo --store $(STORE)
 
-bench: bench-commits bench-spark-job  ## All measurements; tables here, JSON in build/bench
+bench: bench-commits bench-store bench-spark-job  ## All measurements; tables here, JSON in build/bench
 
 bench-commits: setup  ## Commits per second on each store, beside single CAS writes
 	$(BIN)/python -m benchmarks.commits
+
+bench-store: setup  ## The metadata stores: what group commit gains and costs
+	$(BIN)/python -m benchmarks.store
 
 bench-spark-job: setup  ## Rows per second of the Spark job, beside Spark's noop and parquet sinks
 	$(BIN)/python -m benchmarks.spark_job

@@ -26,12 +26,17 @@ PACKAGES = ("metatxn", "pyspark", "pyarrow", "grpcio", "fastapi", "pydantic")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number. `at_least` is its target, where an issue names one."""
+    """One measured number. `at_least` or `at_most` is its target, where an issue names one."""
 
     name: str
     runs: Sequence[float]
     unit: str
     at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def target(self) -> float | None:
+        return self.at_least if self.at_least is not None else self.at_most
 
     @property
     def value(self) -> float:
@@ -39,25 +44,29 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
+        if self.at_most is not None:
+            return self.value <= self.at_most
         return None if self.at_least is None else self.value >= self.at_least
 
 
 def publish(name: str, title: str, figures: Sequence[Figure]) -> None:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, object]] = [_machine()]
-    table = Table("figure", "median", "unit", "runs", title=title)
+    table = Table("figure", "median", "unit", "target", "runs", title=title)
     for figure in figures:
         records.append(
             {
                 "name": figure.name,
                 "value": figure.value,
                 "unit": figure.unit,
-                "target": figure.at_least,
+                "target": figure.target,
                 "holds": figure.holds,
                 "runs": list(figure.runs),
             }
         )
-        table.add_row(figure.name, _round(figure.value), figure.unit, "  ".join(_round(run) for run in figure.runs))
+        target = "" if figure.target is None else f"{'≥' if figure.at_most is None else '≤'} {figure.target:g}"
+        runs = "  ".join(_round(run) for run in figure.runs)
+        table.add_row(figure.name, _round(figure.value), figure.unit, target, runs)
     path = DIRECTORY / f"{name}.json"
     path.write_text(json.dumps(records, indent=1) + "\n")
     Console().print(table)

@@ -50,10 +50,15 @@ MAX_READ_BYTES = 16 << 20
 MAX_NUMBER = 2**53 - 1
 _ENTRY_BODY = {
     "requestBody": {
+        "required": True,
         "content": {
-            media: {"schema": {"type": "string", "format": "binary"}}
-            for media in (BYTES_MEDIA_TYPE, ARROW_MEDIA_TYPE, MESSAGES_MEDIA_TYPE)
-        }
+            BYTES_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "any bytes"},
+            ARROW_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "an Arrow IPC stream"},
+            MESSAGES_MEDIA_TYPE: {
+                "schema": {"type": "array", "items": {"type": "object"}},
+                "example": [{"key": "7", "value": {"id": 7}}],
+            },
+        },
     }
 }
 _KINDS = {
