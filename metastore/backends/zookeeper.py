@@ -238,7 +238,8 @@ class ZooKeeperStore(MetadataStore):
         for feed in list(self._feeds):
             await feed.close()
         if self._ephemerals:
-            await self._ephemerals.let_go_all()
+            if self._connection.ready:
+                await self._ephemerals.let_go_all()
             await self._ephemerals.close()
         await self._commit.close()
         await self._janitor.close()

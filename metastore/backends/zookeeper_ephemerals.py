@@ -70,13 +70,14 @@ class Ephemerals:
         connection.on_state.append(self._on_state)
 
     async def close(self) -> None:
-        """Stop, and let go what is still held, if that is possible now."""
+        """Stop. What is still held ends with the session."""
         tasks = [self._reaper, *([self._keeper] if self._keeper else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def let_go_all(self) -> None:
+        """Delete what is held, if that is possible now."""
         for held in list(self._held):
             with suppress(MetastoreError):  # then its session ends it
                 await self.let_go(held)

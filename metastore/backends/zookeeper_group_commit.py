@@ -7,11 +7,14 @@
     delete  <root>/log/<writer>/<k> …      entries that are too old
 
 One request is on its way at a time; while it is, applies wait, and then leave together. A lone one leaves at once.
+What waits is planned meanwhile, so that the server and this process work at the same time, and answers are given
+after the next request has left. Only what touches nothing that is on its way is planned; what the one before made stale
+nevertheless (it set a guard, or the tip) is planned again.
 
 **A failure names its culprit.** A multi is all or nothing, so when one member's check does not hold, nothing
 happened. The operation that failed belongs to a member, or to a belief that was wrong. That member is read completely
-before the next try: it loses, or it is planned again on what was read. The others are sent again as they are. If that
-fails too, all of them are read. All this is definite: a multi that was answered with a failure never takes effect.
+before the next try: it loses, or it is planned again on what was read. The others are sent again. If that fails too,
+all of them are read. All this is definite: a multi that was answered with a failure never takes effect.
 
 **A lost reply.** When the connection is lost, the request may have been applied, may be applied later, or never. Its
 log entry tells, but only once nothing can change any more: the request may still sit in a server. ZooKeeper refuses
@@ -70,7 +73,7 @@ KEPT_BYTES = 8 << 20
 _TRIMMED_AT_ONCE = 16
 # A data version is a signed 32-bit number. A log that comes near its end is followed by a new one.
 _MAX_NUMBER = 1 << 30
-_BYTES_PER_WRITE = 130
+_BYTES_PER_WRITE = 150
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +89,7 @@ class Member:
     cost: int = 0
     extra: Sequence[bytes] = ()
     certain: bool = False
+    failures: int = 0
     facts: Facts | None = None
 
     def succeed(self, revision: Revision) -> None:
@@ -109,6 +113,8 @@ class _Request:
     directories: list[str]
     entry_bytes: int
     trimmed: int
+    reply: asyncio.Future[list[Stat | Culprit | None]]
+    revision: Revision = 0
 
     @property
     def size_bytes(self) -> int:
@@ -178,18 +184,22 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Member] = deque()
         self._planned: list[Member] = []
-        self._sent: list[Member] = []
+        self._prepared: list[tuple[Member, Part]] = []
+        self._flight: _Request | None = None
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(first_s=0.002, longest_s=0.1)
         self._carrier: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._log: _Log | None = None
 
     async def apply(self, batch: Batch, extra: Sequence[bytes] = ()) -> Applied:
         """See `MetadataStore.apply`. When an `extra` operation fails, nothing happens: `StoreUnavailable`."""
-        count = len(batch.puts) + len(batch.deletes) + len(batch.checks)
+        count = len(batch.puts) + len(batch.deletes) + len(batch.checks) + len(batch.range_deletes)
+        content = sum(map(len, batch.puts)) + sum(map(len, batch.puts.values())) + sum(map(len, batch.deletes))
         member = Member(
             batch,
             Footprint.of(batch),
-            2 * batch.size_bytes + _BYTES_PER_WRITE * count,
+            2 * content + _BYTES_PER_WRITE * count,
             self._loop.time() + self._deadline_s,
             self._loop.create_future(),
             extra=extra,
@@ -197,6 +207,7 @@ class GroupCommit:
         if member.size_bytes > 2 * MAX_REQUEST_BYTES:
             raise InvalidBatch(f"the batch needs a request larger than the {MAX_REQUEST_BYTES} bytes that are allowed")
         self._queue.append(member)
+        self._wake.set()
         if self._carrier is None:
             self._carrier = self._loop.create_task(self._carry(), name="zookeeper group commit")
         if self._expiry is None:
@@ -214,15 +225,16 @@ class GroupCommit:
             await asyncio.gather(self._carrier, return_exceptions=True)
 
     def _outstanding(self) -> list[Member]:
-        return [*self._sent, *self._planned, *self._queue]
+        sent = self._flight.members if self._flight else []
+        return [*sent, *(member for member, _ in self._prepared), *self._planned, *self._queue]
 
     def _expire(self) -> None:
         """Answer the members whose deadline has passed, and look again when the next one passes."""
         now = self._loop.time()
-        for member in self._sent:
+        for member in self._flight.members if self._flight else ():
             if member.deadline <= now:
                 member.fail(OutcomeUnknown(f"no answer from ZooKeeper at {self._connection.hosts}"))
-        for member in (*self._planned, *self._queue):
+        for member in self._outstanding():
             if member.deadline <= now:
                 member.fail(self._connection.unavailable("the write was not sent"))
         self._queue = deque(member for member in self._queue if not member.answer.done())
@@ -232,57 +244,111 @@ class GroupCommit:
     # -- one group after the other ------------------------------------------------------------------------------
 
     async def _carry(self) -> None:
-        """Carry everything that waits to its answers."""
-        members: list[Member] = []
+        """Carry everything that waits to its answers: prepare the next group while one is on its way."""
         try:
-            while self._queue:
-                await self._connection.wait_connected()
-                members, _ = take_group(self._queue, (), self._limits)
-                members = [member for member in members if not member.answer.done()]
-                again = await self._commit(members)
-                members = []
-                self._queue.extendleft(member for member in reversed(again) if not member.answer.done())
+            while self._queue or self._prepared or self._flight:
+                if self._flight is None:
+                    await self._connection.wait_connected()
+                await self._prepare()
+                landed = self._flight
+                if landed is not None and not landed.reply.done():
+                    await self._wake.wait()
+                    self._wake.clear()
+                    continue
+                if landed is None:
+                    await self._refresh(())
+                    self._launch()
+                    continue
+                applied = await self._land(landed)
+                self._flight = None
+                stale = self._stale(landed)
+                if applied and (stale or self._log is None):
+                    self._answer(landed)
+                    applied = False
+                await self._refresh(stale)
+                self._launch()
+                if applied:
+                    # Only now, while the next one is on its way: this takes as long as sending it.
+                    self._answer(landed)
                 self._beliefs.bound()
         finally:
             self._carrier = None
-            for member in members:
+            for member in self._flight.members if self._flight else ():
+                member.fail(OutcomeUnknown("the store was closed before the answer came"))
+            for member in self._outstanding():
                 member.fail(self._connection.unavailable("the store was closed before the write was sent"))
 
-    async def _commit(self, members: list[Member]) -> Sequence[Member]:
-        """Bring `members` to their answers. Returns those that are to be sent (again), in order."""
-        tries = 0
-        backoff = Backoff(first_s=0.002, longest_s=0.1)
-        while members:
-            self._planned = members
+    async def _prepare(self) -> None:
+        """Plan what may travel with the next request: it touches nothing that is on its way or prepared."""
+        if not self._queue:
+            return
+        barriers = [member.footprint for member, _ in self._prepared]
+        room = self._limits.max_bytes - sum(member.size_bytes for member, _ in self._prepared)
+        if self._prepared and room < self._queue[0].size_bytes:
+            return
+        if self._flight:
+            barriers += (member.footprint for member in self._flight.members)
+        together = Footprint()
+        for barrier in barriers:
+            together.add(barrier)
+        self._planned, _ = take_group(self._queue, [together], Limits(self._limits.max_txn_ops, room))
+        try:
+            planned, later = await self._plan([member for member in self._planned if not member.answer.done()])
+        finally:
+            self._planned = []
+        self._prepared += planned
+        self._queue.extendleft(reversed(later))
+
+    def _stale(self, landed: _Request) -> list[Member]:
+        """Those whose proofs `landed` has made stale: they check a guard that it set, or the tip."""
+        moved: set[int] = set().union(*(part.guards for part in landed.parts))
+        return [
+            member
+            for member, part in self._prepared
+            if part.tip_version is not None or not moved.isdisjoint(part.guards_checked)
+        ]
+
+    async def _refresh(self, stale: Sequence[Member]) -> None:
+        """Nothing is on its way. Plan what is stale again, and see that there is a log."""
+        if stale:
+            fresh = [(member, part) for member, part in self._prepared if member not in stale]
+            self._prepared, self._planned = fresh, list(stale)
             try:
-                if self._log is None:
-                    self._log = await self._begin_log(max(member.deadline for member in members))
-                planned, later = await self._plan(members)
-            except StoreUnavailable as unavailable:
-                for member in members:
-                    member.fail(unavailable)
-                return ()
+                planned, later = await self._plan(stale)
             finally:
                 self._planned = []
-            if not planned:
-                return later
-            request = self._assemble(planned)
-            while request.size_bytes > MAX_REQUEST_BYTES and len(planned) > 1:
-                later = [member for member, _ in planned[len(planned) // 2 :]] + later
-                planned = planned[: len(planned) // 2]
-                request = self._assemble(planned)
-            if request.size_bytes > MAX_REQUEST_BYTES:
-                size = f"{request.size_bytes} bytes, more than the {MAX_REQUEST_BYTES} that are allowed"
-                planned[0][0].fail(InvalidBatch(f"the batch needs a request of {size}"))
-                return later
-            tries += 1
-            if tries > 2:
-                await backoff.pause()
-            again = await self._send(request, tries)
-            if later or not again:
-                return [*again, *later]
-            members = [member for member in again if not member.answer.done()]
-        return ()
+            self._prepared += planned
+            self._queue.extendleft(reversed(later))
+        if self._log is None and self._prepared:
+            try:
+                self._log = await self._begin_log(max(member.deadline for member, _ in self._prepared))
+            except StoreUnavailable as unavailable:
+                for member, _ in self._prepared:
+                    member.fail(unavailable)
+
+    def _launch(self) -> None:
+        """Send what is prepared."""
+        prepared = [(member, part) for member, part in self._prepared if not member.answer.done()]
+        self._prepared = []
+        if not prepared:
+            return
+        request = self._assemble(prepared)
+        while request.size_bytes > MAX_REQUEST_BYTES and len(prepared) > 1:
+            middle = len(prepared) // 2
+            self._queue.extendleft(member for member, _ in reversed(prepared[middle:]))
+            prepared = prepared[:middle]
+            request = self._assemble(prepared)
+        if request.size_bytes > MAX_REQUEST_BYTES:
+            size = f"{request.size_bytes} bytes, more than the {MAX_REQUEST_BYTES} that are allowed"
+            prepared[0][0].fail(InvalidBatch(f"the batch needs a request of {size}"))
+            return
+        if self._on_group:
+            self._on_group(len(request.members))
+        # What is prepared from here on rests on them.
+        self._beliefs.directories.update(request.directories)
+        request.reply = self._connection.send(Multi(request.operations, request.stat_at))
+        request.reply.add_done_callback(lambda _: self._wake.set())
+        self._flight = request
 
     async def _begin_log(self, deadline: float) -> _Log:
         """A log under a name that no other client, and no earlier life of this one, ever had."""
@@ -417,38 +483,28 @@ class GroupCommit:
         operations += (delete(f"{home}/{entry_name(kept.number)}") for kept in surplus)
         owners += [None] * (len(operations) - len(owners))
         members, parts = [member for member, _ in planned], [part for _, part in planned]
-        return _Request(operations, owners, stat_at, members, parts, list(directories), len(entry), len(surplus))
+        reply: asyncio.Future[list[Stat | Culprit | None]] = self._loop.create_future()
+        return _Request(operations, owners, stat_at, members, parts, list(directories), len(entry), len(surplus), reply)
 
-    # -- sending ------------------------------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------------------------
 
-    async def _send(self, request: _Request, tries: int) -> Sequence[Member]:
-        """Send one request and answer its members. Returns those that are to be sent again."""
-        if self._on_group:
-            self._on_group(len(request.members))
-        self._sent = request.members
-        again: Sequence[Member] = ()
+    async def _land(self, request: _Request) -> bool:
+        """Learn whether the request was applied. If not, its members go back to the head of the queue."""
         try:
-            try:
-                (outcome,) = await self._connection.send(Multi(request.operations, request.stat_at))
-            except LostError:
-                again = await self._fence(request)
-                return again
-            if isinstance(outcome, Culprit):
-                again = await self._failed(request, outcome, tries)
-                return again
-            assert isinstance(outcome, Stat)
-            self._applied(request, outcome.mzxid)
-            return ()
-        finally:
-            self._sent = []
-            for member in request.members:
-                if member not in again:
-                    member.fail(OutcomeUnknown("the store was closed before the answer came"))
+            (outcome,) = request.reply.result()
+        except LostError:
+            return await self._fence(request)
+        if isinstance(outcome, Culprit):
+            await self._failed(request, outcome)
+            return False
+        assert isinstance(outcome, Stat)
+        self._note_applied(request, outcome.mzxid)
+        return True
 
-    def _applied(self, request: _Request, revision: Revision) -> None:
-        """Answer the members, and believe what they wrote."""
-        log, beliefs = self._log, self._beliefs
+    def _note_applied(self, request: _Request, revision: Revision) -> None:
+        log = self._log
         assert log is not None
+        request.revision = revision
         for _ in range(request.trimmed):
             removed = log.kept.popleft()
             log.kept_bytes -= removed.size_bytes
@@ -458,11 +514,14 @@ class GroupCommit:
         log.version += 1
         if log.version > _MAX_NUMBER:
             self._log = None
-        beliefs.directories.update(request.directories)
         for part in request.parts:
-            beliefs.directories.difference_update(part.removed)
+            self._beliefs.directories.difference_update(part.removed)
             for guard in part.guards:
-                beliefs.guards.pop(guard, None)
+                self._beliefs.guards.pop(guard, None)
+
+    def _answer(self, request: _Request) -> None:
+        """Answer the members, and believe what they wrote."""
+        beliefs, revision = self._beliefs, request.revision
         for member, part in zip(request.members, request.parts, strict=True):
             for (key, data_version, known), change in zip(part.outcomes, part.changes, strict=True):
                 if change.value is None:
@@ -476,8 +535,13 @@ class GroupCommit:
             for directory in part.removed:
                 self._on_emptied(parent(directory))
             member.succeed(revision)
+        self._backoff.reset()
 
-    async def _failed(self, request: _Request, culprit: Culprit, tries: int) -> Sequence[Member]:
+    def _put_back(self, request: _Request) -> None:
+        self._beliefs.directories.difference_update(request.directories)
+        self._queue.extendleft(member for member in reversed(request.members) if not member.answer.done())
+
+    async def _failed(self, request: _Request, culprit: Culprit) -> None:
         """Nothing happened. Doubt what the culprit rests on, or everything when it is not the first time."""
         assert self._log is not None
         owner = request.owners[culprit.index]
@@ -486,10 +550,13 @@ class GroupCommit:
         elif request.operations[culprit.index] in owner.extra:
             owner.fail(StoreUnavailable(f"what goes with the write was refused: error {culprit.code}"))
         for member in request.members:
-            if member is owner or tries > 1:
+            member.failures += 1
+            if member is owner or member.failures > 1:
                 member.certain = True
                 self._beliefs.forget(member.batch)
-        return request.members
+        if any(member.failures > 2 for member in request.members):
+            await self._backoff.pause()
+        self._put_back(request)
 
     async def _find_log(self) -> None:
         """Our log is not as it was thought to be: a late fence moved it, or it was trimmed or removed as history."""
@@ -504,7 +571,7 @@ class GroupCommit:
 
     # -- lost replies -------------------------------------------------------------------------------------------
 
-    async def _fence(self, request: _Request) -> Sequence[Member]:
+    async def _fence(self, request: _Request) -> bool:
         """Make sure that the request can no longer change its outcome, and learn it. See the module docstring."""
         if self._on_lost:
             self._on_lost()
@@ -517,24 +584,23 @@ class GroupCommit:
             await self._connection.wait_connected()
             try:
                 (fenced,) = await self._connection.send(Multi([set_data(home, b"%d" % log.floor)]))
+                break
             except LostError:
                 await backoff.pause()
-                continue
-            break
         if isinstance(fenced, Culprit):
             # Somebody removed the log, with its entry if there was one. It will not come back under this name.
             self._log = None
             for member in request.members:
                 member.fail(OutcomeUnknown("the log was removed before the lost request was settled"))
-            return ()
+            return False
         assert isinstance(fenced, Stat) and fenced.version > number
         entry = await self._until_read(f"{home}/{entry_name(number)}")
-        if entry is None:
-            log.version = fenced.version
-            return request.members
-        self._applied(request, entry.stat.czxid)
+        if entry is not None:
+            self._note_applied(request, entry.stat.czxid)
+        else:
+            self._put_back(request)
         log.version = fenced.version
-        return ()
+        return entry is not None
 
     async def _until_read(self, path: str) -> Node | None:
         """A znode now. Waits for the server as long as it takes."""

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import re
 
-_PLAIN_KEY = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~%&:,@!-]+)+")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_~%&:,@!-][A-Za-z0-9._~%&:,@!-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._~%&:,@!-]")
 _ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
 _NO_SLASH = "/=_+"
 DIRECTORY = "+"
+_MAX_PLACES = 100_000
 
 
 def _escape(part: str) -> str:
@@ -49,14 +50,24 @@ class Paths:
         self.held = f"{root}/held"
         self.guards = f"{root}/guard"
         self.records = f"{root}/records"
+        self._places: dict[str, str] = {}
+
+    def place(self, key: str) -> tuple[str, str]:
+        """The directory of the record `key`, and its znode."""
+        prefix, slash, name = key.rpartition("/")
+        prefix += slash
+        directory = self._places.get(prefix)
+        if directory is None:
+            if len(self._places) >= _MAX_PLACES:
+                self._places.clear()
+            directory = self._places[prefix] = self.directory(prefix)
+        if not _PLAIN_NAME.fullmatch(name):
+            name = _escape(name)
+        return directory, f"{directory}/{name}"
 
     def record(self, key: str) -> str:
         """The znode of the record `key`."""
-        if _PLAIN_KEY.fullmatch(key):
-            return f"{self.records}/{key[1:].replace('/', '+/')}"
-        head = "/" if key.startswith("/") else f"{_NO_SLASH}/"
-        parts = key.removeprefix("/").split("/")
-        return self.records + head + "+/".join(map(_escape, parts))
+        return self.place(key)[1]
 
     def directory(self, prefix: str) -> str:
         """The znode of the directory of all keys that begin with `prefix`, which ends in `/` (or is empty)."""
@@ -64,7 +75,9 @@ class Paths:
             return self.records
         if not prefix:
             return self.records + _NO_SLASH
-        return self.record(prefix[:-1]) + DIRECTORY
+        head = "/" if prefix.startswith("/") else f"{_NO_SLASH}/"
+        parts = prefix[:-1].removeprefix("/").split("/")
+        return f"{self.records}{head}{'+/'.join(map(_escape, parts))}{DIRECTORY}"
 
     @staticmethod
     def child(name: str) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ or from a read made for this plan. A wrong one costs a failed multi, never a wro
 to is then read completely, evaluated, and either loses or is planned again.
 
 **A data version alone would not prove AtVersion**: it starts again at 0 when a record is deleted and created again.
-So every multi that deletes records also sets a *guard* (one of 64, chosen by the directory). v and g are read at one
+So every multi that deletes records also sets a *guard* (one of 256, chosen by the directory). v and g are read at one
 revision, at which the record had the version M. If the guard is still at g, nothing of its directory was deleted
 since; so it is the same znode, and its data version is v only if nobody has written it since.
 
@@ -56,7 +56,7 @@ from metastore.types import (
     Version,
 )
 
-GUARDS = 64
+GUARDS = 256
 _MAX_CACHED = 100_000
 
 
@@ -114,10 +114,14 @@ class Beliefs:
         self.guards: dict[int, int] = {}
 
     def guard_of(self, key: str) -> int:
-        return crc32(parent(self._paths.record(key)).encode()) % GUARDS
+        return self.guard_above(self._paths.place(key)[0])
+
+    @staticmethod
+    def guard_above(directory: str) -> int:
+        return crc32(directory.encode()) % GUARDS
 
     def guard_path(self, guard: int) -> str:
-        return f"{self._paths.guards}/{guard:02d}"
+        return f"{self._paths.guards}/{guard:03d}"
 
     def learn(self, key: str, node: Node | None, guard: Node | None = None) -> None:
         """A record was read, with its guard at the same revision if at all."""
@@ -155,6 +159,7 @@ class Part:
     removed: list[str] = field(default_factory=list)  # directories
     writes: list[bytes] = field(default_factory=list)
     guards: set[int] = field(default_factory=set)
+    guards_checked: set[int] = field(default_factory=set)
     changes: list[Change] = field(default_factory=list)
     outcomes: list[tuple[str, int | None, int | None]] = field(default_factory=list)  # key, data version, guard
     probed: list[str] = field(default_factory=list)  # directories that may be left empty
@@ -234,7 +239,9 @@ class Planner:
 
     def _check_guard(self, part: Part, key: str, belief: Belief) -> None:
         assert belief.guard is not None
-        part.checks.append(check(self._beliefs.guard_path(self._beliefs.guard_of(key)), belief.guard))
+        guard = self._beliefs.guard_of(key)
+        part.checks.append(check(self._beliefs.guard_path(guard), belief.guard))
+        part.guards_checked.add(guard)
 
     def _believed_first(self, key: str) -> None:
         if key in self._beliefs.records:
@@ -296,10 +303,10 @@ class Planner:
     # -- writes -------------------------------------------------------------------------------------------------
 
     def _put(self, part: Part, key: str, value: bytes, checks: Sequence[Check], missing: set[str]) -> None:
-        path = self._paths.record(key)
+        directory, path = self._paths.place(key)
         belief = self._beliefs.records.get(key)
         # Read before this write, and only ever growing: if it still has that version later, nothing was deleted since.
-        guard = self._beliefs.guards.get(self._beliefs.guard_of(key))
+        guard = self._beliefs.guards.get(self._beliefs.guard_above(directory))
         match checks:
             case [Absent()]:
                 if belief is not None:
@@ -314,7 +321,8 @@ class Planner:
                 if key not in self._beliefs.records and not key.startswith(self._index_roots):
                     raise UnknownError
         if belief is None:
-            self._need_directories(part, path, missing)
+            if directory not in self._beliefs.directories:
+                self._need_directories(part, path, missing)
             part.writes.append(create(path, value))
             part.outcomes.append((key, 0, guard))
         else:
