@@ -1,8 +1,8 @@
 """Transactions per second on each store, beside single compare-and-set writes to the same store in the same run.
 
 One transaction is a begin and a commit through the coordinator's own code, in this process: two applies that change
-nine keys. `CALLERS` of them run at once, and the store's group commit puts them together. The baseline writes the
-same number of single records, each by a compare-and-set of its own, the plain way for that store:
+nine keys. `CALLERS` of them run at once, and the store's group commit puts them together. The baseline is the same
+number of writes (two per transaction), each a compare-and-set of one record, the plain way for that store:
 
     memory   one apply after the other
     sqlite   one apply after the other: each is a transaction of its own, synced to disk
@@ -34,7 +34,7 @@ RUNS = 3
 CALLERS = 256
 RAW_IN_FLIGHT = 64
 TRANSACTIONS = {"memory": 4_000, "sqlite": 4_000, "etcd": 6_000}
-SINGLES = {"memory": 8_000, "sqlite": 2_000, "etcd": 12_000}
+WRITES_PER_TRANSACTION = 2
 VALUE = b'{"state":"OPEN","timeout_ms":1767225660000,"created_ms":1767225600000}'
 
 
@@ -114,7 +114,7 @@ async def measure() -> list[Figure]:
         async with stores(Path(directory)) as opened:
             for run in range(RUNS):
                 for name, store, endpoint in opened:
-                    singles = SINGLES[name]
+                    singles = TRANSACTIONS[name] * WRITES_PER_TRANSACTION
                     single = await (
                         raw_etcd(endpoint, singles, run) if endpoint else single_applies(store, singles, run)
                     )
