@@ -66,6 +66,18 @@ async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **o
             raise InvalidStoreUrl(url, f"there is no store of the kind {scheme!r}")
 
 
+async def open_store_to_read(url: str) -> MetadataStore:
+    """Open what `url` names for looking only; a SQLite file may be served by another process meanwhile.
+
+    Raises as `open_store`; also for `memory://`, which lives in the process that opened it.
+    """
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
+        raise InvalidStoreUrl(url, "a store in memory cannot be seen from another process")
+    options: dict[str, Any] = {"read_only": True} if scheme == "sqlite" else {}
+    return await open_store(url, **options)
+
+
 def _open_memory(url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]) -> MetadataStore:
     if location:
         raise InvalidStoreUrl(url, "nothing may follow memory://")

@@ -32,15 +32,25 @@ from metastore.txn.ids import TxnId
 from metastore.txn.states import TxnState
 
 HEADERS = "/txn/"
+LEASES = "/txn-lease/"
+REMEMBERED_WRITERS = "/txn-writers/"
+PREPARED = "/txn-prepared/"
 OPS = "/txn-op/"
 TRANSACTION_KEYS = "/txn-key/"
+ID_SEQUENCES = "/txn-seq/"
+WRITES_INDEX = "/idx/writes-by-segment/"
+ACKS_INDEX = "/idx/acks-by-segment-subscription/"
 DEADLINE_INDEX = "/idx/txn-by-deadline/"
 FINAL_STATE_INDEX = "/idx/txn-by-final-state/"
+SEGMENT_STATES = "/segment-state/"
+CURSORS = "/cursor/"
 TOPICS = "/topic/"
 SEGMENTS = "/segment/"
+SEGMENT_OWNERS = "/segment-owner/"
 COORDINATORS = "/cluster/coordinator/"
 BROKERS = "/cluster/broker/"
 GC_HORIZON = "/gc/horizon"
+GROUP_COMMIT_MARKERS = "/batch/"
 
 
 def header(txn_id: TxnId) -> str:
@@ -52,15 +62,15 @@ def txn_id_of_header(key: str) -> TxnId:
 
 
 def lease(txn_id: TxnId) -> str:
-    return f"/txn-lease/{txn_id}"
+    return f"{LEASES}{txn_id}"
 
 
 def remembered_writers(txn_id: TxnId) -> str:
-    return f"/txn-writers/{txn_id}"
+    return f"{REMEMBERED_WRITERS}{txn_id}"
 
 
 def prepared(txn_id: TxnId) -> str:
-    return f"/txn-prepared/{txn_id}"
+    return f"{PREPARED}{txn_id}"
 
 
 def ops_of_transaction(txn_id: TxnId) -> str:
@@ -98,7 +108,7 @@ def parse_transaction_key(path: str) -> tuple[str | None, str]:
 
 
 def id_sequence(coordinator: int) -> str:
-    return f"/txn-seq/{number(coordinator)}"
+    return f"{ID_SEQUENCES}{number(coordinator)}"
 
 
 def deadline_entry(deadline_ms: int, txn_id: TxnId) -> str:
@@ -110,7 +120,7 @@ def final_state_entry(state: TxnState, finalized_ms: int, txn_id: str) -> str:
 
 
 def outcomes(segment: str) -> str:
-    return f"/segment-state/{escape(segment)}/outcome/"
+    return f"{SEGMENT_STATES}{escape(segment)}/outcome/"
 
 
 def outcome(segment: str, txn_id: TxnId) -> str:
@@ -126,7 +136,7 @@ def segment(segment_id: str) -> str:
 
 
 def segment_owner(segment_id: str) -> str:
-    return f"/segment-owner/{escape(segment_id)}"
+    return f"{SEGMENT_OWNERS}{escape(segment_id)}"
 
 
 def coordinator_process(process_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from metatxn.cli import key, serve, topic, txn
+from metatxn.cli import key, serve, store, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error
 from metatxn.errors import MetatxnError
@@ -34,6 +34,7 @@ app.command(epilog="Example: metatxn broker --store etcd://10.0.0.1:2379 --data-
 app.add_typer(txn.app, name="txn")
 app.add_typer(topic.app, name="topic")
 app.add_typer(key.app, name="key")
+app.add_typer(store.app, name="store")
 
 
 def _print_version(wanted: bool) -> None:

@@ -44,10 +44,11 @@ def load(name: str) -> Any:
     raise CliError(f"the server part {name!r} is not installed. Install the package metatxn again.")
 
 
-async def open_store(url: str, data_dir: Path | None = None) -> Store:
-    """`data_dir` is where the store lies when nobody has named one by `--store`."""
+async def open_store(url: str, data_dir: Path | None = None, *, to_read: bool = False) -> Store:
+    """`data_dir` is where the store lies when nobody has named one by `--store`. With `to_read` nothing is changed,
+    and another process may serve it."""
     try:
-        opener: Callable[[str], Awaitable[Store]] = load("open_store")
+        opener: Callable[[str], Awaitable[Store]] = load("open_store_to_read" if to_read else "open_store")
         return await opener(url)
     except CliError:
         raise

@@ -1,0 +1,165 @@
+"""`metatxn store …`: look at a metadata store, whoever serves it, and change nothing."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, Protocol
+
+import structlog
+import typer
+
+from metatxn.cli import services
+from metatxn.cli.options import CliError, OutputOption, output_of
+from metatxn.cli.output import Output, print_error, print_line, print_rows
+from metatxn.cli.serve import LogOption, set_up_logs
+
+EXIT_FINDINGS = 1
+
+app = typer.Typer(
+    help="Look at a metadata store: nothing is changed, and it may be served meanwhile.",
+    epilog="Example: metatxn store check --store sqlite:///metatxn-data/metadata.db",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        envvar="METATXN_STORE",
+        metavar="URL",
+        help="sqlite:///path/file.db, etcd://host:port[,…][/root] or zk://host:port[,…][/root].",
+    ),
+]
+
+log = structlog.get_logger()
+
+
+class Record(Protocol):
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def value(self) -> bytes: ...
+
+    @property
+    def version(self) -> int: ...
+
+
+class Finding(Protocol):
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def problem(self) -> str: ...
+
+    @property
+    def action(self) -> str: ...
+
+
+class Check(Protocol):
+    records: int
+
+    def findings(self) -> AsyncIterator[Finding]: ...
+
+
+@app.command(epilog="Example: metatxn store dump --store etcd://10.0.0.1:2379/prod --prefix /txn/ -o json | jq .value")
+def dump(
+    context: typer.Context,
+    store: StoreOption,
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with it.")] = "",
+    log_level: LogOption = "warning",
+    output: OutputOption = None,
+) -> None:
+    """Print every record in the order of the keys, one per line: `key = value`, or one JSON object."""
+    set_up_logs(log_level)
+    show = print_record_as_json if output_of(context, output) is Output.JSON else print_record
+
+    async def run(opened: services.Store) -> None:
+        records: AsyncIterator[Record] = services.load("store_dump")(opened, prefix)
+        async for record in records:
+            show(record)
+
+    looking_into(store, run)
+
+
+@app.command(epilog="Example: metatxn store check --store zk://10.0.0.1:2181/prod || metatxn store check -o json …")
+def check(
+    context: typer.Context, store: StoreOption, log_level: LogOption = "warning", output: OutputOption = None
+) -> None:
+    """Compare all records with each other. What is wrong is printed with what to do; then the exit code is 1."""
+    set_up_logs(log_level)
+    as_json = output_of(context, output) is Output.JSON
+    rows: list[tuple[str, str, str]] = []
+    checked = 0
+
+    async def run(opened: services.Store) -> None:
+        nonlocal checked
+        checking: Check = services.load("store_check")(opened)
+        async for finding in checking.findings():
+            rows.append((printable(finding.key), finding.problem, finding.action))
+            if as_json:
+                print_line({"key": finding.key, "problem": finding.problem, "action": finding.action})
+        checked = checking.records
+
+    looking_into(store, run)
+    if rows:
+        if not as_json:
+            print_rows(("KEY", "PROBLEM", "ACTION"), rows)
+        print_error(f"{len(rows)} findings in {checked} records. Begin with the first one.")
+        raise typer.Exit(EXIT_FINDINGS)
+    if not as_json:
+        print(f"nothing wrong in {checked} records" if checked else "the store is empty: is --store the right one?")
+
+
+def looking_into(url: str, run: Callable[[services.Store], Awaitable[None]]) -> None:
+    """Open the store, `run`, close it. Its errors become one line."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            opened = await services.open_store(url, to_read=True)
+            stack.push_async_callback(opened.close)
+            try:
+                await run(opened)
+            except (CliError, BrokenPipeError):
+                raise
+            except Exception as error:
+                log.debug("a look into the store failed", exc_info=error)
+                text = str(error) or type(error).__name__
+                raise CliError(f"cannot read the store {url}: {text}. Check that it can be reached.") from error
+
+    services.run_loop(main())
+
+
+def print_record(record: Record) -> None:
+    value = _text(record.value)
+    shown = repr(record.value) if value is None else printable(value)
+    print(f"{printable(record.key)} = {shown}" if shown else f"{printable(record.key)} =")
+
+
+def print_record_as_json(record: Record) -> None:
+    print_line({"key": record.key, "version": record.version} | _json_value(record.value))
+
+
+def printable(text: str) -> str:
+    """On one line, whatever it holds."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _json_value(value: bytes) -> dict[str, Any]:
+    """JSON as it is, other text as a string, and bytes that are no text under a name of their own."""
+    text = _text(value)
+    if text is None:
+        return {"value_base64": b64encode(value).decode()}
+    try:
+        return {"value": json.loads(text)}
+    except ValueError:
+        return {"value": text}

@@ -1,0 +1,127 @@
+"""Goal: `metatxn store dump` and `check` show a store that another process is serving, and say by their exit code
+whether it is whole. Method: a development server in a process of its own, real transactions, and damage by hand."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import metatxn
+from tests.metatxn.dev_server import DevServer
+from tests.metatxn.test_cli import error_line, run
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store") / "data"
+
+
+@pytest.fixture(scope="module")
+def url(data_dir: Path) -> Iterator[str]:
+    """A store that is served while the tests look into it."""
+    with DevServer(data_dir) as server:
+        with metatxn.connect(server.coordinator_url) as client:
+            topics = [client.create_topic(f"t-{number}", 3).name for number in range(2)]
+            epoch = client.connect_key("nightly").epoch
+            client.begin(60_000, "nightly", epoch, 3)
+            for ending in ("commit", "abort", "open"):
+                txn = client.begin(600_000)
+                for topic in topics:
+                    client.producer(topic).send({"id": 7}, key=uuid.uuid4().hex, txn=txn)
+                if ending != "open":
+                    getattr(txn, ending)()
+        yield store_url(data_dir)
+
+
+def store_url(data_dir: Path) -> str:
+    return f"sqlite:///{data_dir / 'metadata.db'}"
+
+
+def rows_of(stdout: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stdout.splitlines()]
+
+
+def test_dump_in_the_order_of_the_keys(url: str) -> None:
+    done = run("store", "dump", "--store", url)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    keys = [line.partition(" =")[0] for line in lines]
+    assert keys == sorted(keys) and len(set(keys)) == len(keys)
+    assert any(line.startswith("/txn-key/&nightly = {") for line in lines)
+    assert any(line.startswith("/idx/txn-by-deadline/") and line.endswith(" =") for line in lines)
+
+
+def test_dump_of_a_prefix_as_json(url: str) -> None:
+    done = run("store", "dump", "--store", url, "--prefix", "/txn/", "--output", "json")
+    rows = rows_of(done.stdout)
+    assert sorted(row["value"]["state"] for row in rows) == ["ABORTED", "COMMITTED", "OPEN", "OPEN"]
+    assert all(row["key"].startswith("/txn/") and row["version"] for row in rows)
+    sequence = rows_of(run("store", "dump", "-o", "json", "--prefix", "/txn-seq/", METATXN_STORE=url).stdout)
+    assert [row["value"] for row in sequence] == [1001]
+    assert run("store", "dump", "--store", url, "--prefix", "/nothing/").stdout == ""
+
+
+def test_check_of_a_whole_store(url: str) -> None:
+    done = run("store", "check", "--store", url)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.startswith("nothing wrong in ")
+    done = run("store", "check", "--store", url, "-o", "json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_check_of_a_damaged_store(url: str, tmp_path: Path) -> None:
+    """A copy as a backup makes it, one index entry is lost, and one value is no text at all."""
+    copy = tmp_path / "metadata.db"
+    with sqlite3.connect(f"file:{url.removeprefix('sqlite:///')}?mode=ro", uri=True) as served:
+        with sqlite3.connect(copy) as target:
+            served.backup(target)
+            target.execute("DELETE FROM records WHERE key = (SELECT max(key) FROM records WHERE key LIKE ?)", [LOST])
+            target.execute("INSERT INTO records VALUES ('/odd', x'ff', 1, 1, 0)")
+        target.close()
+    served.close()
+    damaged = store_url(tmp_path)
+    done = run("store", "check", "--store", damaged, "-o", "json")
+    assert done.returncode == 1
+    found = {row["key"]: row for row in rows_of(done.stdout)}
+    (lost,) = (row for key, row in found.items() if key.startswith("/txn/"))
+    assert "deadline index" in lost["problem"] and "metatxn txn abort" in lost["action"]
+    assert set(found) == {lost["key"], "/odd"}
+    assert done.stderr.startswith("metatxn: 2 findings in ") and done.stderr.count("\n") == 1
+    table = run("store", "check", "--store", damaged)
+    assert table.returncode == 1
+    lines = table.stdout.splitlines()
+    assert lines[0].split() == ["KEY", "PROBLEM", "ACTION"] and len(lines) == 3 and lost["key"] in table.stdout
+    assert run("store", "dump", "--store", damaged, "--prefix", "/odd").stdout == "/odd = b'\\xff'\n"
+    (odd,) = rows_of(run("store", "dump", "--store", damaged, "--prefix", "/odd", "-o", "json").stdout)
+    assert odd == {"key": "/odd", "version": 1, "value_base64": "/w=="}
+
+
+LOST = "/idx/txn-by-deadline/%"
+
+
+def test_after_the_server_has_stopped(tmp_path: Path) -> None:
+    with DevServer(tmp_path) as server, metatxn.connect(server.coordinator_url) as client:
+        client.begin(60_000).commit()
+    before = (tmp_path / "metadata.db").read_bytes()
+    done = run("store", "check", "--store", store_url(tmp_path))
+    assert done.returncode == 0 and done.stdout.startswith("nothing wrong in ")
+    assert (tmp_path / "metadata.db").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("store", "says"),
+    [
+        ("sqlite:///nowhere/to/be/found.db", "--store"),
+        ("memory://", "another process"),
+        ("redis://x", "no store of the kind"),
+    ],
+)
+@pytest.mark.parametrize("command", ["dump", "check"])
+def test_a_store_that_cannot_be_opened(command: str, store: str, says: str) -> None:
+    assert says in error_line(run("store", command, "--store", store))
