@@ -19,7 +19,7 @@ from metatxn.cli.serve import LogOption, set_up_logs
 EXIT_FINDINGS = 1
 
 app = typer.Typer(
-    help="Look at a metadata store: nothing is changed, and it may be served meanwhile.",
+    help="Look at a metadata store: no record is changed, and it may be served meanwhile.",
     epilog="Example: metatxn store check --store sqlite:///metatxn-data/metadata.db",
     no_args_is_help=True,
     rich_markup_mode=None,
