@@ -2,7 +2,7 @@
 
     etcd.py                this store: reads, and who does the rest
     etcd_group_commit.py   writes: many applies per request, lost replies resolved by a fence
-    etcd_joining.py        which applies may travel together
+    joining.py             which applies may travel together (ZooKeeper's group commit follows it too)
     etcd_group_reads.py    point reads: many per request
     etcd_watches.py        one server watch per prefix
     etcd_leases.py         ephemeral records
@@ -29,11 +29,11 @@ from metastore.api import Ephemeral, MetadataStore, Watch
 from metastore.backends.etcd_connection import Connection, Login, describe, is_compacted
 from metastore.backends.etcd_group_commit import GroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
-from metastore.backends.etcd_joining import Limits
 from metastore.backends.etcd_leases import LeasedRecord
 from metastore.backends.etcd_stubs import RangeRequest, RequestOp, TxnRequest
 from metastore.backends.etcd_watches import PrefixFeed
 from metastore.backends.etcd_wire import Wire
+from metastore.backends.joining import Limits
 from metastore.errors import StoreClosed, StoreUnavailable
 from metastore.types import (
     Applied,

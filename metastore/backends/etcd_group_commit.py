@@ -7,7 +7,7 @@
          else  get /batch/<process>/<slot>
 
 A store has a few *slots*; each carries one request at a time, under a marker of its own. Nothing waits for company:
-as soon as a slot is free everything that waits and may travel together leaves (`etcd_joining` has the rule), so a
+as soon as a slot is free everything that waits and may travel together leaves (`joining` has the rule), so a
 lone apply leaves at once, and under load the groups grow by themselves.
 
 **A lost reply.** After `UNAVAILABLE`, a timeout or any other code that is no refusal, the request may have been
@@ -61,7 +61,6 @@ from metastore.backends.etcd_connection import (
     is_overload,
     is_refusal,
 )
-from metastore.backends.etcd_joining import Footprint, Limits, take_group
 from metastore.backends.etcd_stubs import (
     Compare,
     DeleteRangeRequest,
@@ -73,6 +72,7 @@ from metastore.backends.etcd_stubs import (
     TxnResponse,
 )
 from metastore.backends.etcd_wire import MARKERS, Nested, Wire, first_failure
+from metastore.backends.joining import Footprint, Limits, take_group
 from metastore.errors import (
     InvalidBatch,
     MetastoreError,

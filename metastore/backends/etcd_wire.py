@@ -81,7 +81,7 @@ def first_failure(
 
 @dataclass(slots=True)
 class Nested:
-    """A batch as one operation of a request. `cost`: see `etcd_joining.Limits`."""
+    """A batch as one operation of a request. `cost`: see `joining.Limits`."""
 
     operation: RequestOp
     conditions: Sequence[Condition]

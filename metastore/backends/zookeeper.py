@@ -26,7 +26,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from metastore.api import Ephemeral, MetadataStore, Watch
-from metastore.backends.etcd_joining import Limits
+from metastore.backends.joining import Limits
 from metastore.backends.zookeeper_connection import Connection
 from metastore.backends.zookeeper_ephemerals import Ephemerals
 from metastore.backends.zookeeper_group_commit import GroupCommit

@@ -45,7 +45,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from metastore.backends.etcd_joining import Footprint, Limits, take_group
+from metastore.backends.joining import Footprint, Limits, take_group
 from metastore.backends.zookeeper_connection import Backoff, Connection, LostError
 from metastore.backends.zookeeper_log import Change, encode, entry_name
 from metastore.backends.zookeeper_paths import Paths, parent

@@ -24,7 +24,7 @@ revision, at which the record had the version M. If the guard is still at g, not
 since; so it is the same znode, and its data version is v only if nobody has written it since.
 
 **Checks of all members come first**, ranges, then directories, then the other checks, and then the writes. The joining
-rule (`etcd_joining`) lets a member check what a later one writes, never the other way round, so every check must see
+rule (`joining`) lets a member check what a later one writes, never the other way round, so every check must see
 the records as they were before the multi; and it does. Nobody writes a key twice in one group.
 
 Ranges that are no whole directory are the one thing that is *emulated*: their proof fails whenever anybody applies

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metastore.api import MetadataStore
-from metastore.backends.etcd_joining import Footprint, Limits, take_group
+from metastore.backends.joining import Footprint, Limits, take_group
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.types import Absent, Batch, Check, EmptyRange
