@@ -5,6 +5,9 @@ Sorted by danger. *Writing*: `apply` is the only write; everything else that cha
 
 All methods are coroutines of one event loop. Every call ends within the deadline the store was opened with, by an
 answer or by one of `metastore.errors`. A cancelled `apply` may still take effect.
+
+What a backend must have is abstract here; every other ability works on top of that, and a backend overrides it where
+its server can do better. Both ways answer alike, and one contract suite holds them to it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Self
 from metastore import keys
 from metastore.errors import CheckFailed, InvalidBatch
 from metastore.types import (
+    Absent,
     Applied,
     AtVersion,
     Batch,
@@ -55,12 +59,20 @@ class Ephemeral(ABC):
 
 
 MAX_BATCH_BYTES = 1 << 20
+POLL_INTERVAL_MS = 1_000
+
+
+def sequence_counter(prefix: str) -> str:
+    """The key of the counter behind `put_sequential(prefix, …)`: never below a prefix that anybody lists."""
+    return f"/seq/{keys.escape(prefix)}"
 
 
 class MetadataStore(ABC):
     """See the module docstring. `indexes` are declared once, when the store is opened."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
+    poll_interval_ms: int = POLL_INTERVAL_MS
+    """How often an emulated watch looks."""
 
     def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:
         self.indexes = tuple(indexes)
@@ -69,7 +81,7 @@ class MetadataStore(ABC):
 
     def batch(self) -> Batch:
         """An empty batch that knows this store's indexes."""
-        return Batch(self.indexes)
+        return Batch(self.indexes, keep_entries=False)
 
     def refuse_unfit(self, batch: Batch) -> None:
         """Raises `InvalidBatch` for what no backend could store: an empty or undecodable key, or too many bytes.
@@ -105,21 +117,58 @@ class MetadataStore(ABC):
         wasted, never handed out twice.
         """
         assert count > 0
-        record = await self.get(key)
+        counter = await self.get(key)
         while True:
-            first = int(record.value) if record else 1
-            value = str(first + count).encode()
-            batch = self.batch()
-            if record:
-                batch.replace(record, value)
-            else:
-                batch.create(key, value)
+            first, batch = self._advance(key, counter, count)
             try:
                 await self.apply(batch)
             except CheckFailed as lost:
-                record = lost.current
+                counter = lost.current
                 continue
             return range(first, first + count)
+
+    async def put_sequential(self, prefix: str, value: bytes) -> Record:
+        """Create the record `prefix` + a number of 20 digits, which the store gives; returns it as it was written.
+
+        Below one prefix a later record has a larger number, whichever process wrote it, and no number comes twice,
+        not even when its record has been deleted. Unique and increasing, not dense. The counter is the record
+        `/seq/<escaped prefix>`, moved in the same `apply`.
+
+        Raises as `apply`. After `OutcomeUnknown` there may be a record whose number nobody was told; it is never sent
+        again, that could leave two. `CheckFailed`: somebody put a record under the next number by other means.
+
+        All writers of a prefix meet at its counter, so they take turns: 64 of them got 195 records per second out of
+        etcd, with counters of their own 5,800 (FACTS-metastore 4.3). An operation record therefore is named by the
+        generation of its segment's owner and that owner's own counter.
+        """
+        self._refuse_unfit_sequence(prefix, value)
+        counter = await self.get(sequence_counter(prefix))
+        while True:
+            key, batch = self._next_in_sequence(prefix, value, counter)
+            try:
+                applied = await self.apply(batch)
+            except CheckFailed as lost:
+                if lost.check == Absent(key):
+                    raise
+                counter = lost.current
+                continue
+            return Record(key, value, applied.revision, first=True)
+
+    def _refuse_unfit_sequence(self, prefix: str, value: bytes) -> None:
+        self.refuse_unfit(self.batch().create(prefix + keys.number(0), value))
+
+    def _next_in_sequence(self, prefix: str, value: bytes, counter: Record | None) -> tuple[str, Batch]:
+        """Key of the next record while the counter reads `counter`, and the batch that creates it."""
+        number, batch = self._advance(sequence_counter(prefix), counter, 1)
+        key = prefix + keys.number(number)
+        return key, batch.create(key, value)
+
+    def _advance(self, key: str, counter: Record | None, count: int) -> tuple[int, Batch]:
+        """The next free number while the counter `key` reads `counter`, and a batch that moves it on by `count`."""
+        first = int(counter.value) if counter else 1
+        value = str(first + count).encode()
+        batch = self.batch()
+        return first, batch.replace(counter, value) if counter else batch.create(key, value)
 
     # -- reading, linearizable ---------------------------------------------------------------------------------
 
@@ -148,12 +197,20 @@ class MetadataStore(ABC):
     async def query_index(
         self, name: str, start: str = "", end: str | None = None, *, limit: int = 0, reverse: bool = False
     ) -> list[str]:
-        """Entries of a declared index in `[start, end)` (`end` None: to its end), in order, as `entries` named them."""
-        root = f"/idx/{name}/"
-        assert any(index.name == name for index in self.indexes), f"index {name} is not declared"
-        stop = keys.prefix_end(root) if end is None else root + end
-        found = await self.range(root + start, stop, limit=limit, reverse=reverse, keys_only=True)
-        return [record.key.removeprefix(root) for record in found.records]
+        """Entries of a declared index in `[start, end)` (`end` None: to its end), in order, as `entries` named them.
+
+        Emulated: every record below the prefix of the index is read, at one revision. Raises as `range`.
+        """
+        index = self._index(name)
+        found = await self.scan(index.prefix)
+        entries = {entry for record in found.records for entry in index.entries(record.key, record.value)}
+        wanted = (entry for entry in entries if start <= entry and (end is None or entry < end))
+        return sorted(wanted, reverse=reverse)[: limit or None]
+
+    def _index(self, name: str) -> IndexDefinition:
+        found = [index for index in self.indexes if index.name == name]
+        assert found, f"index {name} is not declared"
+        return found[0]
 
     async def current_revision(self) -> Revision:
         """A revision not older than any `apply` that had been answered, to anyone, when this call began."""
@@ -161,7 +218,6 @@ class MetadataStore(ABC):
 
     # -- hints -------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def watch(self, prefix: str, from_revision: Revision) -> Watch:
         """Changes below `prefix` at `from_revision` and later, in order, none twice.
 
@@ -169,7 +225,14 @@ class MetadataStore(ABC):
         gap or duplicate. When that is not possible (the revision is compacted away, the session expired, the
         consumer was too slow) a `Resync` says so, and the stream goes on behind it. A watch that loses its
         connection reconnects by itself and never ends in an error; it ends only by `close`.
+
+        Emulated (see `PollingWatch`): looks every `poll_interval_ms`. What happened between two looks collapses into
+        one event per key, and a watch begins with a `Resync` more often; the last state of a key always arrives.
         """
+        from metastore.polling import PollingWatch  # only here: it is made of this class
+
+        self._assert_open()
+        return PollingWatch(self, prefix, from_revision)
 
     @abstractmethod
     async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
@@ -180,6 +243,25 @@ class MetadataStore(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Finish what was sent, end the watches, release files and connections. Idempotent."""
+
+    @abstractmethod
+    def _assert_open(self) -> None:
+        """Raises `StoreClosed` once `close` has been called."""
+
+
+class StoredIndexes(MetadataStore):
+    """Native indexes: an entry is an empty record below `/idx/`, written in the same `apply` as what it points to."""
+
+    def batch(self) -> Batch:
+        return Batch(self.indexes)
+
+    async def query_index(
+        self, name: str, start: str = "", end: str | None = None, *, limit: int = 0, reverse: bool = False
+    ) -> list[str]:
+        root = self._index(name).root
+        stop = keys.prefix_end(root) if end is None else root + end
+        found = await self.range(root + start, stop, limit=limit, reverse=reverse, keys_only=True)
+        return [record.key.removeprefix(root) for record in found.records]
 
 
 class OwnRecord(Ephemeral):

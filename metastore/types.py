@@ -71,8 +71,8 @@ class IndexDefinition:
 
     `entries(key, value)` names the index entries of one record, as escaped key parts joined by `/` (see
     `metastore.keys.join`). It must be a pure function: the entries of an old value are found by calling it again.
-    An entry is stored as the empty record `/idx/<name>/<entry>`, in the same `apply` as its record, so an index
-    can never disagree with what it indexes.
+    Where indexes are native, an entry is stored as the empty record `/idx/<name>/<entry>`, in the same `apply` as its
+    record, so an index can never disagree with what it indexes. Where they are emulated, nothing is stored.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Batch:
     Two ways to write. `create`, `replace` and `remove` carry their own check (absent, or still at the version that
     was read) and move index entries along; they are the only way to touch an indexed record. `put`, `delete` and
     `delete_range` are bare and refuse keys below an indexed prefix (a programming error, so an `AssertionError`).
-    A key may be written once per batch.
+    A key may be written once per batch. `keep_entries` is false in a store that emulates its indexes.
     """
 
     indexes: tuple[IndexDefinition, ...] = ()
@@ -102,6 +102,7 @@ class Batch:
     puts: dict[str, bytes] = field(default_factory=dict)
     deletes: set[str] = field(default_factory=set)
     range_deletes: list[tuple[str, str]] = field(default_factory=list)
+    keep_entries: bool = True
 
     def check(self, *checks: Check) -> Self:
         self.checks.extend(checks)
@@ -161,7 +162,7 @@ class Batch:
         return not (self.checks or self.puts or self.deletes or self.range_deletes)
 
     def _write(self, key: str, old: bytes | None, new: bytes | None) -> Self:
-        for index in self.indexes:
+        for index in self.indexes if self.keep_entries else ():
             if not key.startswith(index.prefix):
                 continue
             before = index.keys(key, old) if old is not None else set()
@@ -227,7 +228,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All events of one revision below the watched prefix, in the order in which they were applied."""
+    """All events of one revision below the watched prefix, in the order in which they were applied.
+
+    From a watch that polls: the last event of each key since the item before, as of `revision`.
+    """
 
     revision: Revision
     events: tuple[Event, ...]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 
-from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.api import Ephemeral, StoredIndexes, Watch
 from metastore.backends.etcd_connection import Connection, Login, describe, is_compacted
 from metastore.backends.etcd_group_commit import GroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
@@ -59,7 +59,7 @@ class _CompactedError(Exception):
     """A page was asked for at a revision that has been compacted away since the first page."""
 
 
-class EtcdStore(MetadataStore):
+class EtcdStore(StoredIndexes):
     """See `open`."""
 
     def __init__(

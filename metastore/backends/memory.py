@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from metastore.api import Ephemeral, MetadataStore, OwnRecord, Watch
+from metastore.api import Ephemeral, OwnRecord, StoredIndexes, Watch
 from metastore.errors import CheckFailed, StoreClosed
 from metastore.types import (
     Absent,
@@ -41,7 +41,7 @@ class _Slot:
         return Record(key, b"" if keys_only else self.value, self.version, self.writes == 1)
 
 
-class MemoryStore(MetadataStore):
+class MemoryStore(StoredIndexes):
     """One copy of the records; gone with the process."""
 
     def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:

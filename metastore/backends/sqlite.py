@@ -28,12 +28,12 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
-from metastore.api import MAX_BATCH_BYTES, Ephemeral, MetadataStore, OwnRecord, Watch
+from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, Watch, sequence_counter
 from metastore.errors import (
     CheckFailed,
     InvalidBatch,
@@ -108,8 +108,11 @@ _BAD_DATA = (
 T = TypeVar("T")
 
 
-# eq=False: jobs are told apart by identity.
-@dataclass(slots=True, eq=False)
+Plan = Callable[[sqlite3.Connection], Batch]
+
+
+# eq=False: jobs are told apart by identity. kw_only: a kind of job adds what it needs.
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Job(Generic[T]):
     """A call on its way through a lane. `outcome` is set in the lane's thread, `future` on the loop."""
 
@@ -118,22 +121,24 @@ class _Job(Generic[T]):
     begun: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Write(_Job[Applied]):
-    batch: Batch = field(default_factory=Batch)
+    """`plan` makes the batch once the job's turn has come, inside the group's transaction."""
+
+    plan: Plan
     ephemeral: bool = False
     changes: Changes | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Read(_Job[T]):
-    query: Callable[[sqlite3.Connection], T] | None = None
+    query: Callable[[sqlite3.Connection], T]
 
 
 J = TypeVar("J", bound=_Job[Any])
 
 
-class SqliteStore(MetadataStore):
+class SqliteStore(StoredIndexes):
     """See the module docstring. Open one with `SqliteStore.open`."""
 
     def __init__(
@@ -179,14 +184,27 @@ class SqliteStore(MetadataStore):
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def apply(self, batch: Batch) -> Applied:
-        return await self._apply(batch)
+        self.refuse_unfit(batch)
+        return await self._apply(lambda _: batch)
 
-    async def _apply(self, batch: Batch, *, ephemeral: bool = False) -> Applied:
+    async def put_sequential(self, prefix: str, value: bytes) -> Record:
+        """Native: the number is taken inside the group's transaction, so nobody loses and many share one commit."""
+        self._refuse_unfit_sequence(prefix, value)
+        counter, key = sequence_counter(prefix), ""
+
+        def plan(connection: sqlite3.Connection) -> Batch:
+            nonlocal key
+            key, batch = self._next_in_sequence(prefix, value, _get(connection, counter))
+            return batch
+
+        applied = await self._apply(plan)
+        return Record(key, value, applied.revision, first=True)
+
+    async def _apply(self, plan: Plan, *, ephemeral: bool = False) -> Applied:
         self._assert_open()
         if self._database.read_only:
             raise InvalidBatch("the store was opened read-only")
-        self.refuse_unfit(batch)
-        job = _Write(asyncio.get_running_loop().create_future(), batch=batch, ephemeral=ephemeral)
+        job = _Write(future=asyncio.get_running_loop().create_future(), plan=plan, ephemeral=ephemeral)
         self._writer.submit(job)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -239,7 +257,7 @@ class SqliteStore(MetadataStore):
 
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         self._assert_open()
-        job: _Read[T] = _Read(asyncio.get_running_loop().create_future(), query=query)
+        job: _Read[T] = _Read(future=asyncio.get_running_loop().create_future(), query=query)
         self._reader.submit(job)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -255,7 +273,9 @@ class SqliteStore(MetadataStore):
 
     async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
         """Only this process can serve the file, so the record is deleted when the file is opened next."""
-        applied = await self._apply(self.batch().put(key, value), ephemeral=True)
+        batch = self.batch().put(key, value)
+        self.refuse_unfit(batch)
+        applied = await self._apply(lambda _: batch, ephemeral=True)
         return OwnRecord(self, key, applied.revision)
 
     async def compact(self) -> None:
@@ -533,7 +553,6 @@ class _Database:
             _end_transaction(connection)
             connection.execute("BEGIN")
             for job in group:
-                assert job.query is not None
                 try:
                     job.outcome = job.query(connection)
                 except ValueError as error:  # a key that UTF-8 cannot express: the caller's own fault
@@ -549,14 +568,19 @@ class _Database:
 
 def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -> Revision:
     """Give one job its outcome on the state its predecessors left; returns the revision behind it."""
-    for check in job.batch.checks:
+    try:
+        batch = job.plan(connection)
+    except ValueError as error:  # a counter that holds no number: its caller's affair, not the group's
+        job.outcome = error
+        return revision
+    for check in batch.checks:
         holds, current = _look(connection, check)
         if not holds:
             job.outcome = CheckFailed(check, current, revision)
             return revision
     connection.execute("SAVEPOINT job")
     try:
-        events = _write(connection, job, revision + 1)
+        events = _write(connection, batch, revision + 1, job.ephemeral)
     except _BAD_DATA as error:
         connection.execute("ROLLBACK TO job")
         connection.execute("RELEASE job")
@@ -587,14 +611,13 @@ def _look(connection: sqlite3.Connection, check: Check) -> tuple[bool, Record | 
             return row is None, _record(row) if row else None
 
 
-def _write(connection: sqlite3.Connection, job: _Write, revision: Revision) -> tuple[Event, ...]:
-    batch = job.batch
+def _write(connection: sqlite3.Connection, batch: Batch, revision: Revision, ephemeral: bool) -> tuple[Event, ...]:
     deleted = {key for key in batch.deletes if connection.execute(_DELETE, (key,)).rowcount}
     for start, end in batch.range_deletes:
         deleted.update(key for (key,) in connection.execute(_DELETE_RANGE, (start, end)).fetchall())
     events = [Event(key, None) for key in sorted(deleted)]
     for key, value in batch.puts.items():
-        ((writes,),) = connection.execute(_PUT, (key, value, revision, job.ephemeral)).fetchall()
+        ((writes,),) = connection.execute(_PUT, (key, value, revision, ephemeral)).fetchall()
         events.append(Event(key, Record(key, value, revision, writes == 1)))
     return tuple(events)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.api import Ephemeral, StoredIndexes, Watch
 from metastore.backends.joining import Limits
 from metastore.backends.zookeeper_connection import Connection
 from metastore.backends.zookeeper_ephemerals import Ephemerals
@@ -67,7 +67,7 @@ _DELETED_AT_ONCE = 500
 _IDLE_LOG_MS = 600_000
 
 
-class ZooKeeperStore(MetadataStore):
+class ZooKeeperStore(StoredIndexes):
     """See `open`. A batch is smaller here than elsewhere: its values travel twice in a request of at most 1 MB."""
 
     max_batch_bytes = MAX_BATCH_BYTES

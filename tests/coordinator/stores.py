@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 
-from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.api import Ephemeral, MetadataStore, StoredIndexes, Watch
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Batch, RangeResult, Revision, Snapshot
 
@@ -29,7 +29,7 @@ class Fault(Enum):
     UNAVAILABLE = auto()  # it certainly did not happen
 
 
-class WrappedStore(MetadataStore):
+class WrappedStore(StoredIndexes):
     def __init__(self, truth: MetadataStore) -> None:
         super().__init__(truth.indexes)
         self.truth = truth
@@ -53,6 +53,9 @@ class WrappedStore(MetadataStore):
 
     async def close(self) -> None:
         await self.truth.close()
+
+    def _assert_open(self) -> None:
+        self.truth._assert_open()
 
 
 Meanwhile = Callable[[], Awaitable[object]]

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.api import Ephemeral, StoredIndexes, Watch
 from metastore.backends.memory import MemoryStore
 from metastore.errors import MetastoreError
 from metastore.txn import paths
@@ -59,7 +59,7 @@ class HeldRead:
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class FaultyStore(MetadataStore):
+class FaultyStore(StoredIndexes):
     def __init__(self) -> None:
         super().__init__(INDEXES)
         self.inner = MemoryStore(INDEXES)
@@ -136,6 +136,9 @@ class FaultyStore(MetadataStore):
 
     async def close(self) -> None:
         await self.inner.close()
+
+    def _assert_open(self) -> None:
+        self.inner._assert_open()
 
     def _assert_near(self) -> None:
         if self.away is not None:
