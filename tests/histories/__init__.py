@@ -1,0 +1,9 @@
+"""What clients were told, and whether any order of what they did explains it.
+
+    calls.py          a history: who called what when, and what came of it; written down as it happens
+    linearizable.py   the search of Wing and Gong, as improved by Lowe, for any model of one object
+    registers.py      the model of a register: reads, writes, compare-and-set
+    appends.py        transactions that append to lists: strict serializability by cycles, as in Elle
+
+Nothing here knows a store, a server or a clock: clients of any interface, and a simulator, can be judged by it.
+"""
