@@ -9,15 +9,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from metastore.api import MetadataStore, Watch
 from metastore.errors import StoreUnavailable
 from metastore.types import Changes, Event, Record, Resync, Revision, WatchItem
 
-MAX_QUEUED_EVENTS = 100_000
-MAX_LOGGED_EVENTS = 100_000
+MAX_QUEUED_BYTES = 64 << 20
+MAX_LOGGED_BYTES = 64 << 20
+EVENT_BYTES = 500
+"""What an event takes in memory besides its key and value, roughly. Counting events alone would bound nothing: one
+value may be as large as a batch."""
+
+
+def size_bytes(events: Iterable[Event]) -> int:
+    return sum(EVENT_BYTES + len(event.key) + (len(event.record.value) if event.record else 0) for event in events)
 
 
 class QueueWatch(Watch):
@@ -31,15 +38,15 @@ class QueueWatch(Watch):
         self,
         prefix: str,
         on_close: Callable[[QueueWatch], None],
-        max_events: int = MAX_QUEUED_EVENTS,
+        max_bytes: int = MAX_QUEUED_BYTES,
         from_revision: Revision = 0,
     ) -> None:
         self.prefix = prefix
         self._on_close = on_close
-        self._max_events = max_events
+        self._max_bytes = max_bytes
         self._from_revision = from_revision
-        self._items: deque[WatchItem] = deque()
-        self._queued_events = 0
+        self._items: deque[tuple[WatchItem, int]] = deque()
+        self._queued_bytes = 0
         self._wakeup = asyncio.Event()
         self._closed = False
 
@@ -50,18 +57,19 @@ class QueueWatch(Watch):
         events = tuple(event for event in changes.events if event.key.startswith(self.prefix))
         if not events:
             return
-        if self._queued_events + len(events) > self._max_events:
+        size = size_bytes(events)
+        if self._queued_bytes + size > self._max_bytes:
             self.resync(changes.revision, "the consumer was too slow")
             return
-        self._items.append(Changes(changes.revision, events))
-        self._queued_events += len(events)
+        self._items.append((Changes(changes.revision, events), size))
+        self._queued_bytes += size
         self._wakeup.set()
 
     def resync(self, revision: Revision, reason: str) -> None:
         """Drop the backlog and tell the consumer to read again at or after `revision`."""
         self._items.clear()
-        self._queued_events = 0
-        self._items.append(Resync(revision, reason))
+        self._queued_bytes = 0
+        self._items.append((Resync(revision, reason), 0))
         self._wakeup.set()
 
     async def __anext__(self) -> WatchItem:
@@ -70,9 +78,8 @@ class QueueWatch(Watch):
                 raise StopAsyncIteration
             self._wakeup.clear()
             await self._wakeup.wait()
-        item = self._items.popleft()
-        if isinstance(item, Changes):
-            self._queued_events -= len(item.events)
+        item, size = self._items.popleft()
+        self._queued_bytes -= size
         return item
 
     async def close(self) -> None:
@@ -93,47 +100,48 @@ class ChangeLog:
     def __init__(
         self,
         revision: Revision,
-        max_events: int = MAX_LOGGED_EVENTS,
+        max_bytes: int = MAX_LOGGED_BYTES,
         on_idle: Callable[[], None] | None = None,
     ) -> None:
         self.floor = revision
         self.revision = revision
-        self._max_events = max_events
+        self._max_bytes = max_bytes
         self._on_idle = on_idle
-        self._changes: deque[Changes] = deque()
-        self._logged_events = 0
+        self._changes: deque[tuple[Changes, int]] = deque()
+        self._logged_bytes = 0
         self._watches: list[QueueWatch] = []
 
     def publish(self, changes: Changes) -> None:
         assert changes.revision > self.revision, "revisions grow"
         self.revision = changes.revision
-        self._changes.append(changes)
-        self._logged_events += len(changes.events)
-        while self._logged_events > self._max_events:
-            self.compact(self._changes[0].revision)
+        size = size_bytes(changes.events)
+        self._changes.append((changes, size))
+        self._logged_bytes += size
+        while self._logged_bytes > self._max_bytes:
+            self.compact(self._changes[0][0].revision)
         for watch in self._watches:
             watch.offer(changes)
 
     def compact(self, revision: Revision) -> None:
         """Forget the changes at or below `revision`."""
-        while self._changes and self._changes[0].revision <= revision:
-            self._logged_events -= len(self._changes.popleft().events)
+        while self._changes and self._changes[0][0].revision <= revision:
+            self._logged_bytes -= self._changes.popleft()[1]
         self.floor = max(self.floor, min(revision, self.revision))
 
     def resync(self, revision: Revision, reason: str) -> None:
         """The feed itself lost events up to `revision`: forget everything and tell every watch."""
         self._changes.clear()
-        self._logged_events = 0
+        self._logged_bytes = 0
         self.floor = self.revision = max(revision, self.revision)
         for watch in self._watches:
             watch.resync(self.revision, reason)
 
     def watch(self, prefix: str, from_revision: Revision) -> QueueWatch:
-        watch = QueueWatch(prefix, self._leave, MAX_QUEUED_EVENTS, from_revision)
+        watch = QueueWatch(prefix, self._leave, MAX_QUEUED_BYTES, from_revision)
         if from_revision <= self.floor:
             watch.resync(self.revision, f"revision {from_revision} is compacted away")
         else:
-            for changes in self._changes:
+            for changes, _ in self._changes:
                 if changes.revision >= from_revision:
                     watch.offer(changes)
         self._watches.append(watch)

@@ -6,15 +6,19 @@ Method: changes are published by hand, so that a feed can be late, lossy or too 
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 
 from metastore.types import Changes, Event, Record, Resync, WatchItem
-from metastore.watches import ChangeLog, QueueWatch
+from metastore.watches import ChangeLog, QueueWatch, size_bytes
 
 
 def change(revision: int, *keys: str) -> Changes:
     return Changes(revision, tuple(Event(key, Record(key, b"", revision, True)) for key in keys or ("/a",)))
+
+
+ONE_EVENT = size_bytes(change(1).events)
 
 
 async def drained(watch: QueueWatch, count: int) -> list[WatchItem]:
@@ -31,7 +35,7 @@ async def test_a_watch_ahead_of_a_late_feed_repeats_nothing() -> None:
 
 
 async def test_a_backlog_that_grows_too_long_becomes_one_resync() -> None:
-    watch = QueueWatch("/", lambda _: None, max_events=3)
+    watch = QueueWatch("/", lambda _: None, max_bytes=3 * ONE_EVENT)
     for revision in range(1, 6):
         watch.offer(change(revision))
     first, second = await drained(watch, 2)
@@ -39,15 +43,34 @@ async def test_a_backlog_that_grows_too_long_becomes_one_resync() -> None:
     assert second == change(5)
 
 
+async def test_a_consumer_that_never_reads_costs_no_more_than_its_bound() -> None:
+    """Few events with large values count as much as many with small ones."""
+    log = ChangeLog(0, max_bytes=1_000_000)
+    watch = QueueWatch("/", lambda _: None, max_bytes=1_000_000)
+    tracemalloc.start()
+    try:
+        for revision in range(1, 300):
+            size = 100_000 if revision % 2 else 10
+            changes = Changes(revision, (Event("/a", Record("/a", bytes(size), revision, True)),))
+            log.publish(changes)
+            watch.offer(changes)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2_500_000
+    (resync,) = await drained(watch, 1)
+    assert isinstance(resync, Resync)
+
+
 async def test_a_consumer_that_keeps_up_never_sees_a_resync() -> None:
-    watch = QueueWatch("/", lambda _: None, max_events=3)
+    watch = QueueWatch("/", lambda _: None, max_bytes=3 * ONE_EVENT)
     for revision in range(1, 20):
         watch.offer(change(revision, "/a", "/b"))
         assert await drained(watch, 1) == [change(revision, "/a", "/b")]
 
 
 async def test_the_log_forgets_its_oldest_changes_and_says_so() -> None:
-    log = ChangeLog(1, max_events=3)
+    log = ChangeLog(1, max_bytes=3 * ONE_EVENT)
     for revision in range(2, 8):
         log.publish(change(revision))
     assert log.floor == 4

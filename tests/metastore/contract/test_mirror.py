@@ -12,7 +12,7 @@ import pytest
 
 from metastore.api import MetadataStore
 from metastore.types import Event, Record
-from metastore.watches import Mirror
+from metastore.watches import EVENT_BYTES, Mirror
 from tests.metastore.factories import Backend
 
 END = "/a/end"
@@ -82,7 +82,7 @@ async def test_it_follows_concurrent_writers(backend: Backend) -> None:
 
 
 async def test_it_lists_again_after_a_gap(store: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metastore.watches.MAX_QUEUED_EVENTS", 5)
+    monkeypatch.setattr("metastore.watches.MAX_QUEUED_BYTES", 5 * EVENT_BYTES)
     await store.apply(store.batch().put("/a/gone", b"").put("/a/kept", b""))
     copy = Copy()
     mirror = Mirror(store, "/a/", copy.take)

@@ -14,6 +14,7 @@ import pytest
 from metastore.api import MetadataStore, Watch
 from metastore.errors import CheckFailed
 from metastore.types import Changes, Record, Resync
+from metastore.watches import EVENT_BYTES
 from tests.metastore.factories import Backend
 
 
@@ -159,7 +160,7 @@ async def test_a_live_watch_outlives_a_compaction(backend: Backend, store: Metad
 async def test_a_slow_consumer_gets_a_resync_and_the_stream_goes_on(
     store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metastore.watches.MAX_QUEUED_EVENTS", 10)
+    monkeypatch.setattr("metastore.watches.MAX_QUEUED_BYTES", 10 * EVENT_BYTES)
     start = await store.current_revision()
     async with store.watch("/a/", start + 1) as watch:
         # One change that is larger than the queue: no consumer is fast enough for it.
