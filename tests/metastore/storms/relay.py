@@ -1,0 +1,78 @@
+"""A TCP relay in front of a server: some clients lose their way to it while all others keep theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+_CHUNK = 1 << 16
+
+
+class Relay:
+    """Carries bytes between its own port and that of a server. While it is cut, connections end and none begins.
+
+    `connections` counts those that reached the server: each but the first is a client that came back.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._cut = False
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.connections = 0
+
+    def cut(self) -> None:
+        self._cut = True
+        for pump in self._pumps:
+            pump.cancel()
+
+    def mend(self) -> None:
+        self._cut = False
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port: int = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        self.cut()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._cut:
+            writer.transport.abort()
+            return
+        pump = asyncio.get_running_loop().create_task(self._carry(reader, writer), name="relay")
+        self._pumps.add(pump)
+        pump.add_done_callback(self._pumps.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Both ways, until one of the two ends is gone. The other one is then cut off too."""
+        try:
+            with suppress(OSError):
+                server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+                self.connections += 1
+                try:
+                    there = asyncio.create_task(_pump(reader, server_writer))
+                    back = asyncio.create_task(_pump(server_reader, writer))
+                    try:
+                        await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        there.cancel()
+                        back.cancel()
+                        await asyncio.gather(there, back, return_exceptions=True)
+                finally:
+                    server_writer.transport.abort()
+        finally:
+            writer.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
