@@ -8,11 +8,14 @@ ZooKeeper refuses them. Numbers are zero-padded to 20 digits, so that key order 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 NUMBER_DIGITS = 20
+_AS_NUMBER = f"0{NUMBER_DIGITS}d"
 
 
+@lru_cache(maxsize=4096)  # the same few segments, topics and subscriptions are in every key
 def escape(part: str) -> str:
     """One key part from any text; reversed by `unescape`. The empty text becomes a lone `%`."""
     if part in (".", ".."):
@@ -27,7 +30,7 @@ def unescape(part: str) -> str:
 def number(value: int) -> str:
     """A non-negative number as 20 digits."""
     assert 0 <= value < 10**NUMBER_DIGITS, value
-    return f"{value:0{NUMBER_DIGITS}d}"
+    return format(value, _AS_NUMBER)
 
 
 def join(*parts: str) -> str:

@@ -147,9 +147,13 @@ class Batch:
     @property
     def size_bytes(self) -> int:
         """Bytes of all keys and values. Raises `UnicodeEncodeError` for a key that UTF-8 cannot express."""
-        total = sum(map(_encoded_length, self.puts)) + sum(map(len, self.puts.values()))
-        total += sum(map(_encoded_length, self.deletes))
-        total += sum(_encoded_length(start) + _encoded_length(end) for start, end in self.range_deletes)
+        total = 0
+        for key, value in self.puts.items():
+            total += _encoded_length(key) + len(value)
+        for key in self.deletes:
+            total += _encoded_length(key)
+        for start, end in self.range_deletes:
+            total += _encoded_length(start) + _encoded_length(end)
         for check in self.checks:
             if isinstance(check, EmptyRange):
                 total += _encoded_length(check.start) + _encoded_length(check.end)

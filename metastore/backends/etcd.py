@@ -151,7 +151,7 @@ class EtcdStore(StoredIndexes):
         self.refuse_unfit(batch)
         if batch.empty:
             return Applied(await self.current_revision())
-        return await self._commit.apply(batch)
+        return await self._commit.submit(batch)
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -94,9 +94,9 @@ class Member:
     deadline: float
     answer: asyncio.Future[Applied]
 
-    def succeed(self, revision: Revision) -> None:
+    def succeed(self, applied: Applied) -> None:
         if not self.answer.done():
-            self.answer.set_result(Applied(revision))
+            self.answer.set_result(applied)
 
     def fail(self, error: MetastoreError) -> None:
         if not self.answer.done():
@@ -159,13 +159,13 @@ class GroupCommit:
         self._reconnecting: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
-    async def apply(self, batch: Batch) -> Applied:
-        """See `MetadataStore.apply`."""
+    def submit(self, batch: Batch) -> asyncio.Future[Applied]:
+        """`MetadataStore.apply`: queued when this returns, and what comes of it."""
         nested = self._wire.nested(batch, self._limits.max_cost)
         member = Member(
             nested,
             nested.cost,
-            nested.operation.ByteSize(),
+            len(nested.encoded),
             Footprint.of(batch),
             self._loop.time() + self._deadline_s,
             self._loop.create_future(),
@@ -174,7 +174,7 @@ class GroupCommit:
         self._schedule_pump()
         if self._expiry is None:
             self._expiry = self._loop.call_at(member.deadline, self._expire)
-        return await member.answer
+        return member.answer
 
     async def close(self) -> None:
         """Wait until every apply has its answer (each has a deadline), then stop."""
@@ -260,11 +260,8 @@ class GroupCommit:
     async def _commit(self, slot: _Slot, members: Sequence[Member]) -> Sequence[Member]:
         """Send `members` as one request. Returns those that were not applied and are to be sent again."""
         name = b'{"batch":%d}' % next(self._ids)
-        request = TxnRequest(
-            compare=[slot.compare()],
-            success=[slot.put(name), *(member.nested.operation for member in members)],
-            failure=[slot.get()],
-        )
+        request = TxnRequest(compare=[slot.compare()], success=[slot.put(name)], failure=[slot.get()])
+        request.MergeFromString(b"".join([member.nested.encoded for member in members]))
         if self._on_group:
             self._on_group(len(members))
         try:
@@ -284,13 +281,14 @@ class GroupCommit:
 
     def _deliver(self, answer: TxnResponse, members: Sequence[Member]) -> None:
         revision = answer.header.revision
+        applied = Applied(revision)
         for member, response in zip(members, answer.responses[1:], strict=True):
             outcome = response.response_txn
             if outcome.succeeded:
-                member.succeed(revision)
+                member.succeed(applied)
             elif not member.answer.done():
                 found = self._wire.found(outcome.responses)
-                failure = first_failure(member.nested.conditions, found, revision)
+                failure = first_failure(self._wire.conditions(member.nested.checks), found, revision)
                 assert failure is not None, "a compare failed, but every check holds on what was read with it"
                 member.fail(failure)
 
@@ -371,9 +369,9 @@ class GroupCommit:
 
     async def _judge(self, member: Member, revision: Revision) -> None:
         """The member travelled in a request that was applied at `revision`: did its checks hold just before?"""
-        conditions = member.nested.conditions
+        conditions = self._wire.conditions(member.nested.checks)
         if not conditions:
-            member.succeed(revision)
+            member.succeed(Applied(revision))
         request = TxnRequest()
         for condition in conditions:
             condition.add_read(request.success, revision - 1)
@@ -389,7 +387,7 @@ class GroupCommit:
             if failure := first_failure(conditions, self._wire.found(answer.responses), revision):
                 member.fail(failure)
             else:
-                member.succeed(revision)
+                member.succeed(Applied(revision))
 
     async def _remove_markers(self) -> None:
         """Leave nothing behind. Not for a slot that has ever lost a reply: a request that compares version 0 and is

@@ -12,21 +12,20 @@ the loser of a race learns what beat it in the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING
 
 from metastore import keys
+from metastore.backends import etcd_encoding as encoding
 from metastore.backends import etcd_stubs
-from metastore.backends.etcd_stubs import Compare, KeyValue, RequestOp, ResponseOp, TxnRequest
+from metastore.backends.etcd_stubs import KeyValue, RequestOp, ResponseOp
 from metastore.errors import CheckFailed, InvalidBatch
 from metastore.types import Absent, AtVersion, Batch, Check, EmptyRange, Event, FirstVersion, Record, Revision
 
 if TYPE_CHECKING:
     from etcd3.etcdrpc.rpc_pb2 import Messages
-
-_CREATE, _MOD, _VERSION = Compare.CREATE, Compare.MOD, Compare.VERSION
 
 
 def holds(check: Check, found: Record | None) -> bool:
@@ -48,20 +47,8 @@ class Condition:
     key: bytes
     end: bytes = b""
 
-    def add_compare(self, txn: TxnRequest) -> None:
-        match self.check:
-            case Absent():
-                txn.compare.add(target=_CREATE, key=self.key, create_revision=0)
-            case AtVersion(_, version):
-                assert version > 0, "an absent record has no version"  # and etcd would take 0 for absent
-                txn.compare.add(target=_MOD, key=self.key, mod_revision=version)
-            case FirstVersion():
-                txn.compare.add(target=_VERSION, key=self.key, version=1)
-            case EmptyRange():
-                txn.compare.add(target=_CREATE, key=self.key, range_end=self.end, create_revision=0)
-
-    def add_read(self, operations: Messages[RequestOp], revision: Revision = 0) -> None:
-        """Reads the record that decides, now or at `revision`."""
+    def add_read(self, operations: Messages[RequestOp], revision: Revision) -> None:
+        """Reads the record that decides, as it was at `revision`."""
         read = operations.add().request_range
         read.key = self.key
         read.revision = revision
@@ -81,10 +68,10 @@ def first_failure(
 
 @dataclass(slots=True)
 class Nested:
-    """A batch as one operation of a request. `cost`: see `joining.Limits`."""
+    """A batch as one operation of a request (see `etcd_encoding.member`). `cost`: see `joining.Limits`."""
 
-    operation: RequestOp
-    conditions: Sequence[Condition]
+    encoded: bytes
+    checks: tuple[Check, ...]
     cost: int
 
 
@@ -139,52 +126,54 @@ class Wire:
             cut = [(start, end)]
         return [bounds for piece in cut if (bounds := self.bounds(*piece))]
 
-    def conditions(self, check: Check) -> list[Condition]:
-        if isinstance(check, EmptyRange):
-            return [Condition(check, key, end) for key, end in self.pieces(check.start, check.end)]
-        return [Condition(check, self.key(check.key))]
+    def conditions(self, checks: Iterable[Check]) -> list[Condition]:
+        """What the server was asked to compare and, if that failed, to read: in that order."""
+        found: list[Condition] = []
+        for check in checks:
+            if isinstance(check, EmptyRange):
+                found += (Condition(check, key, end) for key, end in self.pieces(check.start, check.end))
+            else:
+                found.append(Condition(check, self.key(check.key)))
+        return found
 
     def nested(self, batch: Batch, max_cost: int) -> Nested:
         """Raises `InvalidBatch` if the batch has more operations than a request can nest."""
-        conditions = [condition for check in batch.checks for condition in self.conditions(check)]
-        ranges = [piece for bounds in batch.range_deletes for piece in self.pieces(*bounds)]
-        writes = len(batch.puts) + len(batch.deletes) + len(ranges)
+        sized = encoding.sized
+        compares: list[bytes] = []
+        reads: list[bytes] = []
+        for check in batch.checks:
+            if isinstance(check, EmptyRange):
+                for start, end in self.pieces(check.start, check.end):
+                    compares.append(encoding.is_empty(sized(start), sized(end)))
+                    reads.append(encoding.otherwise(encoding.read_first(sized(start), sized(end))))
+                continue
+            key = sized((self._root + check.key).encode())
+            if isinstance(check, Absent):
+                compares.append(encoding.is_absent(key))
+            elif isinstance(check, FirstVersion):
+                compares.append(encoding.is_first(key))
+            else:
+                assert check.version > 0, "an absent record has no version"  # and etcd would take 0 for absent
+                compares.append(encoding.is_at(key, check.version))
+            reads.append(encoding.otherwise(encoding.read(key)))
+        writes = [encoding.then(encoding.delete(sized(self.key(key)))) for key in sorted(batch.deletes)]
+        for bounds in batch.range_deletes:
+            for start, end in self.pieces(*bounds):
+                writes.append(encoding.then(encoding.delete_range(sized(start), sized(end))))
+        for name, value in batch.puts.items():
+            writes.append(encoding.then(encoding.put(sized((self._root + name).encode()), sized(value))))
         width = 0
-        if writes > max_cost:
+        operations = writes
+        if len(writes) > max_cost:
             # Unconditional transactions one level deeper: a square holds more than a line.
-            width = isqrt(writes) + 1
-        top_level = -(-writes // width) if width else writes
-        cost = max(len(conditions), top_level, 1) + width
+            width = isqrt(len(writes)) + 1
+            rows = (b"".join(writes[at : at + width]) for at in range(0, len(writes), width))
+            operations = [encoding.then(encoding.txn(row)) for row in rows]
+        cost = max(len(compares), len(operations), 1) + width
         if cost > max_cost:
             raise InvalidBatch(
-                f"{len(conditions)} checks and {writes} writes are more than the store takes at once "
+                f"{len(compares)} checks and {len(writes)} writes are more than the store takes at once "
                 f"(max_txn_ops is {max_cost + 2}): split the batch"
             )
-        operation = RequestOp()
-        txn = operation.request_txn
-        txn.SetInParent()
-        for condition in conditions:
-            condition.add_compare(txn)
-            condition.add_read(txn.failure)
-        places = _places(txn.success, width)
-        for key in sorted(batch.deletes):
-            next(places).request_delete_range.key = self.key(key)
-        for start, end in ranges:
-            delete = next(places).request_delete_range
-            delete.key = start
-            delete.range_end = end
-        for key, value in batch.puts.items():
-            put = next(places).request_put
-            put.key = self.key(key)
-            put.value = value
-        return Nested(operation, conditions, cost)
-
-
-def _places(operations: Messages[RequestOp], width: int) -> Iterator[RequestOp]:
-    """Operations to fill in: directly in `operations`, or in transactions of `width` there."""
-    while not width:
-        yield operations.add()
-    while True:
-        txn = operations.add().request_txn
-        for _ in range(width):
-            yield txn.success.add()
+        encoded = encoding.then(encoding.txn(b"".join([*compares, *operations, *reads])))
+        return Nested(encoded, tuple(batch.checks), cost)

@@ -83,6 +83,9 @@ class Footprint:
         """Whether their order matters."""
         return self.depends_on(other) or other.depends_on(self)
 
+    def touches_any(self, others: Iterable[Footprint]) -> bool:
+        return any(map(self.touches, others))
+
 
 class Waiting(Protocol):
     """An apply that waits to be sent."""
@@ -135,13 +138,14 @@ def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) 
     while queue and len(skipped) + len(taken) < MAX_SCANNED:
         waiting = queue[0]
         footprint = waiting.footprint
-        if footprint.depends_on(together) or any(footprint.touches(barrier) for barrier in barriers):
+        if footprint.depends_on(together) or footprint.touches_any(barriers):
             if not skipped:
                 barriers.append(overtaken)
             skipped.append(queue.popleft())
             overtaken.add(footprint)
             continue
-        highest_cost = max(highest_cost, waiting.cost)
+        if waiting.cost > highest_cost:
+            highest_cost = waiting.cost
         size_bytes += waiting.size_bytes
         if taken and not limits.hold(len(taken) + 1, highest_cost, size_bytes):
             break
