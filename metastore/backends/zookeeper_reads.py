@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from metastore import keys
-from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, Connection, Reading
+from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, Connection, Found
+from metastore.backends.zookeeper_listings import Child, Listings, within
 from metastore.backends.zookeeper_log import LogReader, TrimmedError
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Node, get_children, get_data
@@ -61,15 +62,6 @@ class Listing:
     directories: list[str]
 
 
-@dataclass(order=True, slots=True)
-class _Item:
-    """A record or a directory in the order of the keys: all keys below a directory begin with its `key`."""
-
-    key: str
-    is_directory: bool
-    path: str = field(compare=False)
-
-
 class _AgainError(Exception):
     """What was read cannot be made whole."""
 
@@ -81,6 +73,7 @@ class Snapshots:
         self._connection = connection
         self._paths = paths
         self._on_empty = on_empty
+        self._listings = Listings(paths)
 
     async def nodes(self, paths: Sequence[str], deadline: float) -> tuple[list[Node | None], Node]:
         """Znodes at one revision, that of the tip which comes with them. Raises `StoreUnavailable`."""
@@ -104,7 +97,7 @@ class Snapshots:
     ) -> Listing:
         """Raises `StoreUnavailable`."""
         while True:
-            walk = _Walk(self._connection, self._paths, start, end, deadline)
+            walk = _Walk(self._connection, self._paths, self._listings, start, end, deadline)
             try:
                 records, more = await walk.read(limit, reverse, keys_only)
             except _AgainError:
@@ -118,9 +111,12 @@ class Snapshots:
 class _Walk:
     """One attempt to read a range."""
 
-    def __init__(self, connection: Connection, paths: Paths, start: str, end: str, deadline: float) -> None:
+    def __init__(
+        self, connection: Connection, paths: Paths, listings: Listings, start: str, end: str, deadline: float
+    ) -> None:
         self._connection = connection
         self._paths = paths
+        self._listings = listings
         self._start = start
         self._end = end
         self._deadline = deadline
@@ -154,7 +150,7 @@ class _Walk:
             return records, False
         return records[:limit], len(records) > limit
 
-    def _roots(self) -> list[_Item]:
+    def _roots(self) -> list[Child]:
         """The deepest directory that holds the whole range."""
         if self._start >= self._end:
             return []
@@ -164,55 +160,59 @@ class _Walk:
             prefix = longer
         directory = prefix[: prefix.rfind("/") + 1]
         if directory:
-            return [_Item(directory, True, self._paths.directory(directory))]
-        return [_Item(prefix, True, self._paths.directory(prefix)) for prefix in ("", "/")]
+            return [Child(directory, True, self._paths.directory(directory))]
+        return [Child(prefix, True, self._paths.directory(prefix)) for prefix in ("", "/")]
 
-    async def _expand(self, directories: Sequence[_Item]) -> list[_Item]:
+    async def _expand(self, directories: Sequence[Child]) -> list[Child]:
         """What the directories hold within the range."""
-        items: list[_Item] = []
-        parts = list(in_parts(directories, OPERATIONS_PER_READ))
-        readings = await self._all([[get_children(item.path) for item in part] for part in parts])
-        for part, reading in zip(parts, readings, strict=True):
-            for directory, names in zip(part, reading.found, strict=True):
-                if isinstance(names, list):
-                    self.directories.append(directory.path)
-                    if not names:
-                        self.empty.append(directory.path)
-                    items += self._within(directory, names)
+        found = await self._children(directories)
+        items: list[Child] = []
+        for directory in directories:
+            children = found.get(directory.path)
+            if children is not None:
+                self.directories.append(directory.path)
+                items += within(children, directory, self._start, self._end)
+                if not children:
+                    self.empty.append(directory.path)
         return items
 
-    def _within(self, directory: _Item, names: list[str]) -> Iterator[_Item]:
-        start, end = self._start, self._end
-        for name in names:
-            if directory.path == self._paths.records and self._paths.is_special(name):
-                continue
-            part, is_directory = self._paths.child(name)
-            key = directory.key + part
-            if not is_directory:
-                if start <= key < end:
-                    yield _Item(key, False, f"{directory.path}/{name}")
-            elif key + "/" < end and keys.prefix_end(key + "/") > start:
-                yield _Item(key + "/", True, f"{directory.path}/{name}")
-
-    async def _records(self, items: Sequence[_Item], keys_only: bool) -> dict[str, Record]:
-        found: dict[str, Record] = {}
-        parts = list(in_parts(items, OPERATIONS_PER_READ))
-        readings = await self._all([[get_data(item.path) for item in part] for part in parts])
-        for part, reading in zip(parts, readings, strict=True):
-            for item, node in zip(part, reading.found, strict=True):
-                if isinstance(node, Node):
-                    found[item.key] = record_of(item.key, node, keys_only)
+    async def _children(self, directories: Sequence[Child]) -> dict[str, Sequence[Child]]:
+        """What the directories hold, as far as they are there. One round, or two when a kept listing is outdated."""
+        found: dict[str, Sequence[Child]] = {}
+        if large := [directory for directory in directories if self._listings.keeps(directory)]:
+            nodes = await self._find([get_data(directory.path) for directory in large])
+            for directory, node in zip(large, nodes, strict=True):
+                children = self._listings.children(directory, node.stat) if isinstance(node, Node) else None
+                if children is not None:
+                    found[directory.path] = children
+        if len(found) < len(directories) or not directories:
+            unknown = [directory for directory in directories if directory.path not in found]
+            # Each directory before its names, and both in one request: an even number of operations fits in one.
+            pairs = [read(directory.path) for directory in unknown for read in (get_data, get_children)]
+            answers = await self._find(pairs)
+            for directory, node, names in zip(unknown, answers[::2], answers[1::2], strict=True):
+                if isinstance(node, Node) and isinstance(names, list):
+                    found[directory.path] = self._listings.learn(directory, node.stat, names)
         return found
 
-    async def _all(self, parts: Sequence[Sequence[bytes]]) -> list[Reading]:
-        """Also without anything to read, the tip is looked at."""
-        readings = await asyncio.gather(*(self._connection.read(part, self._deadline) for part in parts or [()]))
+    async def _records(self, items: Sequence[Child], keys_only: bool) -> dict[str, Record]:
+        nodes = await self._find([get_data(item.path) for item in items])
+        return {
+            item.key: record_of(item.key, node, keys_only)
+            for item, node in zip(items, nodes, strict=True)
+            if isinstance(node, Node)
+        }
+
+    async def _find(self, operations: Sequence[bytes]) -> list[Found]:
+        """Also without any operation, the tip is looked at."""
+        parts = list(in_parts(operations, OPERATIONS_PER_READ)) or [()]
+        readings = await asyncio.gather(*(self._connection.read(part, self._deadline) for part in parts))
         for reading in readings:
             if self.first is None or reading.before.stat.mzxid < self.first.stat.mzxid:
                 self.first = reading.before
             if self.last is None or reading.after.stat.mzxid > self.last.stat.mzxid:
                 self.last = reading.after
-        return readings if parts else []
+        return [found for reading in readings for found in reading.found]
 
     async def _lay_changes_over(
         self, found: dict[str, Record], boundary: str | None, reverse: bool, keys_only: bool
