@@ -12,6 +12,7 @@ it is shown in process lists and logs, so etcd takes the password from a file.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -67,14 +68,15 @@ async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **o
 
 
 async def open_store_to_read(url: str) -> MetadataStore:
-    """Open what `url` names for looking only; a SQLite file may be served by another process meanwhile.
+    """Open what `url` names for looking only, and write nothing; it may be served by other processes meanwhile.
 
     Raises as `open_store`; also for `memory://`, which lives in the process that opened it.
     """
     scheme = url.partition("://")[0]
     if scheme == "memory":
         raise InvalidStoreUrl(url, "a store in memory cannot be seen from another process")
-    options: dict[str, Any] = {"read_only": True} if scheme == "sqlite" else {}
+    # A client of etcd writes nothing before its first apply.
+    options: dict[str, Any] = {} if scheme == "etcd" else {"read_only": True}
     return await open_store(url, **options)
 
 
@@ -103,6 +105,9 @@ async def _open_etcd(
     if "@" in location.partition("/")[0]:
         raise InvalidStoreUrl(url, "credentials are given as ?user=&password_file=")
     endpoints, root = _endpoints_and_root(url, location)
+
+    # gRPC writes each failed handshake to stderr, past all logs; the errors of the calls say the same.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     # Only here: whoever runs on SQLite does not load gRPC.
     from metastore.backends.etcd import EtcdStore

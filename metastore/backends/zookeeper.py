@@ -4,6 +4,7 @@
     zookeeper_group_commit.py   writes: many applies per multi, lost replies resolved by a fence
     zookeeper_plan.py           how an apply becomes operations that prove its checks
     zookeeper_reads.py          reads of one revision
+    zookeeper_listings.py       what directories hold, large ones remembered
     zookeeper_log.py            the recent changes, kept in the store
     zookeeper_watches.py        following the log
     zookeeper_ephemerals.py     ephemeral records
@@ -40,6 +41,7 @@ from metastore.backends.zookeeper_wire import (
     NODE_EXISTS,
     Culprit,
     Multi,
+    MultiRead,
     Node,
     create,
     delete,
@@ -47,7 +49,7 @@ from metastore.backends.zookeeper_wire import (
     get_data,
     set_data,
 )
-from metastore.errors import StoreClosed, StoreUnavailable
+from metastore.errors import InvalidBatch, StoreClosed, StoreUnavailable, StoreUnusable
 from metastore.types import (
     Applied,
     Batch,
@@ -80,6 +82,7 @@ class ZooKeeperStore(StoredIndexes):
         *,
         deadline_s: float,
         max_request_bytes: int,
+        read_only: bool,
         on_group: Callable[[int], None] | None,
         on_lost: Callable[[], None] | None,
     ) -> None:
@@ -87,10 +90,11 @@ class ZooKeeperStore(StoredIndexes):
         self._connection = connection
         self._paths = paths
         self._deadline_s = deadline_s
+        self._read_only = read_only
         self._loop = asyncio.get_running_loop()
         self._beliefs = Beliefs(paths)
         self._janitor = Janitor(connection, paths, self._beliefs, deadline_s)
-        self._snapshots = Snapshots(connection, paths, self._janitor.note)
+        self._snapshots = Snapshots(connection, paths, self._found_empty)
         self._commit = GroupCommit(
             connection,
             paths,
@@ -117,6 +121,7 @@ class ZooKeeperStore(StoredIndexes):
         deadline_ms: int = 5_000,
         session_timeout_ms: int = 6_000,
         max_request_bytes: int = 512_000,
+        read_only: bool = False,
         on_group: Callable[[int], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> ZooKeeperStore:
@@ -124,10 +129,11 @@ class ZooKeeperStore(StoredIndexes):
 
         The server confines `session_timeout_ms` to 2 to 20 of its ticks. Ephemeral records live that long after their
         process stops, whatever their own time to live. A connection without answers is given up after two thirds of
-        it. `max_request_bytes` bounds groups. `on_group` is called with the size of each group, `on_lost` for each
-        whose reply was lost.
+        it. `max_request_bytes` bounds groups. `read_only` writes nothing at all, not even what every client tidies up,
+        refuses every apply and ephemeral record, and wants the store to be there. `on_group` is called with the size
+        of each group, `on_lost` for each whose reply was lost.
 
-        Raises `StoreUnavailable` if no host answers within `deadline_ms`.
+        Raises `StoreUnavailable` if no host answers within `deadline_ms`, `StoreUnusable` if there is no store to read.
         """
         paths = Paths(root.rstrip("/"))
         connection = await Connection.open(
@@ -142,15 +148,19 @@ class ZooKeeperStore(StoredIndexes):
             indexes,
             deadline_s=deadline_ms / 1000,
             max_request_bytes=max_request_bytes,
+            read_only=read_only,
             on_group=on_group,
             on_lost=on_lost,
         )
         try:
-            await store._make_root()
-            await store._remove_idle_logs()
-            store._ephemerals = Ephemerals(
-                connection, paths, store._commit.apply, store.get, deadline_s=deadline_ms / 1000
-            )
+            if read_only:
+                await store._require_root()
+            else:
+                await store._make_root()
+                await store._remove_idle_logs()
+                store._ephemerals = Ephemerals(
+                    connection, paths, store._commit.apply, store.get, deadline_s=deadline_ms / 1000
+                )
         except BaseException:
             await connection.close()
             raise
@@ -159,7 +169,7 @@ class ZooKeeperStore(StoredIndexes):
     # -- writing ------------------------------------------------------------------------------------------------
 
     async def apply(self, batch: Batch) -> Applied:
-        self._assert_open()
+        self._assert_writable()
         self.refuse_unfit(batch)
         if batch.empty:
             return Applied(await self.current_revision())
@@ -214,7 +224,7 @@ class ZooKeeperStore(StoredIndexes):
 
     async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
         """See `MetadataStore.ephemeral`. The record lives as long as the session, see `open`."""
-        self._assert_open()
+        self._assert_writable()
         self.refuse_unfit(self.batch().put(key, value))
         assert self._ephemerals is not None
         return await self._ephemerals.hold(key, value)
@@ -249,8 +259,22 @@ class ZooKeeperStore(StoredIndexes):
         if self._closed:
             raise StoreClosed("this store is closed")
 
+    def _assert_writable(self) -> None:
+        self._assert_open()
+        if self._read_only:
+            raise InvalidBatch("the store was opened read-only")
+
+    def _found_empty(self, directory: str) -> None:
+        if not self._read_only:
+            self._janitor.note(directory)
+
     def _deadline(self) -> float:
         return self._loop.time() + self._deadline_s
+
+    async def _require_root(self) -> None:
+        (found,) = await self._connection.ask(MultiRead([get_data(self._paths.tip)]), self._deadline())
+        if found is None:
+            raise StoreUnusable(f"ZooKeeper at {self._connection.hosts} has no store below {self._paths.root or '/'}")
 
     async def _make_root(self) -> None:
         """Make the znodes that every store has, unless they are there."""
