@@ -63,7 +63,7 @@ POLL_INTERVAL_MS = 1_000
 
 
 def sequence_counter(prefix: str) -> str:
-    """The key of the counter behind `put_sequential(prefix, …)`: never below a prefix that anybody lists."""
+    """The key of the counter behind `put_sequential(prefix, …)`: outside of the prefix, so that no listing shows it."""
     return f"/seq/{keys.escape(prefix)}"
 
 

@@ -214,18 +214,22 @@ class Mirror:
         listing = await self._store.scan(self.prefix)
         if listing.revision < self.revision:
             return
-        now = {record.key: record for record in listing.records}
+        now = {record.key for record in listing.records}
         for key in [key for key in self._records if key not in now]:
             self._take(Event(key, None))
-        for key, record in now.items():
-            known = self._records.get(key)
-            if known is None or known.version != record.version:
-                self._take(Event(key, record))
+        for record in listing.records:
+            self._take(Event(record.key, record))
         self.revision = listing.revision
 
     def _take(self, event: Event) -> None:
+        """Only what is news: a watch that collapses changes may repeat what a listing after its `Resync` has shown."""
+        known = self._records.get(event.key)
         if event.record is None:
-            self._records.pop(event.key, None)
-        else:
+            if known is None:
+                return
+            del self._records[event.key]
+        elif known is None or known.version < event.record.version:
             self._records[event.key] = event.record
+        else:
+            return
         self._on_change(event)

@@ -34,7 +34,7 @@ def zookeeper_pyspark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(params=sorted(FACTORIES))
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    async with FACTORIES[request.param](request) as backend:
+    async with FACTORIES[request.param].start(request) as backend:
         yield backend
 
 

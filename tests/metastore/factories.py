@@ -1,4 +1,8 @@
-"""The one table of backends. A new backend is one more line in `FACTORIES`; no test ever names one."""
+"""The one table of backends. A new backend is one more line in `FACTORIES`; no test ever names one.
+
+A backend also appears with one ability taken away, so that what emulates it runs everywhere. What a line declares
+(`keeps_entries`, `keeps_every_change`) decides which tests of that ability are its own; none is skipped.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +38,15 @@ class Backend(Protocol):
         ...
 
 
-Factory = Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[Backend]]
+@dataclass(frozen=True)
+class Factory:
+    """Makes a `Backend` with an empty state, for as long as the context lasts."""
+
+    start: Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[Backend]]
+    keeps_entries: bool = True
+    """Index entries are records below `/idx/`."""
+    keeps_every_change: bool = True
+    """A watch tells each change, and continues a listing without a `Resync`; otherwise it may collapse changes."""
 
 
 def _by_color(key: str, value: bytes) -> Iterable[str]:
@@ -65,10 +78,24 @@ async def _memory(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     await store.close()
 
 
+class _WithoutIndex(SqliteStore):
+    batch = MetadataStore.batch
+    query_index = MetadataStore.query_index
+
+
+class _WithoutSequence(SqliteStore):
+    put_sequential = MetadataStore.put_sequential
+
+
+class _PollingWatch(SqliteStore):
+    watch = MetadataStore.watch
+    poll_interval_ms = 5
+
+
 @asynccontextmanager
-async def _sqlite(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+async def _sqlite(request: pytest.FixtureRequest, kind: type[SqliteStore] = SqliteStore) -> AsyncIterator[Backend]:
     directory: Path = request.getfixturevalue("tmp_path")
-    store = await SqliteStore.open(directory / "contract.db", INDEXES)
+    store = await kind.open(directory / f"{secrets.token_hex(6)}.db", INDEXES)
     yield _Embedded(store)
     await store.close()
 
@@ -130,9 +157,22 @@ async def _zookeeper(request: pytest.FixtureRequest, server: str = "zookeeper_se
 
 
 FACTORIES: dict[str, Factory] = {
-    "etcd": _etcd,
-    "memory": _memory,
-    "sqlite": _sqlite,
-    "zookeeper": _zookeeper,
-    "zookeeper_pyspark": partial(_zookeeper, server="zookeeper_pyspark_server"),
+    "etcd": Factory(_etcd),
+    "memory": Factory(_memory),
+    "sqlite": Factory(_sqlite),
+    "sqlite_polling_watch": Factory(partial(_sqlite, kind=_PollingWatch), keeps_every_change=False),
+    "sqlite_without_index": Factory(partial(_sqlite, kind=_WithoutIndex), keeps_entries=False),
+    "sqlite_without_sequence": Factory(partial(_sqlite, kind=_WithoutSequence)),
+    "zookeeper": Factory(_zookeeper),
+    "zookeeper_pyspark": Factory(partial(_zookeeper, server="zookeeper_pyspark_server")),
 }
+
+
+def where(ability: Callable[[Factory], bool]) -> pytest.MarkDecorator:
+    """Only the backends that declare the ability run this test."""
+    able = [name for name, factory in sorted(FACTORIES.items()) if ability(factory)]
+    return pytest.mark.parametrize("backend", able, indirect=True)
+
+
+where_entries_are_records = where(lambda factory: factory.keeps_entries)
+where_every_change_is_told = where(lambda factory: factory.keeps_every_change)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from metastore.api import MetadataStore
 from metastore.types import Changes
+from tests.metastore.factories import where_every_change_is_told
 
 TTL_MS = 5_000
 
@@ -21,6 +22,7 @@ async def test_it_is_there_until_closed(store: MetadataStore) -> None:
     await ephemeral.close()
 
 
+@where_every_change_is_told
 async def test_watches_see_it_come_and_go(store: MetadataStore) -> None:
     start = await store.current_revision()
     async with store.watch("/live/", start + 1) as watch:
