@@ -25,6 +25,7 @@ from metastore.api import Ephemeral, MetadataStore
 from metastore.errors import MetastoreError
 from metastore.txn import paths
 from metastore.txn.records import JsonRecord
+from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
 from service.server import HttpServer
@@ -54,7 +55,8 @@ class CoordinatorService:
     """Serve the coordinator's API for `store`, which stays the caller's to close.
 
     `coordinator_id` is the high part of the ids of transactions begun here. It need not be unique: ids come in blocks
-    from one record per coordinator id in the store. `port` 0 takes a free one.
+    from one record per coordinator id in the store. `port` 0 takes a free one. Without `exposure` only this machine may
+    connect; raises `InvalidExposure` for another `host` then.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class CoordinatorService:
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
         advertise_url: str | None = None,
+        exposure: Exposure | None = None,
         timeout_sweep_interval_ms: int = DEFAULT_INTERVAL_MS,
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
         gc_interval_ms: int = gc_sweep.DEFAULT_INTERVAL_MS,
@@ -72,6 +75,8 @@ class CoordinatorService:
         clock: Clock = _now_ms,
     ) -> None:
         self._store = store
+        self._exposure = exposure or Exposure()
+        self._exposure.check(host)
         self.metrics = CoordinatorMetrics()
         self.transactions = Transactions(store, clock, coordinator_id or 0, metrics=self.metrics)
         self.listings = Listings(store, clock)
@@ -81,7 +86,7 @@ class CoordinatorService:
         self.gc_sweep = GcSweep(store, clock, self.metrics, interval_ms=gc_interval_ms, retention_ms=gc_retention_ms)
         self.process_id = secrets.token_hex(8)
         self.app = self._create_app()
-        self._server = HttpServer(self.app, host, port, advertise_url)
+        self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
         self._presence: Ephemeral | None = None
 
     @property
@@ -122,7 +127,7 @@ class CoordinatorService:
             log.warning("coordinator still announced", error=str(error))
 
     def _create_app(self) -> FastAPI:
-        app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), self.metrics.registry)
+        app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), self.metrics.registry, self._exposure)
         add_operations(app, self._store, waiting_for=dict)
         app.include_router(transaction_routes(self.transactions, self.listings))
         app.include_router(transaction_key_routes(self.transactions, self.listings))

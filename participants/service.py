@@ -17,6 +17,7 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.local_ledger import LedgerMetrics
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord
+from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
 from service.server import HttpServer
@@ -30,7 +31,10 @@ def wall_clock_ms() -> int:
 
 
 class BrokerService:
-    """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not."""
+    """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not.
+
+    Without `exposure` only this machine may connect; raises `InvalidExposure` for another `host` then.
+    """
 
     def __init__(
         self,
@@ -40,14 +44,17 @@ class BrokerService:
         host: str = "127.0.0.1",
         port: int = 8471,
         advertise_url: str | None = None,
+        exposure: Exposure | None = None,
         reconcile_interval_ms: int = 5_000,
     ) -> None:
         self._store = store
         self._data_dir = Path(data_dir)
+        exposure = exposure or Exposure()
+        exposure.check(host)
         self._metrics = BrokerMetrics()
-        self.app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry)
+        self.app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry, exposure)
         add_operations(self.app, store, self._waiting_for)
-        self._server = HttpServer(self.app, host, port, advertise_url)
+        self._server = HttpServer(self.app, host, port, advertise_url, exposure.tls)
         self._storage: LocalStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
         self._registration: Ephemeral | None = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,12 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreFull
+from service.answers import problem_response
+from service.exposure import Exposure
+from service.gate import CALLER, Gate
 from service.openapi import documented_app
 from service.openapi import problems as problems
-from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
+from service.problems import KINDS, ErrorCode, Problem, ServiceError
+from service.security.principal import Principal
 from service.text import no_control_characters
 
-RETRY_AFTER_SECONDS = 1
 _BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 _CONTENT_TYPE = b"content-type"
 _NOT_CHOSEN = (b"", b"application/x-www-form-urlencoded")
@@ -44,6 +46,16 @@ def _unquote_segment(value: object) -> object:
 
 PathText = Annotated[str, BeforeValidator(_unquote_segment), AfterValidator(no_control_characters)]
 """A path parameter: any UTF-8 name, percent-encoded as one path segment."""
+
+
+async def _caller(request: Request) -> Principal:
+    caller = request.scope[CALLER]
+    assert isinstance(caller, Principal)
+    return caller
+
+
+Caller = Annotated[Principal, Depends(_caller)]
+"""Who sent this request, as the gate found out."""
 
 
 class RawPath:
@@ -68,15 +80,6 @@ def _json_unless_named(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[byt
     return named
 
 
-def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
-    headers = dict(headers or {})
-    if problem.code in (ErrorCode.STORE_UNAVAILABLE, ErrorCode.STORAGE_FULL, ErrorCode.RATE_LIMITED):
-        headers.setdefault("Retry-After", str(math.ceil(RETRY_AFTER_SECONDS)))
-    return Response(
-        problem.model_dump_json(exclude_none=True), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers
-    )
-
-
 def from_store(error: MetastoreError) -> ServiceError:
     """What a store failure that nobody handled means to an HTTP client."""
     if isinstance(error, OutcomeUnknown):
@@ -88,18 +91,41 @@ def from_store(error: MetastoreError) -> ServiceError:
     return ServiceError(ErrorCode.STORE_UNAVAILABLE, str(error))
 
 
-def _field_of(error: dict[str, Any]) -> str:
+def _field_of(error: dict[str, Any], body: object) -> str:
     """The name of the offending field, without FastAPI's `body`/`query`/`path` prefix and union tags."""
     if error["type"] == "json_invalid":
         return "body"  # What follows in `loc` is a character's position.
-    where = [str(part) for part in error["loc"]]
-    return ".".join(where[1:]) or where[0]
+    kind, *where = error["loc"]
+    if kind == "body":
+        where = _without_union_tags(where, body)
+    if error["type"].startswith("union_tag_"):
+        where.append(error["ctx"]["discriminator"].strip("'"))
+    return ".".join(map(str, where)) or str(kind)
 
 
-def create_app(title: str, description: str, version: str, registry: CollectorRegistry) -> FastAPI:
-    """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`."""
-    app = documented_app(title=title, description=description, version=version)
+def _without_union_tags(where: list[Any], value: object) -> list[Any]:
+    """Between an object and its field, pydantic names which of several shapes it took the object for."""
+    kept = []
+    for number, part in enumerate(where):
+        last = number == len(where) - 1
+        if isinstance(value, dict) and part not in value and not last:
+            continue
+        kept.append(part)
+        value = value[part] if isinstance(value, dict | list) and not last else None
+    return kept
+
+
+def create_app(
+    title: str, description: str, version: str, registry: CollectorRegistry, exposure: Exposure | None = None
+) -> FastAPI:
+    """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`.
+
+    Nobody comes past the gate, which is the outermost layer: what is added last.
+    """
+    exposure = exposure or Exposure()
+    app = documented_app(title, description, version, needs_token=exposure.authenticator is not None)
     app.add_middleware(RawPath)
+    app.add_middleware(Gate, limits=exposure.limits, authenticator=exposure.authenticator)
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
@@ -117,7 +143,7 @@ def create_app(title: str, description: str, version: str, registry: CollectorRe
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        field = _field_of(first)
+        field = _field_of(first, error.body)
         message = str(first["msg"]).removeprefix("Value error, ")
         media_type = request.headers.get("content-type", "")
         if field == "body" and isinstance(first["input"], bytes):  # FastAPI parses nothing but JSON

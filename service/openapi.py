@@ -14,6 +14,11 @@ from pydantic.json_schema import models_json_schema
 from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
 
 _REFERENCE = "#/components/schemas/{model}"
+_SCHEME = "bearer"
+_WITHOUT_TOKEN = ("/healthz", "/readyz")
+_AT_THE_GATE = (ErrorCode.RATE_LIMITED,)
+_WITH_TOKEN = (ErrorCode.UNAUTHENTICATED, ErrorCode.NOT_ALLOWED)
+_WITH_BODY = (ErrorCode.PAYLOAD_TOO_LARGE,)
 
 
 def problems(*refusals: ErrorCode | int) -> dict[int | str, dict[str, Any]]:
@@ -33,8 +38,11 @@ def _problem_content() -> dict[str, Any]:
     return {"schema": {"$ref": _REFERENCE.format(model=Problem.__name__)}, "examples": {}}
 
 
-def documented_app(title: str, description: str, version: str) -> FastAPI:
-    """An application with its own copy of the page's scripts; FastAPI's page loads them from other hosts."""
+def documented_app(title: str, description: str, version: str, *, needs_token: bool) -> FastAPI:
+    """An application with its own copy of the page's scripts; FastAPI's page loads them from other hosts.
+
+    Every operation shows what the gate can refuse it with; that it needs a token, only where one is asked for.
+    """
     app = FastAPIOffline(
         redoc_url=None, static_url="/docs-assets", title=title, description=description, version=version
     )
@@ -44,8 +52,21 @@ def documented_app(title: str, description: str, version: str) -> FastAPI:
         """`problems` only refers to the schema: as a `model` FastAPI would also offer errors as plain JSON."""
         if app.openapi_schema is None:
             _, definitions = models_json_schema([(Problem, "serialization")], ref_template=_REFERENCE)
-            described().setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            components = described().setdefault("components", {})
+            components.setdefault("schemas", {}).update(definitions["$defs"])
+            components["securitySchemes"] = {_SCHEME: {"type": "http", "scheme": "bearer"}}
+            for path, methods in described()["paths"].items():
+                for operation in methods.values():
+                    _add_gate(operation, open_to_all=path in _WITHOUT_TOKEN, needs_token=needs_token)
         return described()
 
     app.openapi = with_problem  # type: ignore[method-assign]
     return app
+
+
+def _add_gate(operation: dict[str, Any], *, open_to_all: bool, needs_token: bool) -> None:
+    codes = [*_AT_THE_GATE, *(() if open_to_all else _WITH_TOKEN), *(_WITH_BODY if "requestBody" in operation else ())]
+    for status, answer in problems(*codes).items():
+        operation["responses"].setdefault(str(status), answer)
+    if needs_token and not open_to_all:
+        operation["security"] = [{_SCHEME: []}]

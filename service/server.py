@@ -4,23 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_TIMEOUT_S = 30.0
+"""From the connection, or from the first byte of a request, to the end of its head."""
+MAX_HEAD_BYTES = 256 << 10
+"""Request line and headers. The URL of a browse token with a place in each of 1,000 segments fits."""
+LINGER_S = 5.0
+"""How long the rest of a body that nobody wants is taken, before the connection is closed."""
 
 
 class HttpServer:
     """Serve `app` until `stop`. `port` 0 takes a free one; `url` is known once `bind` has returned.
 
-    `advertise_url` is where others reach this server, when that is not `http://<host>:<port>` (containers, proxies).
+    `advertise_url` is where others reach this server, when that is not `http(s)://<host>:<port>` (containers, proxies).
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, advertise_url: str | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        advertise_url: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._advertise_url = advertise_url
         self._host = host
         self._port = port
+        self._scheme = "https" if tls else "http"
         config = uvicorn.Config(
-            app, host=host, port=port, log_config=None, access_log=False, timeout_keep_alive=75, lifespan="off"
+            app,
+            host=host,
+            port=port,
+            http=_BoundedHead,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=75,
+            lifespan="off",
+            proxy_headers=False,  # else whoever sends X-Forwarded-For chooses the address that is counted
+            server_header=False,
+            ssl_context_factory=(lambda *_: tls) if tls else None,
         )
         self._server = _Server(config)
         self._socket: socket.socket | None = None
@@ -35,7 +64,7 @@ class HttpServer:
         if self._advertise_url is not None:
             return self._advertise_url
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        return f"{self._scheme}://{host}:{self._port}"
 
     def bind(self) -> None:
         """Take the port, so that `url` is known before anything is served. Raises `OSError` when it is in use."""
@@ -82,3 +111,60 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.serving.set()
+
+
+class _BoundedHead(HttpToolsProtocol):
+    """uvicorn's protocol, with bounds on what arrives before an application hears of it, and after it has answered.
+
+    uvicorn times idle connections only between two requests, and its parser collects a head of any length. So a head
+    has a time and a size here; and the rest of a body whose request is answered already is taken for a moment only
+    (closing at once would reset the connection before the client has read the answer).
+    """
+
+    _in_head = True
+    _head_bytes = 0
+    _arriving = 0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._close_in(HEAD_TIMEOUT_S)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._keep()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head and self._timer is None:
+            self._close_in(HEAD_TIMEOUT_S)
+        self._arriving = len(data)
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += self._arriving
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._keep()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = -self._arriving  # what has come with the end of this request does not count
+        self._keep()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_head and self.cycle.response_complete:
+            self._close_in(LINGER_S)
+
+    def _close_in(self, seconds: float) -> None:
+        self._keep()
+        self._timer = self.loop.call_later(seconds, self.transport.close)
+
+    def _keep(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

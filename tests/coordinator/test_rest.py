@@ -388,7 +388,7 @@ async def test_openapi_shows_every_endpoint_with_its_errors(http: httpx.AsyncCli
         *("GET /healthz", "GET /readyz", "GET /metrics", "GET /v1/cluster"),
     }
     commit = operations["POST /v1/txns/{txn_id}/commit"]
-    assert set(commit["responses"]) == {"200", "403", "404", "409", "422", "503", "504", "507"}
+    assert set(commit["responses"]) == {"200", "401", "403", "404", "409", "413", "422", "429", "503", "504", "507"}
     examples = commit["responses"]["409"]["content"][MEDIA_TYPE]["examples"]
     assert set(examples) == {"INVALID_TXN_STATE", "EXPIRED_TRANSACTION"}
     for name, operation in operations.items():

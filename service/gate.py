@@ -1,0 +1,238 @@
+"""The gate in front of a service: who may come in, and how much they may bring.
+
+    head: count and size    431       what is refused here has touched nothing
+    token                   401       `/healthz`, `/readyz` and `/docs` need none
+    rate, requests at once  429
+    `/admin/…`              403       needs the right admin, whatever is below it
+    body: size, time        413, 408
+    answer in time          504       the work goes on: cancelled half-way it would leave nothing better known
+
+Plain ASGI: a request that has no body and a known token costs some microseconds here. Without authentication and
+without a rate nothing is hashed or counted but the requests under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.answers import problem_response
+from service.limits import Limits, RateLimit
+from service.problems import ErrorCode, Problem, ServiceError
+from service.security.authentication import Authenticator
+from service.security.principal import ANYONE, Principal
+
+CALLER = "metatxn.caller"
+"""Where the principal stands in the scope of a request."""
+ADMIN_PATHS = "/admin/"
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
+_OPEN_ASSETS = "/docs-assets/"
+log = structlog.get_logger()
+
+
+class Gate:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        authenticator: Authenticator | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._authenticator = authenticator
+        self._rate = RateLimit(limits.requests_per_second) if limits.requests_per_second else None
+        self._clock = clock
+        self._under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            _check_head(scope, self._limits)
+            scope[CALLER] = self._admit(scope)
+            self._enter()
+        except Refused as refused:
+            await refused.answer(scope, receive, send)
+            return
+        try:
+            await self._let_through(scope, receive, send)
+        finally:
+            self._under_way -= 1
+
+    # -- who ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, scope: Scope) -> Principal:
+        address = f"address {scope['client'][0] if scope.get('client') else ''}"
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")  # as the routes see it
+        if self._authenticator is None or path in _OPEN_PATHS or path.startswith(_OPEN_ASSETS):
+            self._count(address)
+            return ANYONE
+        try:
+            caller = self._authenticator.principal(scope["headers"])
+        except ServiceError as error:
+            self._count(address)
+            log.info("request refused", path=path, client=address, reason=error.detail)
+            raise Refused(error.problem(), {"WWW-Authenticate": "Bearer"}) from None
+        self._count(f"principal {caller.name}")
+        if path.startswith(ADMIN_PATHS) and not caller.superuser:
+            raise Refused(caller.lacks("the right admin", right="admin").problem())
+        return caller
+
+    # -- how much ----------------------------------------------------------------------------------------------
+
+    def _count(self, caller: str) -> None:
+        if self._rate is not None and (wait_s := self._rate.wait_s(caller, self._clock())):
+            raise Refused(
+                _problem(ErrorCode.RATE_LIMITED, f"more than {self._limits.requests_per_second:g} requests per second"),
+                {"Retry-After": str(math.ceil(wait_s))},
+            )
+
+    def _enter(self) -> None:
+        if self._under_way >= self._limits.max_requests:
+            raise Refused(_problem(ErrorCode.RATE_LIMITED, f"{self._under_way} requests are under way already"))
+        self._under_way += 1
+
+    # -- through -----------------------------------------------------------------------------------------------
+
+    async def _let_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _has_body(scope):
+            try:
+                body = await self._body(scope, receive)
+            except Refused as refused:
+                await refused.answer(scope, receive, send)
+                return
+            if body is None:
+                return  # the client has gone
+            receive = _replayed(body, receive)
+        await _InTime(scope, send).run(self._app, receive, self._limits.request_timeout_ms / 1000)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None when the client went away in the middle of it.
+
+        Its length is counted as it arrives: `Content-Length` only helps to refuse early.
+        """
+        declared = _header(scope, b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > self._limits.max_body_bytes:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_ms / 1000):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size > self._limits.max_body_bytes:
+                        raise self._too_large()
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            detail = f"body: it did not arrive within {self._limits.body_timeout_ms} ms"
+            action = "Send it again over a faster connection, or in smaller pieces."
+            late = _problem(ErrorCode.INVALID_ARGUMENT, detail, status=408, title="Request timeout", action=action)
+            raise Refused(late.model_copy(update={"retriable": True}), {"Connection": "close"}) from None
+
+    def _too_large(self) -> Refused:
+        limit = self._limits.max_body_bytes
+        return Refused(_problem(ErrorCode.PAYLOAD_TOO_LARGE, f"a body holds at most {limit} bytes", limit_bytes=limit))
+
+
+class Refused(Exception):
+    """Answered at the gate."""
+
+    def __init__(self, problem: Problem, headers: dict[str, str] | None = None) -> None:
+        super().__init__(problem.detail)
+        self._problem = problem
+        self._headers = headers
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await problem_response(self._problem, self._headers)(scope, receive, send)
+
+
+class _InTime:
+    """Answers for an application that takes too long, without ending it; what it says afterwards is dropped."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+        self._begun = False
+        self._answering: asyncio.Task[None] | None = None
+
+    async def run(self, app: ASGIApp, receive: Receive, timeout_s: float) -> None:
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._give_up, receive, timeout_s)
+        try:
+            await app(self._scope, receive, self._send_unless_late)
+        finally:
+            timer.cancel()
+            if self._answering is not None:
+                await self._answering
+
+    async def _send_unless_late(self, message: Message) -> None:
+        if self._answering is None:
+            self._begun = True
+            await self._send(message)
+
+    def _give_up(self, receive: Receive, timeout_s: float) -> None:
+        if self._begun:
+            return
+        log.warning("no answer in time", method=self._scope["method"], path=self._scope["path"], seconds=timeout_s)
+        late = Refused(_problem(ErrorCode.OUTCOME_UNKNOWN, f"there was no answer within {timeout_s:g} s"))
+        self._answering = asyncio.create_task(late.answer(self._scope, receive, self._send))
+
+
+def _check_head(scope: Scope, limits: Limits) -> None:
+    headers = scope["headers"]
+    size = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > limits.max_headers or size > limits.max_header_bytes:
+        detail = f"headers: at most {limits.max_headers} with {limits.max_header_bytes} bytes together are taken"
+        raise Refused(
+            _problem(ErrorCode.INVALID_ARGUMENT, detail, status=431, title="Too many headers", field="headers")
+        )
+
+
+def _has_body(scope: Scope) -> bool:
+    """A request without either header ends with its head (RFC 9112 §6.3)."""
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == wanted), None)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body has been read."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _problem(
+    code: ErrorCode,
+    detail: str,
+    *,
+    status: int | None = None,
+    title: str | None = None,
+    action: str | None = None,
+    **members: Any,
+) -> Problem:
+    """The problem of a code, or what HTTP has a status of its own for and the contract has no code."""
+    problem = ServiceError(code, detail, action=action, **members).problem()
+    return problem.model_copy(update={"status": status or problem.status, "title": title or problem.title})

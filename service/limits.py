@@ -1,0 +1,56 @@
+"""How much one service takes: sizes, times, requests at once, requests per second."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+MAX_BODY_BYTES = 16 << 20
+"""An entry's worth. Whoever may send more than this needs `--max-body-bytes`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Generous: what an honest client never meets. Times in milliseconds."""
+
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_headers: int = 100
+    max_header_bytes: int = 32 << 10
+    """Names and values together. The URL does not count: a browse token holds a place for each segment."""
+    body_timeout_ms: int = 60_000
+    """For the whole body to arrive, counted from the head."""
+    request_timeout_ms: int = 120_000
+    """For the answer. Longer than the longest long poll."""
+    max_requests: int = 4096
+    """Under way at once."""
+    requests_per_second: float | None = None
+    """Of one principal, or of one address as long as nobody is authenticated; None: as many as it can answer."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            assert value is None or value > 0, f"{name} must be above 0"
+
+
+class RateLimit:
+    """A token bucket for each caller, filled at `per_second`, with a second's worth in store (at least one).
+
+    A full bucket is the same as none, so those of callers that were not seen for longest are dropped first.
+    """
+
+    MAX_CALLERS = 10_000
+
+    def __init__(self, per_second: float) -> None:
+        self._rate = per_second
+        self._burst = max(1.0, per_second)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, caller: str, now_s: float) -> float:
+        """Take one; 0 when there was one, else the seconds until there will be."""
+        left, at = self._buckets.pop(caller, (self._burst, now_s))
+        left = min(self._burst, left + (now_s - at) * self._rate)
+        granted = left >= 1
+        self._buckets[caller] = (left - 1 if granted else left), now_s
+        if len(self._buckets) > self.MAX_CALLERS:
+            self._buckets.popitem(last=False)
+        return 0 if granted else (1 - left) / self._rate

@@ -1,0 +1,1 @@
+"""Who calls a service, and what that principal may do: bearer tokens, signed tokens, grants."""

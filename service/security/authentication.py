@@ -1,0 +1,58 @@
+"""From the `Authorization` header to a principal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from service.problems import ErrorCode, ServiceError
+from service.security import tokens
+from service.security.principal import Principal
+from service.security.signed_tokens import InvalidToken, SignedTokens
+from service.security.watched_file import WatchedFile
+
+MAX_TOKEN_LENGTH = 8192
+_ACTION = "Send a valid token as `Authorization: Bearer <token>`, and in no other place."
+
+
+class Authenticator:
+    """Knows tokens of a file, signed tokens, or both. A file that changes holds within a second."""
+
+    def __init__(self, token_file: Path | None, signed: SignedTokens | None) -> None:
+        """Raises `InvalidSecurityFile`."""
+        self._listed = WatchedFile(token_file, tokens.parse_tokens) if token_file else None
+        self._signed = signed
+
+    def principal(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
+        """Whose token this is. Raises UNAUTHENTICATED, saying why and nothing of the token."""
+        token = _bearer_token(headers)
+        if token.startswith(tokens.PREFIX):
+            found = tokens.find_token(self._listed.current(), token) if self._listed else None
+            if found is None:
+                raise _unauthenticated("the token is not known here, or was revoked")
+            return found
+        if self._signed is None:
+            raise _unauthenticated("the token is not known here")
+        try:
+            return self._signed.principal(token)
+        except InvalidToken as error:
+            raise _unauthenticated(f"the token is refused: {error}") from None
+
+
+def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    values = [value for name, value in headers if name == b"authorization"]
+    if not values:
+        raise _unauthenticated("there is no Authorization header")
+    if len(values) > 1:
+        raise _unauthenticated("there is more than one Authorization header")
+    scheme, _, token = values[0].partition(b" ")
+    token = token.strip()
+    if scheme.lower() != b"bearer" or not token:
+        raise _unauthenticated("the Authorization header holds no bearer token")
+    if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
+        raise _unauthenticated("the token has no form that is known here")
+    return token.decode("ascii")
+
+
+def _unauthenticated(detail: str) -> ServiceError:
+    return ServiceError(ErrorCode.UNAUTHENTICATED, detail, action=_ACTION)

@@ -1,0 +1,142 @@
+"""Signed tokens (JWT, RFC 7519): who signs them says who calls; this service only holds public keys.
+
+claim      means
+sub        the principal; needed
+exp        when it ends; needed
+nbf, iat   not before; looked at when there
+aud        must be the configured audience; without one configured a token that names any is refused
+metatxn    its grants, in the form of the token file: {"admin": false, "topics": {"public/default/*": ["consume"]}}
+
+The algorithm follows from the key and never from the token: RSA means RS256, P-256 ES256, Ed25519 EdDSA. So there is
+no `alg: none`, and no HMAC keyed with a public key (RFC 8725 §2.1, §3.1).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from pydantic import TypeAdapter, ValidationError
+
+from service.security.principal import Grants, Principal, PrincipalName
+from service.security.tokens import first_problem
+from service.security.watched_file import WatchedFile
+
+LEEWAY_S = 30
+"""How far the clock of who signs may be from ours."""
+REMEMBERED = 4096
+SMALLEST_RSA_BITS = 2048
+
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+_PEM = re.compile(rb"-----BEGIN [A-Z ]+-----.*?-----END [A-Z ]+-----", re.DOTALL)
+_NAME: TypeAdapter[str] = TypeAdapter(PrincipalName)
+
+
+class InvalidToken(Exception):
+    """The message says why, and nothing of the token."""
+
+
+def parse_public_keys(data: bytes) -> Sequence[tuple[str, PublicKey]]:
+    """The keys of a PEM file and the one algorithm that each is for; several while a key is replaced by another.
+
+    Raises `ValueError`.
+    """
+    keys = [_public_key(pem) for pem in _PEM.findall(data)]
+    if not keys:
+        raise ValueError("holds no public key in PEM form")
+    return keys
+
+
+def _public_key(pem: bytes) -> tuple[str, PublicKey]:
+    try:
+        key = load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("holds something else than public keys in PEM form") from None
+    match key:
+        case RSAPublicKey() if key.key_size >= SMALLEST_RSA_BITS:
+            return "RS256", key
+        case EllipticCurvePublicKey() if isinstance(key.curve, SECP256R1):
+            return "ES256", key
+        case Ed25519PublicKey():
+            return "EdDSA", key
+    raise ValueError(f"a key must be RSA of at least {SMALLEST_RSA_BITS} bits, P-256 or Ed25519")
+
+
+class SignedTokens:
+    """Verified tokens are remembered by their hash until they end or the keys change: a signature costs 0.1 ms."""
+
+    def __init__(self, keys: Path, audience: str | None = None, now: Callable[[], float] = time.time) -> None:
+        """Raises `InvalidSecurityFile`. `now` is in epoch seconds."""
+        self._keys = WatchedFile(keys, parse_public_keys)
+        self._audience = audience
+        self._now = now
+        self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._version = self._keys.version
+
+    def principal(self, token: str) -> Principal:
+        """Raises `InvalidToken`."""
+        keys = self._keys.current()
+        if self._version != self._keys.version:
+            self._version = self._keys.version
+            self._verified.clear()
+        digest = sha256(token.encode()).digest()
+        if (known := self._verified.get(digest)) is not None and self._now() < known[1]:
+            self._verified.move_to_end(digest)
+            return known[0]
+        claims = self._claims(token, keys)
+        principal = _principal(claims)
+        self._verified[digest] = principal, float(claims["exp"])
+        if len(self._verified) > REMEMBERED:
+            self._verified.popitem(last=False)
+        return principal
+
+    def _claims(self, token: str, keys: Sequence[tuple[str, PublicKey]]) -> dict[str, Any]:
+        failed: Exception | None = None
+        for algorithm, key in keys:
+            try:
+                return jwt.decode(
+                    token,
+                    key,
+                    algorithms=[algorithm],
+                    audience=self._audience,
+                    leeway=LEEWAY_S,
+                    options={"require": ["exp", "sub"]},
+                )
+            except (jwt.PyJWTError, ValueError, RecursionError) as error:  # the last: [[[[… as a header
+                if not isinstance(failed, jwt.ExpiredSignatureError):
+                    failed = error
+        raise InvalidToken(_reason(failed)) from None
+
+
+def _reason(failed: Exception | None) -> str:
+    """In our words: a library's message might show a part of the token."""
+    match failed:
+        case jwt.ExpiredSignatureError():
+            return "it has expired"
+        case jwt.ImmatureSignatureError():
+            return "it is not valid yet"
+        case jwt.InvalidAudienceError():
+            return "it is for another audience"
+        case jwt.MissingRequiredClaimError():
+            return f"it lacks the claim {failed.claim}"
+        case jwt.InvalidAlgorithmError() | jwt.InvalidSignatureError():
+            return "it is not signed with a key of this service"
+    return "it is no signed token"
+
+
+def _principal(claims: dict[str, Any]) -> Principal:
+    try:
+        return Principal(_NAME.validate_python(claims["sub"]), Grants.model_validate(claims.get("metatxn", {})))
+    except ValidationError as error:
+        raise InvalidToken(f"its claims do not fit: {first_problem(error)}") from None
