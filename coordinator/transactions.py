@@ -76,9 +76,7 @@ class Transactions:
         request = request or BeginRequest()
         if request.transaction_key is not None:
             return await self.keys.begin(request, request.transaction_key)
-        for field in ("epoch", "version"):
-            if getattr(request, field) is not None:
-                raise answers.invalid(field, "needs a transaction_key")
+        refuse_numbers_without_key(request)
         txn_id = await self._ids.next()
         now_ms = self.clock()
         header = Header(
@@ -105,13 +103,17 @@ class Transactions:
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, txn_id: TxnId, writers: Iterable[str] | None = None) -> TransactionHeader:
+    async def commit(
+        self, txn_id: TxnId, writers: Iterable[str] | None = None, *, known: TransactionRecords | None = None
+    ) -> TransactionHeader:
         """Commit (DESIGN §5.11, §5.12). `writers` are those that count; None: the remembered ones, or else all.
+
+        `known` is the transaction as it was read after this call had been asked for, to spare the first read.
 
         Raises INVALID_ARGUMENT for too many writers (nothing happened), EXPIRED_TRANSACTION, INVALID_TXN_STATE when
         it was aborted or committed with another list, NOT_ALLOWED when its key has moved on, OUTCOME_UNKNOWN.
         """
-        wanted = None if writers is None else _writer_set(writers, "writers")
+        wanted = None if writers is None else writer_set(writers, "writers")
 
         def again(records: TransactionRecords) -> TransactionHeader:
             header = records.header
@@ -125,10 +127,17 @@ class Transactions:
             counted = records.remembered_writers if wanted is None else wanted
             return committed(records.header, self.clock(), counted)
 
-        return await self._end(txn_id, again, final)
+        return await self._end(txn_id, again, final, known)
 
-    async def abort(self, txn_id: TxnId, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
-        """Abort. One that timed out or was fenced is aborted already, so aborting it succeeds.
+    async def abort(
+        self,
+        txn_id: TxnId,
+        reason: str | None = None,
+        *,
+        force: bool = False,
+        known: TransactionRecords | None = None,
+    ) -> TransactionHeader:
+        """Abort. One that timed out or was fenced is aborted already, so aborting it succeeds. `known` as for commit.
 
         `force` is an administrator's word and changes only who may abort a prepared transaction; while nobody is
         authenticated everybody may. Raises INVALID_TXN_STATE when it was committed, OUTCOME_UNKNOWN.
@@ -144,7 +153,7 @@ class Transactions:
                 log.info("transaction aborted by force", txn_id=str(txn_id), reason=reason)
             return aborted(records.header, self.clock(), reason)
 
-        return await self._end(txn_id, again, final)
+        return await self._end(txn_id, again, final, known)
 
     async def expire(self, txn_id: TxnId, max_clock_skew_ms: int) -> bool:
         """Abort a transaction whose deadline in force is past by more than the clock skew (DESIGN §5.16).
@@ -169,12 +178,14 @@ class Transactions:
         txn_id: TxnId,
         again: Callable[[TransactionRecords], TransactionHeader],
         final: Callable[[TransactionRecords], Header],
+        known: TransactionRecords | None,
     ) -> TransactionHeader:
         """`again` answers or refuses when the header is final; `final` is what an open one shall become."""
         key_moved_on = False
         with Doubt(txn_id=str(txn_id)) as doubt:
             while True:
-                records = await self._decisions.read(txn_id)
+                records = known or await self._decisions.read(txn_id)
+                known = None
                 doubt.settle()
                 if records.header.state.final:
                     return self._answer_again(records, again)
@@ -214,12 +225,12 @@ class Transactions:
 
     async def add_writers(self, txn_id: TxnId, add: Iterable[str]) -> TransactionHeader:
         """Remember writers that count; a commit without a list of its own takes them. Raises as `keep_alive`."""
-        added = _writer_set(add, "add")
+        added = writer_set(add, "add")
 
         def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
             known = records.remembered_writers or ()
             if not set(added) <= set(known):
-                records.remember_writers(batch, _writer_set((*known, *added), "add"))
+                records.remember_writers(batch, writer_set((*known, *added), "add"))
             return answers.describe_records(records)
 
         return await self._change(txn_id, change)
@@ -269,7 +280,14 @@ class Transactions:
                 return answer
 
 
-def _writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
+def refuse_numbers_without_key(request: BeginRequest) -> None:
+    """Raises INVALID_ARGUMENT."""
+    for field in ("epoch", "version"):
+        if getattr(request, field) is not None and request.transaction_key is None:
+            raise answers.invalid(field, "needs a transaction_key")
+
+
+def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
     """Sorted and without repetitions, so that equal sets are equal tuples. Raises INVALID_ARGUMENT when too many."""
     names = tuple(sorted(set(writers)))
     if len(names) > MAX_WRITERS:

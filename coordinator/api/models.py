@@ -6,13 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from metastore.txn.ids import TxnId
 from service.models import Cluster as Cluster
 from service.models import Process as Process
 from service.models import example
+from service.problems import ErrorCode, Problem, ServiceError
 from service.text import no_control_characters
 
 MAX_TIMEOUT_MS = 86_400_000
 MAX_WRITERS = 10_000
+MAX_BATCH_ITEMS = 1_000
 
 State = Literal["OPEN", "COMMITTED", "ABORTED"]
 MAX_NUMBER = 2**53 - 1
@@ -20,6 +23,7 @@ MAX_NUMBER = 2**53 - 1
 
 MAX_KEY_LENGTH = 512
 _TXN_ID = "0000000000000000000000000000002a"
+_UNKNOWN_TXN = ServiceError(ErrorCode.TXN_NOT_FOUND, f"transaction {_TXN_ID} is unknown", txn_id=_TXN_ID).problem()
 _SEGMENT_KEY = "segment%3A%2F%2Fpublic%2Fdefault%2Forders%2F0000-ffff-0"
 _KEY = {
     "key": "nightly",
@@ -39,6 +43,15 @@ def valid_key(value: str) -> str:
     return no_control_characters(value)
 
 
+def valid_txn_id(value: str) -> str:
+    TxnId.parse(value)
+    return value
+
+
+TXN_ID_FIELD = Field(
+    description="32 lower-case hex digits", examples=[_TXN_ID], json_schema_extra={"pattern": "^[0-9a-f]{32}$"}
+)
+TxnIdText = Annotated[str, AfterValidator(valid_txn_id), TXN_ID_FIELD]
 Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(no_control_characters)]
 TransactionKeyName = Annotated[str, AfterValidator(valid_key)]
 WriterName = Name
@@ -85,6 +98,39 @@ class AbortRequest(Request):
 
     reason: Annotated[str, Field(max_length=1024)] | None = None
     force: bool = False
+
+
+class BeginItem(BeginRequest):
+    model_config = example(op="begin", timeout_ms=60_000)
+
+    op: Literal["begin"]
+
+
+class CommitItem(CommitRequest):
+    model_config = example(op="commit", txn_id=_TXN_ID)
+
+    op: Literal["commit"]
+    txn_id: TxnIdText
+
+
+class AbortItem(AbortRequest):
+    model_config = example(op="abort", txn_id=_TXN_ID, reason="the input was wrong")
+
+    op: Literal["abort"]
+    txn_id: TxnIdText
+
+
+BatchItem = Annotated[BeginItem | CommitItem | AbortItem, Field(discriminator="op")]
+
+
+class BatchRequest(Request):
+    """Each item has the fields of the single call. One malformed item refuses the request, and nothing happens."""
+
+    model_config = example(
+        items=[{"op": "begin", "timeout_ms": 60_000}, {"op": "commit", "txn_id": _TXN_ID, "writers": ["task-0"]}]
+    )
+
+    items: Annotated[list[BatchItem], Field(max_length=MAX_BATCH_ITEMS)]
 
 
 class WritersRequest(Request):
@@ -146,6 +192,27 @@ class TransactionHeader(BaseModel):
     already_committed: bool | None = None
     revision: int | None = Field(default=None, description="Store revision at which the header was last written.")
     properties: dict[str, str] | None = None
+
+
+class BatchItemAnswer(BaseModel):
+    """What the single call would have answered: `txn` with a status below 300, else `problem`."""
+
+    status: int
+    txn: TransactionHeader | None = None
+    problem: Problem | None = None
+
+
+class BatchAnswer(BaseModel):
+    """One answer for each item, in the order of the items."""
+
+    model_config = example(
+        items=[
+            {"status": 201, "txn": {"txn_id": _TXN_ID, "state": "OPEN", "created_ms": 1767225600000}},
+            {"status": 404, "problem": _UNKNOWN_TXN.model_dump(mode="json")},
+        ]
+    )
+
+    items: list[BatchItemAnswer]
 
 
 class TransactionPage(BaseModel):

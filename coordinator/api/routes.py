@@ -10,7 +10,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from coordinator.api.models import (
     MAX_NUMBER,
+    TXN_ID_FIELD,
     AbortRequest,
+    BatchAnswer,
+    BatchItemAnswer,
+    BatchRequest,
     BeginRequest,
     CommitRequest,
     ConnectAnswer,
@@ -28,12 +32,16 @@ from coordinator.api.models import (
     TransactionPage,
     WritersRequest,
     valid_key,
+    valid_txn_id,
 )
+from coordinator.batches import ItemAnswer, run_batch
 from coordinator.listings import Filter, Listings
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
+from coordinator.transaction_keys import Begun
 from coordinator.transactions import Transactions
+from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
-from service.http import PathText
+from service.http import PathText, from_store
 from service.openapi import problems
 from service.problems import ErrorCode
 
@@ -43,16 +51,7 @@ ENDS = (*WRITES, ErrorCode.TXN_NOT_FOUND, ErrorCode.INVALID_TXN_STATE, ErrorCode
 """What an endpoint of a kind can refuse with."""
 
 
-def _txn_id(text: str) -> str:
-    TxnId.parse(text)
-    return text
-
-
-TxnIdPath = Annotated[
-    PathText,
-    AfterValidator(_txn_id),
-    Field(description="32 lower-case hex digits", examples=["0000000000000000000000000000002a"]),
-]
+TxnIdPath = Annotated[PathText, AfterValidator(valid_txn_id), TXN_ID_FIELD]
 KeyPath = Annotated[PathText, AfterValidator(valid_key)]
 
 
@@ -88,6 +87,17 @@ def _page(page: TransactionPage | OperationPage | TransactionKeyPage) -> Respons
     return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
 
+def _item(answer: ItemAnswer) -> BatchItemAnswer:
+    match answer:
+        case Begun(header, created):
+            return BatchItemAnswer(status=201 if created else 200, txn=header)
+        case TransactionHeader():
+            return BatchItemAnswer(status=200, txn=answer)
+    error = from_store(answer) if isinstance(answer, MetastoreError) else answer
+    problem = error.problem()
+    return BatchItemAnswer(status=problem.status, problem=problem)
+
+
 def transaction_routes(transactions: Transactions, listings: Listings) -> APIRouter:
     router = APIRouter(prefix="/v1/txns", tags=["transactions"])
 
@@ -119,6 +129,15 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
             owner=query.owner,
         )
         return _page(await listings.transactions(wanted, query.limit, query.page_token))
+
+    @router.post("/batch", response_model_exclude_none=True, responses=problems(*ALWAYS))
+    async def batch(body: BatchRequest) -> BatchAnswer:
+        """Begin, commit and abort up to 1,000 transactions, each answered as by itself, in the same order.
+
+        Items that touch the same transaction are done in the order of the list; the others share requests to the store.
+        One malformed item refuses the whole request, and nothing happens.
+        """
+        return BatchAnswer(items=[_item(answer) for answer in await run_batch(transactions, body.items)])
 
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath) -> TransactionHeader:

@@ -144,6 +144,20 @@ class TxnStore:
             found += [_records_of(txn_id, snapshot) for txn_id in chunk]
         return found
 
+    async def read_plain(self, txn_ids: Sequence[TxnId]) -> dict[TxnId, TransactionRecords]:
+        """Those that are there, *presumed* to have no lease, prepared or writers record: one key each, not four.
+
+        For a decision and for nothing else. It checks that they are absent, so whoever has presumed wrong only loses
+        the apply and reads again.
+        """
+        snapshot = await self.store.get_many([paths.header(txn_id) for txn_id in txn_ids])
+        found = {txn_id: snapshot.records[paths.header(txn_id)] for txn_id in txn_ids}
+        return {
+            txn_id: TransactionRecords(txn_id, snapshot.revision, record, Header.decode(record.value), None, None, None)
+            for txn_id, record in found.items()
+            if record
+        }
+
     async def due(self, until_ms: int, limit: int) -> list[TxnId]:
         """Open transactions whose deadline is at or before `until_ms`, the oldest deadline first."""
         found = await self.store.range(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from coordinator.settling import Settling
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transaction_keys import TransactionKeys
 from coordinator.transactions import Transactions
+from metastore.api import MetadataStore
+from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
@@ -19,6 +22,7 @@ from metastore.txn.records import TransactionKey
 from metastore.txn.store import INDEXES, TxnStore
 from service.problems import ErrorCode, ServiceError
 from tests.coordinator.stores import FaultyStore
+from tests.servers import EtcdServer
 
 START_MS = 1_767_225_600_000
 SKEW_MS = 500
@@ -47,6 +51,22 @@ def clock() -> FakeClock:
 async def truth() -> AsyncIterator[MemoryStore]:
     """What is really stored. Afterwards: indexes, side records and keys agree with the headers."""
     store = MemoryStore(INDEXES)
+    yield store
+    await check_records(store)
+    await store.close()
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """For tests that leave the server alone; each works under a root of its own."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+@pytest.fixture
+async def etcd(etcd_server: EtcdServer) -> AsyncIterator[EtcdStore]:
+    """As `truth`, on a real etcd."""
+    store = await EtcdStore.open([etcd_server.endpoint], f"/{secrets.token_hex(6)}", INDEXES)
     yield store
     await check_records(store)
     await store.close()
@@ -104,7 +124,7 @@ def id_of(header: object) -> TxnId:
     return TxnId.parse(str(getattr(header, "txn_id", None)))
 
 
-async def check_records(store: MemoryStore) -> None:
+async def check_records(store: MetadataStore) -> None:
     """DESIGN §4: what every record promises about the others, whatever has happened."""
     headers = {paths.txn_id_of_header(record.key) for record in (await store.scan(paths.HEADERS)).records}
     deadlines = [record.key for record in (await store.scan(paths.DEADLINE_INDEX)).records]

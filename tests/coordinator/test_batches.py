@@ -1,0 +1,247 @@
+"""Many transactions in one call (CONTRACT, `POST /v1/txns/batch`).
+
+Method: every batch is compared with the same calls made one by one on another store, and the requests that a real etcd
+has served are counted by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.api.models import BatchItem, BatchRequest, TransactionHeader
+from coordinator.batches import run_batch
+from coordinator.service import CoordinatorService
+from coordinator.transaction_keys import Begun
+from coordinator.transactions import MAX_WRITERS_BYTES, Transactions
+from metastore.backends.etcd import EtcdStore
+from metastore.backends.memory import MemoryStore
+from metastore.txn.store import INDEXES
+from service.problems import MEDIA_TYPE, ErrorCode
+from tests.coordinator.conftest import FakeClock
+from tests.coordinator.stores import Fault, FaultyStore, unavailable
+from tests.coordinator.test_transactions import begin
+from tests.servers import EtcdServer
+
+UNKNOWN = "0" * 28 + "beef"
+Item = dict[str, Any]
+
+
+@pytest.fixture
+async def other_http(clock: FakeClock) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a coordinator on a store of its own."""
+    store = MemoryStore(INDEXES)
+    transport = httpx.ASGITransport(app=CoordinatorService(store, clock=clock).app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://other") as client:
+        yield client
+    await store.close()
+
+
+async def batch(http: httpx.AsyncClient, items: list[Item]) -> list[dict[str, Any]]:
+    response = await http.post("/v1/txns/batch", json={"items": items})
+    assert response.status_code == 200, response.text
+    answers: list[dict[str, Any]] = response.json()["items"]
+    assert len(answers) == len(items)
+    return answers
+
+
+async def one_by_one(http: httpx.AsyncClient, items: list[Item]) -> list[dict[str, Any]]:
+    """The same items as single calls, in the form of a batch's answer."""
+    answers = []
+    for item in items:
+        body = {name: value for name, value in item.items() if name not in ("op", "txn_id")}
+        path = "/v1/txns" if item["op"] == "begin" else f"/v1/txns/{item['txn_id']}/{item['op']}"
+        response = await http.post(path, json=body)
+        kind = "problem" if response.headers["content-type"] == MEDIA_TYPE else "txn"
+        answers.append({"status": response.status_code, kind: response.json()})
+    return answers
+
+
+def parsed(items: list[Item]) -> list[BatchItem]:
+    return BatchRequest.model_validate({"items": items}).items
+
+
+def without_revisions(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Side by side, items may be applied in another order; everything else must be equal."""
+    for answer in answers:
+        answer.get("txn", {}).pop("revision", None)
+    return answers
+
+
+async def prepared_world(http: httpx.AsyncClient) -> None:
+    """Transactions 1 to 6: plain, kept alive, with writers, prepared, under a key, committed."""
+    for fields in ({}, {}, {}, {}, {"transaction_key": "k", "version": 1}, {}):
+        assert (await http.post("/v1/txns", json=fields)).status_code == 201
+    for number, verb, body in (
+        (2, "keep-alive", {"timeout_ms": 9_000}),
+        (3, "writers", {"add": ["w"]}),
+        (4, "prepare", {}),
+        (6, "commit", {}),
+    ):
+        assert (await http.post(f"/v1/txns/{number:032x}/{verb}", json=body)).status_code == 200
+
+
+def end(op: str, number: int, **fields: object) -> Item:
+    return {"op": op, "txn_id": f"{number:032x}", **fields}
+
+
+STORIES: dict[str, list[Item]] = {
+    "commits of every kind": [end("commit", number) for number in range(1, 7)],
+    "aborts of every kind": [end("abort", number, reason="r") for number in range(1, 7)],
+    "writers": [end("commit", 1, writers=["b", "a"]), end("commit", 3, writers=[]), end("commit", 6, writers=["x"])],
+    "the same transaction again": [end("commit", 1), end("abort", 1), end("commit", 1), end("commit", 1, writers=[])],
+    "the other way first": [end("abort", 2), end("commit", 2), end("abort", 2)],
+    "unknown among known": [end("commit", 1), end("commit", 0xBEEF), end("abort", 2)],
+    "commit, then begin under its key": [end("commit", 5), {"op": "begin", "transaction_key": "k", "version": 2}],
+    "begin under its key, then commit": [{"op": "begin", "transaction_key": "k", "version": 2}, end("commit", 5)],
+    "versions of one key": [{"op": "begin", "transaction_key": "n", "version": v} for v in (1, 1, 2, 2)],
+    "a stale epoch": [{"op": "begin", "transaction_key": "k", "epoch": 7}, {"op": "begin", "timeout_ms": 5}],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_a_batch_answers_as_the_single_calls_would(
+    http: httpx.AsyncClient, other_http: httpx.AsyncClient, story: str
+) -> None:
+    """In the same order, with the same states, problems and identifiers."""
+    await prepared_world(http)
+    await prepared_world(other_http)
+    expected = without_revisions(await one_by_one(other_http, STORIES[story]))
+    assert without_revisions(await batch(http, STORIES[story])) == expected
+    for number in range(1, 10):
+        path = f"/v1/txns/{number:032x}"
+        there, here = (await other_http.get(path)).json(), (await http.get(path)).json()
+        assert {**here, "revision": 0} == {**there, "revision": 0}
+
+
+async def test_a_committed_version_is_not_begun_again(http: httpx.AsyncClient) -> None:
+    """200 instead of 201, as by itself."""
+    again = {"op": "begin", "transaction_key": "k", "version": 1}
+    (first,) = await batch(http, [again])
+    assert first["status"] == 201
+    open_, done, repeated = await batch(http, [again, {"op": "commit", "txn_id": first["txn"]["txn_id"]}, again])
+    assert (open_["status"], open_["txn"]) == (200, first["txn"])
+    assert (done["status"], done["txn"]["state"]) == (200, "COMMITTED")
+    assert (repeated["status"], repeated["txn"]["already_committed"]) == (200, True)
+
+
+async def test_a_newer_connection_commits_a_prepared_transaction(http: httpx.AsyncClient) -> None:
+    """DESIGN §5.15: its epoch is old, and the key still holds it."""
+    txn_id = (await http.post("/v1/txns", json={"transaction_key": "k"})).json()["txn_id"]
+    await http.post(f"/v1/txns/{txn_id}/prepare")
+    await http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})
+    (answer,) = await batch(http, [{"op": "commit", "txn_id": txn_id}])
+    assert (answer["status"], answer["txn"]["state"]) == (200, "COMMITTED")
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        ({"op": "end"}, "items.1.op"),
+        ({}, "items.1.op"),
+        ({"op": None}, "items.1.op"),
+        ({"op": "commit"}, "items.1.txn_id"),
+        ({"op": "commit", "txn_id": "x"}, "items.1.txn_id"),
+        ({"op": "abort", "txn_id": 5}, "items.1.txn_id"),
+        ({"op": "abort", "txn_id": UNKNOWN, "writers": []}, "items.1.writers"),
+        ({"op": "commit", "txn_id": UNKNOWN, "writers": ["a", ""]}, "items.1.writers.1"),
+        ({"op": "commit", "txn_id": UNKNOWN, "writers": [f"{n:05}" * 50 for n in range(2_000)]}, "items.1.writers"),
+        ({"op": "begin", "timeout_ms": 0}, "items.1.timeout_ms"),
+        ({"op": "begin", "properties": {"x": 1}}, "items.1.properties.x"),
+        ({"op": "begin", "properties": {"begin": 1}}, "items.1.properties.begin"),
+        ({"op": "begin", "epoch": 1}, "items.1.epoch"),
+        ({"op": "begin", "transaction_key": "a&b"}, "items.1.transaction_key"),
+        ([], "items.1"),
+        (None, "items.1"),
+    ],
+)
+async def test_one_bad_item_refuses_the_batch_and_changes_nothing(
+    http: httpx.AsyncClient, store: FaultyStore, bad: object, field: str
+) -> None:
+    """CONTRACT: bad input names the field and never changes anything."""
+    if isinstance(bad, dict) and len(bad.get("writers") or ()) > 1_000:
+        assert len(json.dumps(bad["writers"])) > MAX_WRITERS_BYTES
+    revision = await store.current_revision()
+    response = await http.post("/v1/txns/batch", json={"items": [{"op": "begin"}, bad, {"op": "begin"}]})
+    assert (response.status_code, response.json()["code"]) == (422, ErrorCode.INVALID_ARGUMENT), response.text
+    assert response.json()["field"] == field
+    assert await store.current_revision() == revision
+
+
+async def test_more_than_a_thousand_items_are_refused(http: httpx.AsyncClient, store: FaultyStore) -> None:
+    revision = await store.current_revision()
+    for items in ([{"op": "begin"}] * 1_001, "all", None):
+        response = await http.post("/v1/txns/batch", json={"items": items})
+        assert (response.status_code, response.json()["field"]) == (422, "items")
+    assert await store.current_revision() == revision
+
+
+async def test_each_item_fails_by_itself(http: httpx.AsyncClient, store: FaultyStore) -> None:
+    """A store error is one item's problem, with what is known of that item."""
+    (begun,) = await batch(http, [{"op": "begin"}])
+    store.faults.extend([Fault.UNAVAILABLE, Fault.NONE, Fault.LOSE_REPLY])
+    items = [{"op": "commit", "txn_id": begun["txn"]["txn_id"]}, {"op": "begin"}, {"op": "begin"}]
+    failed, first, second = await batch(http, items)
+    assert (failed["status"], failed["problem"]["code"], failed["problem"]["definite"]) == (
+        503,
+        "STORE_UNAVAILABLE",
+        True,
+    )
+    assert (first["status"], second["status"]) == (201, 201)
+
+
+async def test_a_store_that_cannot_be_read_refuses_the_batch_before_anything_happens(
+    http: httpx.AsyncClient, store: FaultyStore
+) -> None:
+    """`definite: true` is a promise: no begin of the same batch may have been applied."""
+    (begun,) = await batch(http, [{"op": "begin"}])
+    sent = len(store.sent)
+    store.before_reads.append(unavailable)
+    items = [{"op": "begin"}, {"op": "commit", "txn_id": begun["txn"]["txn_id"]}]
+    response = await http.post("/v1/txns/batch", json={"items": items})
+    assert (response.status_code, response.json()["definite"]) == (503, True)
+    assert len(store.sent) == sent
+
+
+async def test_what_happens_between_the_common_read_and_a_commit_is_not_overlooked(
+    transactions: Transactions, store: FaultyStore
+) -> None:
+    """DESIGN §5.1: a decision checks the records that were presumed absent. Writers are remembered meanwhile, and the
+    commit counts them."""
+    txn_id = await begin(transactions)
+    store.before_applies.append(lambda: transactions.add_writers(txn_id, ["late"]))
+    (answer,) = await run_batch(transactions, parsed([end("commit", txn_id.sequence)]))
+    assert isinstance(answer, TransactionHeader)
+    assert (answer.state, answer.writers) == ("COMMITTED", ["late"])
+
+
+def served(server: EtcdServer) -> int:
+    """Requests for keys that the server has got, by its own count."""
+    text = httpx.get(f"http://{server.endpoint}/metrics").text
+    found = re.findall(r'^grpc_server_started_total\{[^}]*grpc_service="etcdserverpb.KV"[^}]*\} (\S+)$', text, re.M)
+    assert found
+    return int(sum(map(float, found)))
+
+
+async def test_a_hundred_items_cost_about_one_request(
+    etcd: EtcdStore, etcd_server: EtcdServer, clock: FakeClock
+) -> None:
+    """CONTRACT. A thousand begins: nine groups (a group holds 125) and a block of ids. A thousand commits: ten reads of
+    a hundred headers, and nine groups. Nothing else may creep in."""
+    transactions = Transactions(etcd, clock)
+    at_first = served(etcd_server)
+    begun = await run_batch(transactions, parsed([{"op": "begin"}] * 1_000))
+    after_begins = served(etcd_server)
+    headers = [answer.header for answer in begun if isinstance(answer, Begun)]
+    assert len({header.txn_id for header in headers}) == 1_000
+    decided = await run_batch(transactions, parsed([{"op": "commit", "txn_id": h.txn_id} for h in headers]))
+    after_commits = served(etcd_server)
+    assert [answer.state for answer in decided if isinstance(answer, TransactionHeader)] == ["COMMITTED"] * 1_000
+    assert 8 <= after_begins - at_first <= 12
+    assert 8 <= after_commits - after_begins <= 21
