@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,12 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreFull
+from service.answers import problem_response
+from service.exposure import Exposure
+from service.gate import CALLER, Gate
 from service.openapi import documented_app
 from service.openapi import problems as problems
-from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
+from service.problems import KINDS, ErrorCode, Problem, ServiceError
+from service.security.principal import Principal
 from service.text import no_control_characters
 
-RETRY_AFTER_SECONDS = 1
 _BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 _CONTENT_TYPE = b"content-type"
 _NOT_CHOSEN = (b"", b"application/x-www-form-urlencoded")
@@ -46,6 +48,16 @@ PathText = Annotated[str, BeforeValidator(_unquote_segment), AfterValidator(no_c
 """A path parameter: any UTF-8 name, percent-encoded as one path segment."""
 
 
+async def _caller(request: Request) -> Principal:
+    caller = request.scope[CALLER]
+    assert isinstance(caller, Principal)
+    return caller
+
+
+Caller = Annotated[Principal, Depends(_caller)]
+"""Who sent this request, as the gate found out."""
+
+
 class RawPath:
     """ASGI middleware: route on the path as it was sent, so that an encoded `/` stays inside its parameter.
 
@@ -66,15 +78,6 @@ def _json_unless_named(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[byt
     if not any(name == _CONTENT_TYPE for name, _ in named):
         named.append((_CONTENT_TYPE, b"application/json"))
     return named
-
-
-def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
-    headers = dict(headers or {})
-    if problem.code in (ErrorCode.STORE_UNAVAILABLE, ErrorCode.STORAGE_FULL, ErrorCode.RATE_LIMITED):
-        headers.setdefault("Retry-After", str(math.ceil(RETRY_AFTER_SECONDS)))
-    return Response(
-        problem.model_dump_json(exclude_none=True), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers
-    )
 
 
 def from_store(error: MetastoreError) -> ServiceError:
@@ -112,10 +115,17 @@ def _without_union_tags(where: list[Any], value: object) -> list[Any]:
     return kept
 
 
-def create_app(title: str, description: str, version: str, registry: CollectorRegistry) -> FastAPI:
-    """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`."""
-    app = documented_app(title=title, description=description, version=version)
+def create_app(
+    title: str, description: str, version: str, registry: CollectorRegistry, exposure: Exposure | None = None
+) -> FastAPI:
+    """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`.
+
+    Nobody comes past the gate, which is the outermost layer: what is added last.
+    """
+    exposure = exposure or Exposure()
+    app = documented_app(title, description, version, needs_token=exposure.authenticator is not None)
     app.add_middleware(RawPath)
+    app.add_middleware(Gate, limits=exposure.limits, authenticator=exposure.authenticator)
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
