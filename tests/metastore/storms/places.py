@@ -87,10 +87,11 @@ class MemoryPlace:
 
 
 class FilePlace:
-    """One file, opened by one store after the other."""
+    """One file, opened by one store after the other. What dies here is the process that has it open."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "storm.db"
+        self.url = f"sqlite:///{self._path}"
         self._store: SqliteStore | None = None
 
     async def reopen(self) -> SqliteStore:
