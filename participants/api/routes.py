@@ -7,11 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 from urllib.parse import unquote_plus
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BeforeValidator
-from starlette.types import Message
 
 from metastore.txn.ids import TxnId
 from participants.api.models import (
@@ -19,7 +18,6 @@ from participants.api.models import (
     BYTES_MEDIA_TYPE,
     END_HEADER,
     FRAMES_MEDIA_TYPE,
-    MAX_ENTRY_BYTES,
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
     REVISION_HEADER,
@@ -34,6 +32,7 @@ from participants.api.models import (
     TopicInfo,
     TopicPage,
 )
+from participants.api.rights import TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.broker import names, schemas
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions, read_page, snapshot_revision
@@ -41,7 +40,7 @@ from participants.broker.names import BrowseToken, ReadPlace, parse_page_token, 
 from participants.broker.payloads import decode_messages, inspect_arrow
 from participants.ledger.frames import PayloadKind
 from participants.segment.segment import Entry, Segment
-from service.http import PathText, problems
+from service.http import Caller, PathText, problems
 from service.problems import ErrorCode, ServiceError
 from service.text import no_control_characters
 
@@ -72,7 +71,6 @@ def _parsed(parse: Any) -> BeforeValidator:
     return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
 
 
-TopicPath = Annotated[PathText, AfterValidator(topic_name)]
 TxnIdQuery = Annotated[Any, _parsed(TxnId.parse), Query(description="32 hex digits")]
 PlaceQuery = Annotated[Any, _parsed(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
 TokenQuery = Annotated[Any, _parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
@@ -83,24 +81,19 @@ RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Sto
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 
 
-class BoundedRoute(APIRoute):
-    """A route that reads no more than an entry's worth of body, and refuses query parameters it does not know:
-    a misspelt `txn_id` must not become a publish outside of any transaction."""
+class StrictRoute(APIRoute):
+    """A route that refuses query parameters it does not know: a misspelt `txn_id` must not become a publish outside
+    of any transaction."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         known = {parameter.alias for parameter in self.dependant.query_params}
 
-        async def bounded(request: Request) -> Response:
+        async def strict(request: Request) -> Response:
             _check_query(request.scope["query_string"].decode("latin-1"), known)
-            body: Message = {"type": "http.request", "body": await _body(request), "more_body": False}
+            return await handle(request)
 
-            async def replay() -> Message:
-                return body
-
-            return await handle(Request(request.scope, replay))
-
-        return bounded
+        return strict
 
 
 def _check_query(query: str, known: set[str]) -> None:
@@ -124,7 +117,7 @@ def _check_query(query: str, known: set[str]) -> None:
 
 
 def router(broker: Broker) -> APIRouter:
-    api = APIRouter(route_class=BoundedRoute)
+    api = APIRouter(route_class=StrictRoute)
     _topic_routes(api, broker)
     _segment_routes(api, broker)
     _message_routes(api, broker)
@@ -133,12 +126,13 @@ def router(broker: Broker) -> APIRouter:
 
 def _topic_routes(api: APIRouter, broker: Broker) -> None:
     @api.post("/v1/topics", status_code=201, tags=["topics"], responses=problems(409, 422, 503, 504))
-    async def create_topic(request: CreateTopicRequest) -> TopicInfo:
+    async def create_topic(request: CreateTopicRequest, caller: Caller) -> TopicInfo:
         """Create a topic of one or more hash-range segments, owned by this broker."""
         try:
             name = topic_name(request.name)
         except ValueError as error:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"name: {error}", field="name") from None
+        caller.require("admin", name)
         schema = schemas.from_wire(request.topic_schema) if request.topic_schema else None
         topic = await broker.topics.create(name, request.segments, schema, broker.id, broker.clock())
         await broker.open_all(topic.segments)
@@ -146,21 +140,31 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
 
     @api.get("/v1/topics", tags=["topics"], responses=problems(422, 503))
     async def list_topics(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
+        caller: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
     ) -> TopicPage:
-        """Topics by name."""
+        """Topics by name, those that the caller has a right on. A page may hold fewer than `limit` and have a next."""
         topics, more = await broker.topics.page(page_token, limit)
-        items = [await broker.topics.describe(topic) for topic in topics]
+        items = [await broker.topics.describe(topic) for topic in topics if caller.may_see(topic.name)]
         return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
 
-    @api.get("/v1/topics/{topic}", tags=["topics"], responses=problems(404, 422, 503))
+    @api.get(
+        "/v1/topics/{topic}",
+        tags=["topics"],
+        responses=problems(404, 422, 503),
+        dependencies=[Depends(seeing_topic)],
+    )
     async def get_topic(topic: TopicPath) -> TopicInfo:
         """A topic's schema and segments."""
         return await broker.topics.describe((await broker.topics.get(topic)).topic)
 
 
 def _segment_routes(api: APIRouter, broker: Broker) -> None:
-    @api.get("/v1/segments/{segment}", tags=["segments"], responses=problems(307, 404, 422, 503))
+    @api.get(
+        "/v1/segments/{segment}",
+        tags=["segments"],
+        responses=problems(307, 404, 422, 503),
+        dependencies=[on_segment("consume")],
+    )
     async def get_segment(segment: PathText) -> SegmentDetail:
         """What a segment holds, how far readers may go, and who holds them back."""
         return _detail(await broker.segment(segment), broker)
@@ -170,10 +174,12 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         tags=["segments"],
         responses=problems(307, 404, 409, 413, 422, 503, 504, 507),
         openapi_extra=_ENTRY_BODY,
+        dependencies=[on_segment("produce")],
     )
     async def append_entry(
         segment: PathText,
         request: Request,
+        caller: Caller,
         txn_id: TxnIdQuery = None,
         writer: NameQuery = None,
         producer: NameQuery = None,
@@ -189,6 +195,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
             producer, writer = producer or writer, None
         if sequence is not None and txn_id is None and producer is None:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer` or `writer`", field="sequence")
+        await check_transaction(broker, txn_id, caller)
         target = await broker.segment(segment)
         payload = await request.body()
         kind, rows = await _inspected(broker, target, request, payload, txn_id, count)
@@ -200,6 +207,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         tags=["segments"],
         response_class=Response,
         responses={200: {"content": {FRAMES_MEDIA_TYPE: {}}}, **problems(307, 404, 422, 503)},
+        dependencies=[on_segment("consume")],
     )
     async def read_entries(
         segment: PathText,
@@ -238,17 +246,24 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         "/v1/topics/{topic}/messages",
         tags=["messages"],
         responses=problems(307, 404, 409, 413, 422, 503, 504, 507),
+        dependencies=[on_topic("produce")],
     )
     async def publish_messages(
-        topic: TopicPath, request: PublishMessagesRequest, txn_id: TxnIdQuery = None
+        topic: TopicPath, request: PublishMessagesRequest, caller: Caller, txn_id: TxnIdQuery = None
     ) -> PublishMessagesAnswer:
         """Publish JSON messages, routed by key, inside a transaction or outside."""
         if request.sequence is not None and request.producer is None:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer`", field="sequence")
+        await check_transaction(broker, txn_id, caller)
         options = PublishOptions(txn_id, request.producer, request.sequence)
         return PublishMessagesAnswer(message_ids=await messages.publish(topic, request.messages, options))
 
-    @api.get("/v1/topics/{topic}/messages", tags=["messages"], responses=problems(307, 404, 422, 503))
+    @api.get(
+        "/v1/topics/{topic}/messages",
+        tags=["messages"],
+        responses=problems(307, 404, 422, 503),
+        dependencies=[on_topic("consume")],
+    )
     async def browse_messages(
         topic: TopicPath,
         after: TokenQuery = None,
@@ -287,24 +302,6 @@ def _detail(segment: Segment, broker: Broker) -> SegmentDetail:
         entries=segment.ledgers.entries,
         size_bytes=segment.ledgers.size_bytes,
     )
-
-
-async def _body(request: Request) -> bytes:
-    """The whole body, refused as soon as it is too large."""
-    too_large = ServiceError(
-        ErrorCode.PAYLOAD_TOO_LARGE, f"an entry holds at most {MAX_ENTRY_BYTES} bytes", limit_bytes=MAX_ENTRY_BYTES
-    )
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > MAX_ENTRY_BYTES:
-        raise too_large
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_ENTRY_BYTES:
-            raise too_large
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 async def _inspected(

@@ -12,6 +12,8 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header
 from participants.broker.topics import Topics
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
@@ -186,6 +188,11 @@ class Broker:
                 await segment.reconcile()
             except MetastoreError as error:
                 log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
+
+    async def header(self, txn_id: TxnId) -> Header | None:
+        """A transaction's header as it once was, or as it is: of use for what never changes in it."""
+        record = self._mirror.seen(txn_id) or (await self._mirror.read([txn_id]))[txn_id]
+        return None if record is None else Header.decode(record.value)
 
     # -- topics ------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,11 @@ def segment_id(topic: str, low: int, high: int, number: int) -> str:
     return f"segment://{topic}/{low:04x}-{high:04x}-{number}"
 
 
+def topic_of_segment(segment: str) -> str:
+    """The topic in a segment's id; of what is no such id something that no topic is called."""
+    return segment.removeprefix("segment://").rpartition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class MessageId:
     """Opaque to clients: one URL-safe string that names segment, ledger, entry and index in the entry's batch."""

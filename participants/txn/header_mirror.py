@@ -58,10 +58,14 @@ class HeaderMirror:
 
     def final(self, txn_id: TxnId) -> tuple[Header, Revision] | None:
         """The final header and its decision revision, when the mirror knows them."""
-        record = self._mirror.records.get(paths.header(txn_id))
+        record = self.seen(txn_id)
         if record is None or record.first:
             return None
         return Header.decode(record.value), record.version
+
+    def seen(self, txn_id: TxnId) -> Record | None:
+        """What the mirror last heard of the header. It may be decided, or gone, since."""
+        return self._mirror.records.get(paths.header(txn_id))
 
     async def read(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, Record | None]:
         """The headers now, by linearizable reads."""

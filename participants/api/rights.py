@@ -1,0 +1,63 @@
+"""Which right an endpoint asks for. A dependency of the route, so that it is refused before its body is looked at."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends
+from pydantic import AfterValidator
+
+from metastore.txn.ids import TxnId
+from participants.broker.broker import Broker
+from participants.broker.names import topic_name, topic_of_segment
+from service.http import Caller, PathText
+from service.problems import ErrorCode, ServiceError
+from service.security.principal import Principal, Right
+
+TopicPath = Annotated[PathText, AfterValidator(topic_name)]
+
+
+def on_topic(right: Right) -> Any:
+    """The caller has `right` on the topic of the path, else NOT_ALLOWED."""
+
+    async def require(topic: TopicPath, caller: Caller) -> None:
+        caller.require(right, topic)
+
+    return Depends(require)
+
+
+def on_segment(right: Right) -> Any:
+    """The caller has `right` on the topic that the segment of the path belongs to, else NOT_ALLOWED.
+
+    By the name alone: whoever has no right does not learn whether there is such a segment.
+    """
+
+    async def require(segment: PathText, caller: Caller) -> None:
+        if not caller.superuser:
+            caller.require(right, topic_of_segment(segment))
+
+    return Depends(require)
+
+
+async def seeing_topic(topic: TopicPath, caller: Caller) -> None:
+    """The caller has any right on the topic of the path, else NOT_ALLOWED."""
+    if not caller.may_see(topic):
+        raise caller.lacks(f"any right on topic {topic}", topic=topic)
+
+
+async def check_transaction(broker: Broker, txn_id: TxnId | None, caller: Principal) -> None:
+    """Raises NOT_ALLOWED when `txn_id` was begun by another principal (scenario B14).
+
+    An unknown one is let through: the guard of its intent refuses it. The owner of a header never changes, so the
+    mirror's word is as good as the store's, and usually there.
+    """
+    if txn_id is None or caller.superuser:
+        return
+    header = await broker.header(txn_id)
+    if header is not None and not caller.owns(header.owner):
+        raise ServiceError(
+            ErrorCode.NOT_ALLOWED,
+            f"transaction {txn_id} was begun by another principal than {caller.name!r}",
+            action="Write with the token of the principal that began the transaction.",
+            txn_id=str(txn_id),
+        )
