@@ -14,10 +14,12 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Outcome
-from metastore.types import AtVersion
+from metastore.types import AtVersion, Record
 
 OPS_PER_APPLY = 40
 """Each deletion is a check, a record and an index entry: this stays below etcd's 128 operations per transaction."""
+OPS_PER_READ = 4_000
+"""Many more than that: on ZooKeeper a read after each deletion would list the whole directory again."""
 
 
 async def materialize(
@@ -25,12 +27,16 @@ async def materialize(
 ) -> None:
     """Raises `CheckFailed` on `ownership` when this broker was deposed, and the store's errors; then do it again."""
     prefix = paths.write_ops_of_segment(txn_id, segment)
+    records: list[Record] = []
+    more = True
     while True:
-        found = await store.range(prefix, prefix_end(prefix), limit=OPS_PER_APPLY)
+        if more and not records:
+            found = await store.range(prefix, prefix_end(prefix), limit=OPS_PER_READ)
+            records, more = found.records, found.more
         batch = store.batch().check(ownership)
         if outcome is not None:
             batch.create(paths.outcome(segment, txn_id), outcome.encode())
-        for record in found.records:
+        for record in records[:OPS_PER_APPLY]:
             batch.remove(record)
         if not batch.written():
             return
@@ -41,7 +47,9 @@ async def materialize(
                 raise
             if outcome is not None and lost.check == batch.checks[1]:
                 outcome = None
+            records, more = [], True
             continue
-        if not found.more:
+        records = records[OPS_PER_APPLY:]
+        if not records and not more:
             return
         outcome = None
