@@ -35,7 +35,7 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     known = await TxnStore(transactions.store).read_plain(sorted({*_ended(items)}))
     lanes: dict[Hashable, list[int]] = {}
     for number, item in enumerate(items):
-        lanes.setdefault(_lane(number, item, known), []).append(number)
+        lanes.setdefault(_lane(number, item, known, transactions.caller.name), []).append(number)
     # Under a key it matters whether a transaction is prepared, so it is read in full.
     plain = {txn_id: records for txn_id, records in known.items() if records.header.key is None}
     answers: dict[int, ItemAnswer] = {}
@@ -65,10 +65,10 @@ def _ended(items: Sequence[BatchItem]) -> list[TxnId]:
     return [TxnId.parse(item.txn_id) for item in items if not isinstance(item, BeginItem)]
 
 
-def _lane(number: int, item: BatchItem, known: Known) -> Hashable:
+def _lane(number: int, item: BatchItem, known: Known, caller: str | None) -> Hashable:
     """Items with equal lanes touch each other."""
     if isinstance(item, BeginItem):
-        return number if item.transaction_key is None else (item.owner, item.transaction_key)
+        return number if item.transaction_key is None else (item.owner or caller, item.transaction_key)
     txn_id = TxnId.parse(item.txn_id)
     header = known[txn_id].header if txn_id in known else None
     return txn_id if header is None or header.key is None else (header.owner, header.key)

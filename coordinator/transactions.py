@@ -10,8 +10,10 @@ call (DESIGN §5.17). The clock decides no more than the numbers in the records:
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterable
+from typing import Self
 
 import structlog
 
@@ -21,6 +23,7 @@ from coordinator.decisions import Decisions, KeyMovedOn, aborted, committed
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.ownership import owned, require_force, require_owner
 from coordinator.settling import Clock, Overtaken, Settling
 from coordinator.transaction_keys import Begun, TransactionKeys
 from metastore.api import MetadataStore
@@ -31,6 +34,7 @@ from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Batch
 from service.problems import ServiceError
+from service.security.principal import ANYONE, Principal
 
 PREPARED_TIMEOUT_MS = MAX_TIMEOUT_MS
 """How long a prepared transaction waits for its decision unless prepare says otherwise: a day."""
@@ -59,21 +63,32 @@ class Transactions:
     ) -> None:
         self.store = store
         self.clock = clock
+        self.caller = ANYONE
         self.metrics = metrics or CoordinatorMetrics()
         self._settling = settling or Settling(store, clock)
         self._ids = IdBlocks(store, coordinator_id, id_block_size)
         self._decisions = Decisions(store, clock, self._settling, self.metrics)
         self.keys = TransactionKeys(self._decisions, self._ids)
 
+    def on_behalf_of(self, caller: Principal) -> Self:
+        """The same transactions, as `caller` may begin, see and end them: its own, those of nobody, and a superuser
+        all. Whatever belongs to another owner is refused with NOT_ALLOWED, before anything is done."""
+        if caller is self.caller:
+            return self
+        seen = copy.copy(self)
+        seen.caller = caller
+        return seen
+
     # -- begin and read ------------------------------------------------------------------------------------------
 
     async def begin(self, request: BeginRequest | None = None) -> Begun:
         """Open a transaction; under a transaction key as `TransactionKeys.begin` says.
 
-        Raises INVALID_ARGUMENT for `epoch` or `version` without a key, and OUTCOME_UNKNOWN with the id that may have
+        Raises INVALID_ARGUMENT for `epoch` or `version` without a key, NOT_ALLOWED for another `owner` than the caller,
+        and OUTCOME_UNKNOWN with the id that may have
         been begun (nobody else will ever use it; its timeout ends it).
         """
-        request = request or BeginRequest()
+        request = owned(request or BeginRequest(), self.caller)
         if request.transaction_key is not None:
             return await self.keys.begin(request, request.transaction_key)
         refuse_numbers_without_key(request)
@@ -99,7 +114,9 @@ class Transactions:
 
     async def get(self, txn_id: TxnId) -> TransactionHeader:
         """Raises TXN_NOT_FOUND."""
-        return answers.describe_records(await self._decisions.read(txn_id))
+        records = await self._decisions.read(txn_id)
+        require_owner(records, self.caller)
+        return answers.describe_records(records)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -140,8 +157,11 @@ class Transactions:
         """Abort. One that timed out or was fenced is aborted already, so aborting it succeeds. `known` as for commit.
 
         `force` is an administrator's word and changes only who may abort a prepared transaction; while nobody is
-        authenticated everybody may. Raises INVALID_TXN_STATE when it was committed, OUTCOME_UNKNOWN.
+        authenticated everybody may. Raises INVALID_TXN_STATE when it was committed, OUTCOME_UNKNOWN, NOT_ALLOWED for
+        another owner's, for `force` without the right admin, and for an administrator without it.
         """
+        if force:
+            self.caller.require_admin()
 
         def again(records: TransactionRecords) -> TransactionHeader:
             if records.header.state is not TxnState.ABORTED:
@@ -150,7 +170,9 @@ class Transactions:
 
         def final(records: TransactionRecords) -> Header:
             if force:
-                log.info("transaction aborted by force", txn_id=str(txn_id), reason=reason)
+                log.info("transaction aborted by force", txn_id=str(txn_id), reason=reason, by=self.caller.name)
+            else:
+                require_force(records, self.caller)
             return aborted(records.header, self.clock(), reason)
 
         return await self._end(txn_id, again, final, known)
@@ -186,6 +208,7 @@ class Transactions:
             while True:
                 records = known or await self._decisions.read(txn_id)
                 known = None
+                require_owner(records, self.caller)
                 doubt.settle()
                 if records.header.state.final:
                     return self._answer_again(records, again)
@@ -261,6 +284,7 @@ class Transactions:
         with Doubt(txn_id=str(txn_id)) as doubt:
             while True:
                 records = await self._decisions.read(txn_id)
+                require_owner(records, self.caller)
                 doubt.settle()
                 if records.header.state.final:
                     raise answers.already_decided(txn_id, records.header)
