@@ -192,7 +192,8 @@ def atomic_history(dice: random.Random, clients: int, steps: int) -> list[Call]:
         invoked, returned = max(free_at[client], now - dice.randrange(30)), now + dice.randrange(1, 60)
         free_at[client] = returned + 1
         value = None if dice.random() < 0.1 else str(step)
-        action: Action = dice.choice([Read(state), Write(value), CompareAndSet(state, value)])
+        possible: list[Action] = [Read(state), Write(value), CompareAndSet(state, value)]
+        action = dice.choice(possible)
         lost = dice.random() < 0.02
         if not isinstance(action, Read) and not (lost and dice.random() < 0.5):
             state = value
