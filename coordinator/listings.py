@@ -64,8 +64,8 @@ class Listings:
     """Everything here only reads."""
 
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
+        self.store = store
+        self.clock = clock
 
     async def transactions(
         self, wanted: Filter, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
@@ -73,7 +73,7 @@ class Listings:
         """Raises INVALID_ARGUMENT for a page token of another list."""
         name, read_slice = self._range_of(wanted, slice_size := max(limit + 1, _SMALLEST_SLICE))
         after = paging.position_of(name, page_token)
-        now_ms = self._clock()
+        now_ms = self.clock()
         items: list[TransactionHeader] = []
         examined = 0
         while examined < ROWS_PER_PAGE:
@@ -93,7 +93,7 @@ class Listings:
 
     def _range_of(self, wanted: Filter, limit: int) -> tuple[str, Callable[[str], Awaitable[list[Row]]]]:
         """The narrowest range that holds everything wanted: its name in page tokens, and how to read a slice of it."""
-        store = self._store
+        store = self.store
         if wanted.segment is not None:
             segment = wanted.segment
             name = f"segment {segment}"
@@ -109,7 +109,7 @@ class Listings:
     async def _read(self, rows: Iterable[Row]) -> list[tuple[Row, TransactionHeader]]:
         """Rows whose header is still there, with what it says now."""
         rows = list(rows)
-        found = await TxnStore(self._store).read_many([row.txn_id for row in rows])
+        found = await TxnStore(self.store).read_many([row.txn_id for row in rows])
         return [
             (row, answers.describe_records(records))
             for row, records in zip(rows, found, strict=True)
@@ -122,10 +122,10 @@ class Listings:
         """Operation records that no participant has cleaned up yet. Raises TXN_NOT_FOUND, INVALID_ARGUMENT."""
         name = f"ops {txn_id}"
         after = paging.position_of(name, page_token)
-        if await TxnStore(self._store).read(txn_id) is None:
+        if await TxnStore(self.store).read(txn_id) is None:
             raise answers.unknown_transaction(txn_id)
         root = paths.ops_of_transaction(txn_id)
-        found = await self._store.range(f"{root}{after}\0" if after else root, prefix_end(root), limit=limit)
+        found = await self.store.range(f"{root}{after}\0" if after else root, prefix_end(root), limit=limit)
         items = [_operation(record.key, record.value) for record in found.records]
         last = items[-1].key.removeprefix(root) if items else after
         return OperationPage(items=items, next_page_token=paging.make_token(name, last) if found.more else None)
@@ -135,7 +135,7 @@ class Listings:
     ) -> TransactionKeyPage:
         """Keys in use; without `owner` those of every owner. Deleted ones are left out."""
         after = paging.position_of("keys", page_token)
-        found, more = await key_records.list_keys(self._store, owner, after=after, limit=limit)
+        found, more = await key_records.list_keys(self.store, owner, after=after, limit=limit)
         return TransactionKeyPage(
             items=[describe_key(key, key.live) for key in found if key.live],
             next_page_token=paging.make_token("keys", key_records.position(found[-1])) if more else None,

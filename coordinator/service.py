@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 
 from coordinator import gc_sweep
-from coordinator.api.routes import transaction_key_routes, transaction_routes
+from coordinator.api.routes import hanging_routes, transaction_key_routes, transaction_routes
 from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
@@ -131,4 +131,5 @@ class CoordinatorService:
         add_operations(app, self._store, waiting_for=dict)
         app.include_router(transaction_routes(self.transactions, self.listings))
         app.include_router(transaction_key_routes(self.transactions, self.listings))
+        app.include_router(hanging_routes(self.listings))
         return app

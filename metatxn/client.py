@@ -12,7 +12,14 @@ from typing import Literal, Self, overload
 import httpx
 import pyarrow as pa
 
-from coordinator.api.models import Cluster, ConnectAnswer, Operation, TransactionHeader, TransactionKeyInfo
+from coordinator.api.models import (
+    Cluster,
+    ConnectAnswer,
+    HangingTransaction,
+    Operation,
+    TransactionHeader,
+    TransactionKeyInfo,
+)
 from metatxn import frames
 from metatxn.connection import Connection, parsed, post
 from metatxn.errors import AlreadyExists, InvalidArgument, MetatxnError
@@ -28,6 +35,7 @@ from participants.api.models import Isolation, SegmentDetail, TopicInfo, TopicSc
 from participants.ledger.frames import Frame
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
+HANGING_PATH = "/admin/v2/transactions/hanging"
 
 
 def connect(
@@ -132,6 +140,15 @@ class Client:
         }
         connection = self._connection
         return connection.pages(connection.coordinators, path_of("txns"), params, TransactionHeader)
+
+    def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Iterator[HangingTransaction]:
+        """Transactions open for longer than that (a minute unless given), and where each holds back the readers.
+
+        A page at a time, `limit` its size: the pages go by deadline, in each the oldest is first.
+        """
+        connection = self._connection
+        params = {"max_age_ms": max_age_ms, "limit": limit}
+        return connection.pages(connection.coordinators, HANGING_PATH, params, HangingTransaction)
 
     def operations(self, txn_id: str) -> Iterator[Operation]:
         """Operation records of a transaction that are not yet worked off. Raises `TransactionNotFound`."""

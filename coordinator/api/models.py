@@ -25,6 +25,16 @@ MAX_KEY_LENGTH = 512
 _TXN_ID = "0000000000000000000000000000002a"
 _UNKNOWN_TXN = ServiceError(ErrorCode.TXN_NOT_FOUND, f"transaction {_TXN_ID} is unknown", txn_id=_TXN_ID).problem()
 _SEGMENT_KEY = "segment%3A%2F%2Fpublic%2Fdefault%2Forders%2F0000-ffff-0"
+_HANGING = {
+    "txn_id": _TXN_ID,
+    "state": "OPEN",
+    "created_ms": 1767225600000,
+    "deadline_ms": 1767229200000,
+    "owner": "billing",
+    "revision": 1042,
+    "age_ms": 1800000,
+    "touched": [{"segment": "segment://public/default/orders/0000-ffff-0", "after": "7:11"}],
+}
 _KEY = {
     "key": "nightly",
     "owner": "billing",
@@ -230,6 +240,33 @@ class TransactionPage(BaseModel):
     )
 
     items: list[TransactionHeader]
+    next_page_token: str | None = None
+
+
+class TouchedSegment(BaseModel):
+    """Where a transaction has operations. A write may hold back the segment's readers behind the position `after`; an
+    acknowledgement keeps messages of the subscription from being delivered again."""
+
+    segment: str
+    subscription: str | None = None
+    after: str | None = None
+
+
+class HangingTransaction(TransactionHeader):
+    """An open transaction, open since `created_ms`. `writers` are those remembered so far; `more_touched` tells that it
+    touches more than are shown."""
+
+    model_config = example(**_HANGING)
+
+    age_ms: int
+    touched: list[TouchedSegment]
+    more_touched: bool | None = None
+
+
+class HangingPage(BaseModel):
+    model_config = example(items=[_HANGING], next_page_token=None)
+
+    items: list[HangingTransaction]
     next_page_token: str | None = None
 
 

@@ -20,6 +20,7 @@ from coordinator.api.models import (
     ConnectAnswer,
     ConnectRequest,
     DeletedTransactionKey,
+    HangingPage,
     KeepAliveRequest,
     Name,
     OperationPage,
@@ -35,6 +36,7 @@ from coordinator.api.models import (
     valid_txn_id,
 )
 from coordinator.batches import ItemAnswer, run_batch
+from coordinator.hanging import MAX_AGE_MS, hanging_transactions
 from coordinator.listings import Filter, Listings
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
 from coordinator.transaction_keys import Begun
@@ -72,6 +74,10 @@ class TransactionQuery(PageQuery):
     owner: Name | None = None
 
 
+class HangingQuery(PageQuery):
+    max_age_ms: Annotated[int, Field(ge=0, le=MAX_NUMBER, description="open for longer than this")] = MAX_AGE_MS
+
+
 class KeyListQuery(PageQuery):
     owner: Name | None = None
 
@@ -82,7 +88,7 @@ class OwnerQuery(BaseModel):
     owner: Name | None = None
 
 
-def _page(page: TransactionPage | OperationPage | TransactionKeyPage) -> Response:
+def _page(page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage) -> Response:
     """The items without what they lack, and always `next_page_token`: null says that this is the last page."""
     return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
@@ -178,6 +184,20 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
     async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()]) -> Response:
         """Operation records that no participant has cleaned up yet."""
         return _page(await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token))
+
+    return router
+
+
+def hanging_routes(listings: Listings) -> APIRouter:
+    router = APIRouter(prefix="/admin/v2/transactions", tags=["transactions"])
+
+    @router.get("/hanging", response_model=HangingPage, responses=problems(*ALWAYS))
+    async def hanging(query: Annotated[HangingQuery, Query()]) -> Response:
+        """Who holds back which segment's readers, and since when: transactions open for longer than `max_age_ms`.
+
+        The pages go by deadline, the earliest first; in each the oldest transaction is first.
+        """
+        return _page(await hanging_transactions(listings, query.max_age_ms, query.limit, query.page_token))
 
     return router
 

@@ -12,7 +12,10 @@ from metastore.api import MetadataStore
 from metastore.keys import number, prefix_end
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
+from metastore.txn.records import decode_op
 from metastore.txn.states import TxnState
+
+_OPERATIONS_PER_JUMP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,34 @@ async def writing_to_segment(store: MetadataStore, segment: str, *, after: str =
         if not found.more:
             break
     return list(rows.values())[:limit]
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """A segment, or a subscription on it, that has operation records of a transaction. `after` is that of the first
+    write: where the transaction may hold back the segment's readers."""
+
+    segment: str
+    subscription: str | None
+    after: str | None
+
+
+async def participants(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[Participant]:
+    """Up to `limit` of them, each once, however many operations it has: as above, the range jumps over the others."""
+    root = paths.ops_of_transaction(txn_id)
+    found: dict[str, Participant] = {}
+    start = root
+    while len(found) < limit:
+        operations = await store.range(start, prefix_end(root), limit=_OPERATIONS_PER_JUMP)
+        for record in operations.records:
+            segment, subscription, prefix = paths.participant_of_op(record.key)
+            start = prefix_end(prefix)
+            if prefix not in found:
+                op = decode_op(record.value)
+                found[prefix] = Participant(segment, subscription, op.after if op.kind == "write" else None)
+        if not operations.more:
+            break
+    return list(found.values())[:limit]
 
 
 async def _rows(store: MetadataStore, root: str, after: str, limit: int, end: str | None = None) -> list[Row]:

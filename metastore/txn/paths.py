@@ -92,6 +92,14 @@ def op_key_parts(key: str) -> tuple[str, str]:
     return txn_id, seq
 
 
+def participant_of_op(key: str) -> tuple[str, str | None, str]:
+    """(segment, subscription of an ack, prefix of all the participant's operations in this transaction) of an operation
+    record's key."""
+    participant = key.rsplit(":", 2)[0]
+    segment, _, *subscription = op_key_parts(participant)[1].split(":")
+    return unescape(segment), unescape(subscription[0]) if subscription else None, f"{participant}:"
+
+
 def writes_by_segment(segment: str) -> str:
     """Prefix, inside the index `writes-by-segment`, of one segment's entries."""
     return f"{escape(segment)}/"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from coordinator.api.models import State, TransactionHeader
+from coordinator.api.models import HangingTransaction, State, TransactionHeader
 from metatxn.cli.options import CliError, OutputOption, TokenOption, UrlOption, connect, output_of
 from metatxn.cli.output import Output, as_json, print_fields, print_json, print_rows, when
 
@@ -18,6 +18,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 TxnIdArgument = Annotated[str, typer.Argument(metavar="TXN_ID", help="32 hex digits, as `txn begin` prints them.")]
+HANGING_COLUMNS = (
+    *("SINCE", "AGE_S", "TXN_ID", "OWNER", "KEY"),
+    *("SEGMENT", "SUBSCRIPTION", "AFTER", "PREPARED", "WRITERS"),
+)
 LIST_COLUMNS = ("TXN_ID", "STATE", "CREATED", "DEADLINE", "KEY", "OWNER")
 
 
@@ -129,6 +133,33 @@ def list_(
         return
     rows = [(h.txn_id, h.state, when(h.created_ms), when(h.deadline_ms), h.transaction_key, h.owner) for h in headers]
     print_rows(LIST_COLUMNS, rows)
+
+
+@app.command(epilog="Example: metatxn txn hanging --max-age-ms 600000 | grep orders")
+def hanging(
+    context: typer.Context,
+    max_age_ms: Annotated[int, typer.Option(min=0, help="Open for longer than this.")] = 60_000,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many transactions.")] = 1000,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Who holds back which segment's readers, and since when: one line per transaction and segment, oldest first."""
+    with connect(context, url, token) as client:
+        found = sorted(itertools.islice(client.hanging(max_age_ms), limit), key=lambda txn: txn.age_ms, reverse=True)
+    if output_of(context, output) is Output.JSON:
+        print_json(found)
+        return
+    print_rows(HANGING_COLUMNS, [row for txn in found for row in hanging_rows(txn)])
+
+
+def hanging_rows(txn: HangingTransaction) -> list[tuple[Any, ...]]:
+    """One for each segment it touches; one that touches nothing has a row too."""
+    who = (when(txn.created_ms), txn.age_ms // 1000, txn.txn_id, txn.owner, txn.transaction_key)
+    rest = ("yes" if txn.prepared else None, ",".join(txn.writers or ()))
+    places: list[tuple[str | None, ...]] = [(at.segment, at.subscription, at.after) for at in txn.touched]
+    places += [("more", None, None)] if txn.more_touched else []
+    return [(*who, *place, *rest) for place in places or [(None, None, None)]]
 
 
 def parsed_state(text: str | None) -> State | None:

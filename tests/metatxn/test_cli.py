@@ -82,6 +82,23 @@ def test_transaction_by_hand(ask: Callable[..., Any], topic: str) -> None:
     assert (message["key"], message["txn_id"]) == ("7", txn_id)
 
 
+def test_hanging_transactions(ask: Callable[..., Any], cli: Run, topic: str) -> None:
+    """Who holds back which segment, since when: one line for each, that `grep` finds; it is gone with the end."""
+    txn_id = ask("txn", "begin", "--timeout-ms", "600000", "--owner", "billing")["txn_id"]
+    ask("topic", "produce", topic, '{"id": 7}', "--txn", txn_id)
+    (found,) = [txn for txn in ask("txn", "hanging", "--max-age-ms", "0") if txn["txn_id"] == txn_id]
+    assert (found["owner"], found["state"]) == ("billing", "OPEN") and found["age_ms"] >= 0
+    (touched,) = found["touched"]
+    assert touched["segment"].startswith(f"segment://{topic}/") and "after" in touched
+    header, *lines = cli("txn", "hanging", "--max-age-ms", "0").stdout.splitlines()
+    (line,) = [line for line in lines if touched["segment"] in line and txn_id in line]
+    assert header.split()[:5] == ["SINCE", "AGE_S", "TXN_ID", "OWNER", "KEY"]
+    assert line.split()[3:] == [txn_id, "billing", "-", touched["segment"], "-", touched["after"], "-", "-"]
+    assert txn_id not in cli("txn", "hanging").stdout
+    ask("txn", "abort", txn_id)
+    assert txn_id not in cli("txn", "hanging", "--max-age-ms", "0").stdout
+
+
 def test_abort_by_hand(ask: Callable[..., Any], topic: str) -> None:
     txn_id = ask("txn", "begin")["txn_id"]
     ask("topic", "produce", topic, '"x"', "--txn", txn_id)

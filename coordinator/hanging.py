@@ -1,0 +1,61 @@
+"""Who holds back whose readers: transactions that are open for too long, and every segment that they touch.
+
+Only the deadline index, the headers of one page and the first operation of each participant are read: a transaction
+with a hundred thousand operations on one segment costs one small range.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator import paging
+from coordinator.api.models import HangingPage, HangingTransaction, TouchedSegment, TransactionHeader
+from coordinator.listings import Filter, Listings
+from metastore.txn import listing, paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import RememberedWriters
+from metastore.types import Snapshot
+
+MAX_AGE_MS = 60_000
+MAX_TOUCHED = 1_000
+"""How many segments and subscriptions are shown of one transaction."""
+
+
+async def hanging_transactions(
+    listings: Listings,
+    max_age_ms: int = MAX_AGE_MS,
+    limit: int = paging.DEFAULT_LIMIT,
+    page_token: str | None = None,
+) -> HangingPage:
+    """Transactions begun at least `max_age_ms` ago and still open, the oldest of the page first.
+
+    The pages go by deadline: that is the order in which the store knows the open ones. Raises INVALID_ARGUMENT for a
+    page token of another list.
+    """
+    page = await listings.transactions(Filter(state="OPEN", older_than_ms=max_age_ms), limit, page_token)
+    now_ms = listings.clock()
+    ids = [TxnId.parse(str(header.txn_id)) for header in page.items]
+    writers = await listings.store.get_many([paths.remembered_writers(txn_id) for txn_id in ids])
+
+    async def hanging(txn_id: TxnId, header: TransactionHeader) -> HangingTransaction:
+        touched = await listing.participants(listings.store, txn_id, limit=MAX_TOUCHED + 1)
+        assert header.created_ms is not None
+        return HangingTransaction(
+            **header.model_dump(exclude={"writers"}),
+            writers=_remembered(txn_id, writers),
+            age_ms=max(0, now_ms - header.created_ms),
+            touched=[
+                TouchedSegment(segment=at.segment, subscription=at.subscription, after=at.after)
+                for at in touched[:MAX_TOUCHED]
+            ],
+            more_touched=True if len(touched) > MAX_TOUCHED else None,
+        )
+
+    items = await asyncio.gather(*map(hanging, ids, page.items))
+    items.sort(key=lambda txn: txn.age_ms, reverse=True)
+    return HangingPage(items=items, next_page_token=page.next_page_token)
+
+
+def _remembered(txn_id: TxnId, writers: Snapshot) -> list[str] | None:
+    record = writers.records[paths.remembered_writers(txn_id)]
+    return list(RememberedWriters.decode(record.value).writers) if record else None
