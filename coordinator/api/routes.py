@@ -38,12 +38,13 @@ from coordinator.api.models import (
 from coordinator.batches import ItemAnswer, run_batch
 from coordinator.hanging import MAX_AGE_MS, hanging_transactions
 from coordinator.listings import Filter, Listings
+from coordinator.ownership import owned, visible_owner
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
 from coordinator.transaction_keys import Begun
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
-from service.http import PathText, from_store
+from service.http import Caller, PathText, from_store
 from service.openapi import problems
 from service.problems import ErrorCode
 
@@ -114,75 +115,84 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
         responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
         | {200: {"model": TransactionHeader, "description": "The same transaction is open, or its version committed"}},
     )
-    async def begin(response: Response, body: BeginRequest | None = None) -> TransactionHeader:
+    async def begin(response: Response, caller: Caller, body: BeginRequest | None = None) -> TransactionHeader:
         """Begin a transaction.
 
         Under a `transaction_key` only one is open: an older one is aborted, the same `epoch` and `version` find the
         open one again (200), and a `version` that is committed already is answered with `already_committed` (200).
+        With authentication the caller is its `owner`.
         """
-        begun = await transactions.begin(body)
+        begun = await transactions.on_behalf_of(caller).begin(body)
         response.status_code = 201 if begun.created else 200
         return begun.header
 
     @router.get("", response_model=TransactionPage, responses=problems(*ALWAYS))
-    async def list_transactions(query: Annotated[TransactionQuery, Query()]) -> Response:
-        """Transactions that match every filter. A page may hold fewer than `limit` and still have a next one."""
+    async def list_transactions(query: Annotated[TransactionQuery, Query()], caller: Caller) -> Response:
+        """Transactions that match every filter. A page may hold fewer than `limit` and still have a next one.
+
+        With authentication they are the caller's own; an administrator sees all.
+        """
         wanted = Filter(
             state=query.state,
             older_than_ms=query.older_than_ms,
             segment=query.segment,
             transaction_key=query.transaction_key,
-            owner=query.owner,
+            owner=visible_owner(query.owner, caller),
         )
         return _page(await listings.transactions(wanted, query.limit, query.page_token))
 
     @router.post("/batch", response_model_exclude_none=True, responses=problems(*ALWAYS))
-    async def batch(body: BatchRequest) -> BatchAnswer:
+    async def batch(body: BatchRequest, caller: Caller) -> BatchAnswer:
         """Begin, commit and abort up to 1,000 transactions, each answered as by itself, in the same order.
 
         Items that touch the same transaction are done in the order of the list; the others share requests to the store.
         One malformed item refuses the whole request, and nothing happens.
         """
-        return BatchAnswer(items=[_item(answer) for answer in await run_batch(transactions, body.items)])
+        answers = await run_batch(transactions.on_behalf_of(caller), body.items)
+        return BatchAnswer(items=[_item(answer) for answer in answers])
 
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
-    async def get_transaction(txn_id: TxnIdPath) -> TransactionHeader:
+    async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:
         """The state of a transaction, now."""
-        return await transactions.get(TxnId.parse(txn_id))
+        return await transactions.on_behalf_of(caller).get(TxnId.parse(txn_id))
 
     @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.NOT_ALLOWED))
-    async def commit(txn_id: TxnIdPath, body: CommitRequest | None = None) -> TransactionHeader:
+    async def commit(txn_id: TxnIdPath, caller: Caller, body: CommitRequest | None = None) -> TransactionHeader:
         """Commit. Repeating it succeeds, with a list of `writers` only with the same one."""
-        return await transactions.commit(TxnId.parse(txn_id), body.writers if body else None)
+        return await transactions.on_behalf_of(caller).commit(TxnId.parse(txn_id), body.writers if body else None)
 
     @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=problems(*ENDS))
-    async def abort(txn_id: TxnIdPath, body: AbortRequest | None = None) -> TransactionHeader:
+    async def abort(txn_id: TxnIdPath, caller: Caller, body: AbortRequest | None = None) -> TransactionHeader:
         """Abort. Repeating it succeeds, and so does aborting what has timed out or was fenced."""
         body = body or AbortRequest()
-        return await transactions.abort(TxnId.parse(txn_id), body.reason, force=body.force)
+        mine = transactions.on_behalf_of(caller)
+        return await mine.abort(TxnId.parse(txn_id), body.reason, force=body.force)
 
     @router.post(
         "/{txn_id}/writers", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
-    async def add_writers(txn_id: TxnIdPath, body: WritersRequest) -> TransactionHeader:
+    async def add_writers(txn_id: TxnIdPath, body: WritersRequest, caller: Caller) -> TransactionHeader:
         """Remember writers that count; a commit without `writers` uses that list."""
-        return await transactions.add_writers(TxnId.parse(txn_id), body.add)
+        return await transactions.on_behalf_of(caller).add_writers(TxnId.parse(txn_id), body.add)
 
     @router.post(
         "/{txn_id}/keep-alive", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
-    async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest) -> TransactionHeader:
+    async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest, caller: Caller) -> TransactionHeader:
         """Move the deadline to `timeout_ms` from now."""
-        return await transactions.keep_alive(TxnId.parse(txn_id), body.timeout_ms)
+        return await transactions.on_behalf_of(caller).keep_alive(TxnId.parse(txn_id), body.timeout_ms)
 
     @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=problems(*ENDS))
-    async def prepare(txn_id: TxnIdPath, body: PrepareRequest | None = None) -> TransactionHeader:
+    async def prepare(txn_id: TxnIdPath, caller: Caller, body: PrepareRequest | None = None) -> TransactionHeader:
         """First phase of an external two-phase commit: from now on only commit or abort."""
-        return await transactions.prepare(TxnId.parse(txn_id), body.prepared_timeout_ms if body else None)
+        timeout_ms = body.prepared_timeout_ms if body else None
+        return await transactions.on_behalf_of(caller).prepare(TxnId.parse(txn_id), timeout_ms)
 
     @router.get("/{txn_id}/ops", response_model=OperationPage, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
-    async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()]) -> Response:
+    async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()], caller: Caller) -> Response:
         """Operation records that no participant has cleaned up yet."""
+        if not caller.superuser:
+            await transactions.on_behalf_of(caller).get(TxnId.parse(txn_id))
         return _page(await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token))
 
     return router
@@ -212,9 +222,12 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
         response_model_exclude_none=True,
         responses=problems(*WRITES, ErrorCode.NOT_ALLOWED),
     )
-    async def connect(key: KeyPath, body: ConnectRequest) -> ConnectAnswer:
-        """Become the only connection of a key: the epoch grows, and what the one before had open is aborted."""
-        return await keys.connect(key, body)
+    async def connect(key: KeyPath, body: ConnectRequest, caller: Caller) -> ConnectAnswer:
+        """Become the only connection of a key: the epoch grows, and what the one before had open is aborted.
+
+        With authentication the key is the caller's, whatever keys of the same name others have.
+        """
+        return await keys.connect(key, owned(body, caller))
 
     @router.get(admin, response_model=TransactionKeyPage, responses=problems(*ALWAYS))
     async def list_keys(query: Annotated[KeyListQuery, Query()]) -> Response:
