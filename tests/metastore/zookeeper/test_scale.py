@@ -1,67 +1,70 @@
-"""Goal: one transaction with 100,000 operation records, and 10,000 open ones, stay within every limit of the server.
+"""Goal: a directory with the 100,000 operations of one transaction stops neither a restart nor the tools of operators.
 
-Method: the records are created as brokers do, many applies at once, each with a guard and an index entry; then they
-are listed, counted by their index, deleted in slices, and the directory is proven empty.
+Method: the records have the names that brokers give them. ZooKeeper's own `zkCli.sh` lists them with the flag that
+the documentation names, and fails without it; the server is killed twice, so that it starts once from its log and
+once from the snapshot which it has taken then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from metastore.backends.zookeeper import ZooKeeperStore
-from metastore.errors import CheckFailed
-from metastore.types import EmptyRange, FirstVersion, IndexDefinition
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
 from tests.metastore.zookeeper.conftest import OpenStore
 from tests.servers import ZooKeeperServer
+from tests.test_source import ROOT
 
 OPERATIONS = 100_000
 CALLERS = 500
-BY_SEGMENT = IndexDefinition("by-segment", "/txn-op/", lambda key, value: [f"s/{key.removeprefix('/txn-op/')}"])
+SEGMENT = "segment://public/default/orders/0-7fff-0"
+TXN = TxnId(0, 1)
+KEYS = [paths.write_op(TXN, SEGMENT, 3, number) for number in range(OPERATIONS)]
+DIRECTORY = f"/root/records/txn-op+/{TXN}+"
+ZKCLI = Path("/usr/share/zookeeper/bin/zkCli.sh")
 
 
-async def in_parallel(store: ZooKeeperStore, count: int, key: str) -> None:
-    async def create(first: int) -> None:
-        for number in range(first, count, CALLERS):
-            await store.apply(store.batch().check(FirstVersion("/txn/1")).create(f"{key}{number:06d}", b"{}"))
-
-    await asyncio.gather(*(create(first) for first in range(CALLERS)))
+def zkcli_ls(server: ZooKeeperServer, flags: str) -> subprocess.CompletedProcess[str]:
+    assert ZKCLI.exists(), "ZooKeeper is not installed; the tests need it: apt-get install zookeeper"
+    command = [str(ZKCLI), "-server", server.endpoint, "ls", DIRECTORY]
+    return subprocess.run(command, capture_output=True, text=True, env={"CLIENT_JVMFLAGS": flags})
 
 
-@pytest.mark.timeout(240)
-async def test_a_transaction_with_a_hundred_thousand_operations(
+async def create_all(store: ZooKeeperStore) -> None:
+    numbers = iter(range(OPERATIONS))
+
+    async def create() -> None:
+        for number in numbers:
+            await store.apply(store.batch().create(KEYS[number], b"{}"))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CALLERS):
+            group.create_task(create())
+
+
+@pytest.mark.timeout(600)
+async def test_a_hundred_thousand_operations_survive_restarts_and_can_be_listed_by_hand(
     own_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
-    store = await open_store(own_server, indexes=(BY_SEGMENT,), deadline_ms=30_000)
-    await store.apply(store.batch().create("/txn/1", b"OPEN"))
-    await in_parallel(store, OPERATIONS, "/txn-op/1/")
-    everything = await store.scan("/txn-op/1/")
-    assert [record.key for record in everything.records] == [f"/txn-op/1/{number:06d}" for number in range(OPERATIONS)]
-    assert len(await store.query_index("by-segment")) == OPERATIONS
-    first = await store.scan("/txn-op/1/", limit=10)
-    assert first.more and first.records == everything.records[:10]
-    empty = EmptyRange("/txn-op/1/", "/txn-op/10")
-    with pytest.raises(CheckFailed):
-        await store.apply(store.batch().check(empty).delete("/txn/1"))
-    slices = []
-    for start in range(0, OPERATIONS, 500):
-        batch = store.batch()
-        for record in everything.records[start : start + 500]:
-            batch.remove(record)
-        slices.append(store.apply(batch))
-    await asyncio.gather(*slices)
-    await store.apply(store.batch().check(empty).delete("/txn/1"))
-    assert (await store.scan("/")).records == []
-
-
-async def test_ten_thousand_open_transactions(own_server: ZooKeeperServer, open_store: OpenStore) -> None:
-    store = await open_store(own_server, deadline_ms=30_000)
-    await store.apply(store.batch().create("/txn/1", b"OPEN"))
-    await in_parallel(store, 10_000, "/idx-like/")
-    await in_parallel(store, 10_000, "/txn/")
-    assert len((await store.scan("/txn/", keys_only=True)).records) == 10_001
-    assert [r.key for r in (await store.range("/txn/", "/txn0", limit=2, reverse=True)).records] == [
-        "/txn/1",
-        "/txn/009999",
-    ]
+    """Scenario 120."""
+    store = await open_store(own_server, "/root", deadline_ms=60_000)
+    await create_all(store)
+    (flag,) = set(re.findall(r"-Djute\.maxbuffer=\d+", (ROOT / "docs" / "stores.md").read_text()))
+    for _ in range(2):
+        refused = await asyncio.to_thread(zkcli_ls, own_server, "")
+        assert refused.returncode != 0 and "ConnectionLoss" in refused.stderr
+        listed = await asyncio.to_thread(zkcli_ls, own_server, flag)
+        assert listed.returncode == 0 and listed.stdout.count(":w:") == OPERATIONS
+        own_server.kill()
+        await asyncio.to_thread(own_server.start)
+        found = await store.scan(paths.ops_of_transaction(TXN), keys_only=True)
+        assert [record.key for record in found.records] == KEYS
+    await store.apply(store.batch().remove(found.records[0]))
+    first = await store.scan(paths.ops_of_transaction(TXN), limit=1, keys_only=True)
+    assert [record.key for record in first.records] == KEYS[1:2]
