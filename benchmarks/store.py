@@ -2,34 +2,42 @@
 
 *Single* means one request per write, through the plainest client there is: a raw `Txn` on etcd's stubs, one
 transaction per write on SQLite (`synchronous=FULL`), one raw `multi` on ZooKeeper. *Grouped* means `apply`, called by
-many callers at once. On etcd both run on a freshly started server with the same flags, singles first.
+many callers at once. *Ungrouped* means the same batches and the same reads, each sent as one plain request of its own,
+without a marker. All run on a freshly started server with the same flags, singles first, each at its best
+concurrency. The event loop is the one that the services run on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
 import structlog
+import uvloop
+from kazoo.client import KazooClient
 
 from benchmarks.commits import at_once
 from benchmarks.report import Figure, percentile, publish
 from examples.flights.etcd import running_etcd
 from metastore.api import MetadataStore
+from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_stubs import Compare, KVStub, PutRequest, RequestOp, TxnRequest
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, WriteOp
 from metastore.txn.states import TxnState
-from metastore.txn.store import TxnStore, begin, put_write_op
-from metastore.types import Changes
+from metastore.txn.store import INDEXES, TxnStore, begin, put_write_op
+from metastore.types import Applied, Batch, Changes
 from metastore.urls import open_store
+from tests.servers import ZooKeeperServer
 
 RUNS = 3
 VALUE = b"x" * 200
@@ -68,36 +76,34 @@ async def open_transactions(store: MetadataStore, first: int, count: int) -> lis
     return txn_ids
 
 
-def one_op(store: MetadataStore, txn_ids: list[TxnId]) -> Callable[[int], Awaitable[float]]:
+def one_op(store: MetadataStore, txn_ids: list[TxnId], generation: int) -> Callable[[int], Awaitable[float]]:
     """A guarded operation record with its index entry."""
     op = WriteOp(segment=SEGMENT, after="1:17", count=100, writer="w")
 
     async def one(number: int) -> float:
         txn_id = txn_ids[number % len(txn_ids)]
-        await store.apply(put_write_op(store.batch(), txn_id, 1, number, op))
+        await store.apply(put_write_op(store.batch(), txn_id, generation, number, op))
         return 0.0
 
     return one
 
 
-def one_raw_op(stub: KVStub, txn_ids: list[TxnId]) -> Callable[[int], Awaitable[float]]:
-    value = WriteOp(segment=SEGMENT, after="1:17", count=100, writer="w").encode()
+class Ungrouped(EtcdStore):
+    """What this store would be without group commit and group reads: one plain request per call."""
 
-    async def one(number: int) -> float:
-        txn_id = txn_ids[number % len(txn_ids)]
-        key = paths.write_op(txn_id, SEGMENT, 2, number)
-        entry = "/idx/writes-by-segment/" + paths.writes_by_segment(SEGMENT) + "/".join(paths.op_key_parts(key))
-        compare = [
-            Compare(target=Compare.VERSION, key=paths.header(txn_id).encode(), version=1),
-            Compare(target=Compare.CREATE, key=paths.prepared(txn_id).encode(), create_revision=0),
-            Compare(target=Compare.CREATE, key=key.encode(), create_revision=0),
-        ]
-        puts = [PutRequest(key=key.encode(), value=value), PutRequest(key=entry.encode(), value=b"")]
-        answer = await stub.Txn(TxnRequest(compare=compare, success=[RequestOp(request_put=put) for put in puts]))
+    async def apply(self, batch: Batch) -> Applied:
+        self.refuse_unfit(batch)
+        nested = self._wire.nested(batch, 126)
+        request = TxnRequest.FromString(nested.encoded).success[0].request_txn
+        answer = await self._connection.call(self._connection.kv.Txn, request, 30)
         assert answer.succeeded
-        return 0.0
+        return Applied(answer.header.revision)
 
-    return one
+    @classmethod
+    async def connect(cls, endpoint: str) -> EtcdStore:
+        store = await cls.open([endpoint], indexes=INDEXES, deadline_ms=60_000)
+        store._reads.read = store._read  # type: ignore[method-assign]
+        return store
 
 
 def one_life(store: MetadataStore, first: int) -> Callable[[int], Awaitable[float]]:
@@ -125,43 +131,77 @@ def one_life(store: MetadataStore, first: int) -> Callable[[int], Awaitable[floa
     return one
 
 
+@dataclass(frozen=True, slots=True)
+class Etcd:
+    """A freshly started server, and three ways to it."""
+
+    stub: KVStub
+    store: EtcdStore
+    ungrouped: EtcdStore
+
+
 @asynccontextmanager
-async def fresh_etcd(directory: Path, name: str) -> AsyncIterator[tuple[MetadataStore, KVStub]]:
+async def fresh_etcd(directory: Path, name: str) -> AsyncIterator[Etcd]:
     with running_etcd(directory / name) as endpoint:
-        store = await open_store(f"etcd://{endpoint}")
+        store = await EtcdStore.open([endpoint], indexes=INDEXES)
+        ungrouped = await Ungrouped.connect(endpoint)
         async with grpc.aio.insecure_channel(endpoint) as channel:
-            yield store, KVStub(channel)
+            yield Etcd(KVStub(channel), store, ungrouped)
+        await ungrouped.close()
         await store.close()
+
+
+async def best(
+    total: Callable[[int], int], callers: Sequence[int], one: Callable[[int], Callable[[int], Awaitable[float]]]
+) -> float:
+    """The highest rate; `total(n)` calls of `one(n)` for each number n of callers."""
+    return max([(await at_once(total(many), many, one(many)))[0] for many in callers])
 
 
 async def etcd_figures(directory: Path, run: int) -> dict[str, float]:
     figures: dict[str, float] = {}
-    async with fresh_etcd(directory, f"single-{run}") as (store, stub):
-        singles = [(await at_once(8_000, flight, one_raw(stub, f"/s{flight}/")))[0] for flight in (64, 256)]
-        grouped = [(await at_once(25_000, callers, one_create(store, f"/g{callers}/")))[0] for callers in (256, 1024)]
-        figures["etcd: single CAS"], figures["etcd: grouped CAS"] = max(singles), max(grouped)
-        figures["etcd: grouped ÷ single CAS"] = max(grouped) / max(singles)
-    async with fresh_etcd(directory, f"ops-{run}") as (store, stub):
-        txn_ids = await open_transactions(store, 1, 500)
-        single = (await at_once(8_000, 64, one_raw_op(stub, txn_ids)))[0]
-        many = (await at_once(20_000, 256, one_op(store, txn_ids)))[0]
-        figures["etcd: grouped ÷ ungrouped guarded op"] = many / single
-    async with fresh_etcd(directory, f"lone-{run}") as (store, stub):
+    async with fresh_etcd(directory, f"single-{run}") as etcd:
+        single = await best(lambda _: 10_000, (64, 256), lambda n: one_raw(etcd.stub, f"/s{n}/"))
+        grouped = await best(lambda _: 50_000, (256, 1024), lambda n: one_create(etcd.store, f"/g{n}/"))
+        figures["etcd: single CAS"], figures["etcd: grouped CAS"] = single, grouped
+        figures["etcd: grouped ÷ single CAS"] = grouped / single
+    async with fresh_etcd(directory, f"ops-{run}") as etcd:
+        txn_ids = await open_transactions(etcd.store, 1, 1_500)
+        single = await best(lambda _: 8_000, (64, 256), lambda n: one_op(etcd.ungrouped, txn_ids, n))
+        grouped = await best(lambda _: 25_000, (256, 1024), lambda n: one_op(etcd.store, txn_ids, n + 1))
+        figures["etcd: ungrouped guarded ops"], figures["etcd: grouped guarded ops"] = single, grouped
+        figures["etcd: grouped ÷ ungrouped guarded op"] = grouped / single
+    async with fresh_etcd(directory, f"lone-{run}") as etcd:
         lone: list[float] = []
         raw: list[float] = []
         for number in range(20):  # in turns, so that both meet the same machine
-            raw += (await at_once(100, 1, one_raw(stub, f"/r{number}/")))[1]
-            lone += (await at_once(100, 1, one_create(store, f"/l{number}/")))[1]
+            raw += (await at_once(100, 1, one_raw(etcd.stub, f"/r{number}/")))[1]
+            lone += (await at_once(100, 1, one_create(etcd.store, f"/l{number}/")))[1]
         figures["etcd: lone apply p50 ÷ raw Txn p50"] = percentile(lone, 50) / percentile(raw, 50)
-        p99, share = await watch_figures(store)
+        p99, share = await watch_figures(etcd.store)
         figures["etcd: watch of 20,000 events/s, p99 put to handled"] = p99
         figures["etcd: watch of 20,000 events/s, share of a core"] = share
-    async with fresh_etcd(directory, f"life-{run}") as (store, stub):
-        one_by_one = (await at_once(150, 1, one_life(store, 1)))[0]
-        lives = [(await at_once(3_000, callers, one_life(store, callers * 10_000)))[0] for callers in (64, 256)]
-        figures["etcd: transaction lives"] = max(lives)
-        figures["etcd: transaction lives, one after the other"] = one_by_one
+    async with fresh_etcd(directory, f"life-{run}") as etcd, watched(etcd.store):
+        callers = (16, 64, 256, 1024)
+        single = await best(lambda n: max(1_200, 2 * n), callers, lambda n: one_life(etcd.ungrouped, n * 100_000))
+        grouped = await best(lambda n: max(4_000, 4 * n), callers, lambda n: one_life(etcd.store, n * 110_000))
+        figures["etcd: ungrouped transaction lives"], figures["etcd: transaction lives"] = single, grouped
+        figures["etcd: grouped ÷ ungrouped transaction lives"] = grouped / single
     return figures
+
+
+@asynccontextmanager
+async def watched(store: MetadataStore) -> AsyncIterator[None]:
+    """One watcher of all headers, as every broker has."""
+
+    async def follow() -> None:
+        async with store.watch(paths.HEADERS, await store.current_revision() + 1) as watch:
+            async for _ in watch:
+                pass
+
+    follower = asyncio.create_task(follow())
+    yield
+    follower.cancel()
 
 
 async def watch_figures(store: MetadataStore) -> tuple[float, float]:
@@ -213,10 +253,38 @@ async def sqlite_figures(directory: Path, run: int) -> dict[str, float]:
     }
 
 
+async def zookeeper_figures(directory: Path, run: int) -> dict[str, float]:
+    with ZooKeeperServer(directory / f"zookeeper-{run}") as server:
+        client = KazooClient(server.endpoint)
+        await asyncio.to_thread(client.start)
+        loop = asyncio.get_running_loop()
+
+        async def one_multi(number: int) -> float:
+            answer = loop.create_future()
+            multi = client.transaction()
+            multi.create(f"/single-{number}", VALUE)
+            multi.commit_async().rawlink(lambda _: loop.call_soon_threadsafe(answer.set_result, 0.0))
+            return float(await answer)
+
+        numbers = itertools.count()
+        single = await best(lambda _: 5_000, (64, 256), lambda _: lambda _: one_multi(next(numbers)))
+        await asyncio.to_thread(client.stop)
+        store = await open_store(f"zk://{server.endpoint}/grouped")
+        grouped = await best(lambda _: 25_000, (256, 1024), lambda n: one_create(store, f"/g{n}/"))
+        await store.close()
+    return {
+        "zookeeper: single creates": single,
+        "zookeeper: grouped creates": grouped,
+        "zookeeper: grouped ÷ single": grouped / single,
+    }
+
+
 TARGETS = {
     "etcd: grouped ÷ single CAS": 5.0,
     "etcd: grouped ÷ ungrouped guarded op": 4.0,
+    "etcd: grouped ÷ ungrouped transaction lives": 3.0,
     "sqlite: grouped ÷ ungrouped": 8.0,
+    "zookeeper: grouped ÷ single": 8.0,
 }
 CEILINGS = {
     "etcd: lone apply p50 ÷ raw Txn p50": 1.2,
@@ -235,8 +303,8 @@ async def measure() -> list[Figure]:
     runs: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         for run in range(RUNS):
-            for figures in (await etcd_figures(Path(name), run), await sqlite_figures(Path(name), run)):
-                for figure, value in figures.items():
+            for backend in (etcd_figures, sqlite_figures, zookeeper_figures):
+                for figure, value in (await backend(Path(name), run)).items():
                     runs.setdefault(figure, []).append(value)
                     sys.stdout.write(f"run {run + 1} of {RUNS}: {figure} {value:,.3g}\n")
     return [
@@ -247,7 +315,7 @@ async def measure() -> list[Figure]:
 
 def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
-    publish("store", "The metadata stores", asyncio.run(measure()))
+    publish("store", "The metadata stores", uvloop.run(measure()))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     etcd.py                this store: reads, and who does the rest
     etcd_group_commit.py   writes: many applies per request, lost replies resolved by a fence
     joining.py             which applies may travel together (ZooKeeper's group commit follows it too)
-    etcd_group_reads.py    point reads: many per request
+    etcd_group_reads.py    reads: many per request
     etcd_watches.py        one server watch per prefix
     etcd_leases.py         ephemeral records
     etcd_wire.py           batches and records as messages
@@ -30,7 +30,7 @@ from metastore.backends.etcd_connection import Connection, Login, describe, is_c
 from metastore.backends.etcd_group_commit import GroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
 from metastore.backends.etcd_leases import LeasedRecord
-from metastore.backends.etcd_stubs import RangeRequest, RequestOp, TxnRequest
+from metastore.backends.etcd_stubs import RangeRequest, RangeResponse, RequestOp, TxnRequest
 from metastore.backends.etcd_watches import PrefixFeed
 from metastore.backends.etcd_wire import Wire
 from metastore.backends.joining import Limits
@@ -48,8 +48,10 @@ from metastore.types import (
 if TYPE_CHECKING:
     from etcd3.etcdrpc.rpc_pb2_grpc import Unary
 
-KEYS_PER_READ = 100
+READS_PER_REQUEST = 100
 RECORDS_PER_PAGE = 1_000
+# The first page of a range shares its request with other reads, so it is short: most ranges end in it.
+RECORDS_OF_FIRST_PAGE = 50
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -90,8 +92,8 @@ class EtcdStore(StoredIndexes):
             on_group=on_group,
             on_lost=on_lost,
         )
-        self._keys_per_read = min(KEYS_PER_READ, limits.max_txn_ops)
-        self._reads = GroupReads(self._read, self._keys_per_read)
+        self._reads_per_request = min(READS_PER_REQUEST, limits.max_txn_ops)
+        self._reads = GroupReads(self._read, self._reads_per_request)
         self._feeds: list[PrefixFeed] = []
         self._ephemerals: list[LeasedRecord] = []
         self._closed = False
@@ -159,19 +161,20 @@ class EtcdStore(StoredIndexes):
         self._assert_open()
         records: dict[str, Record | None] = {}
         revision: Revision | None = None
-        for first in range(0, max(len(wanted), 1), self._keys_per_read):
-            chunk = wanted[first : first + self._keys_per_read] or ["/"]
-            found, read_at = await self._reads.get(chunk)
-            if wanted:
-                records.update(zip(chunk, found, strict=True))
+        for first in range(0, max(len(wanted), 1), self._reads_per_request):
+            chunk = wanted[first : first + self._reads_per_request]
+            reads = [RangeRequest(key=self._wire.key(key)) for key in chunk or ["/"]]
+            found, read_at = await self._reads.read(reads)
+            for key, answer in zip(chunk, found, strict=False):
+                records[key] = self._wire.record(answer.kvs[0]) if answer.kvs else None
             revision = revision or read_at
         assert revision is not None
         return Snapshot(records, revision)
 
-    async def _read(self, keys: Sequence[str]) -> tuple[list[Record | None], Revision]:
-        reads = [RequestOp(request_range=RangeRequest(key=self._wire.key(key))) for key in keys]
-        answer = await self._ask(self._connection.kv.Txn, TxnRequest(success=reads))
-        return list(self._wire.found(answer.responses)), answer.header.revision
+    async def _read(self, reads: Sequence[RangeRequest]) -> tuple[list[RangeResponse], Revision]:
+        request = TxnRequest(success=[RequestOp(request_range=read) for read in reads])
+        answer = await self._ask(self._connection.kv.Txn, request)
+        return [found.response_range for found in answer.responses], answer.header.revision
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
@@ -197,17 +200,22 @@ class EtcdStore(StoredIndexes):
         records: list[Record] = []
         revision = 0
         while True:
+            shared = not revision and not backward
+            most = RECORDS_OF_FIRST_PAGE if shared else RECORDS_PER_PAGE
             request = RangeRequest(
                 key=key,
                 range_end=end,
-                limit=min(RECORDS_PER_PAGE, limit - len(records) + 1) if limit else RECORDS_PER_PAGE,
+                limit=min(most, limit - len(records) + 1) if limit else most,
                 revision=revision,
                 sort_order=RangeRequest.DESCEND if backward else 0,
                 sort_target=RangeRequest.KEY,
                 keys_only=keys_only,
             )
-            page = await self._ask(self._connection.kv.Range, request)
-            revision = revision or page.header.revision
+            if shared:
+                (page,), revision = await self._reads.read([request])
+            else:
+                page = await self._ask(self._connection.kv.Range, request)
+                revision = revision or page.header.revision
             records += (self._wire.record(found) for found in page.kvs if not self._wire.is_marker(found))
             if limit and len(records) > limit:
                 return RangeResult(records[:limit], revision, more=True)

@@ -14,6 +14,9 @@ every function to the message classes, and so does etcd.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
 
 def _varint(number: int) -> bytes:
     out = bytearray()
@@ -33,59 +36,75 @@ def sized(body: bytes) -> bytes:
     return (_LENGTHS[size] if size < 4096 else _varint(size)) + body
 
 
-# -- compares of a transaction; keys and ends come `sized` ----------------------------------------------------------
+def _before(field: Callable[[bytes], bytes], after: int) -> Callable[[int], bytes]:
+    """The bytes of `field(key)` before its key, which is followed by `after` more: they depend on its length alone,
+    so they are made once for every length."""
+
+    @lru_cache(maxsize=1024)
+    def before(size: int) -> bytes:
+        whole = field(bytes(size))
+        return whole[: len(whole) - size - after]
+
+    return before
+
+
+# -- compares of a transaction --------------------------------------------------------------------------------------
+
+_before_absent = _before(lambda key: b"\x0a" + sized(b"\x10\x01\x1a" + sized(key) + b"\x28\x00"), 2)
+_before_first = _before(lambda key: b"\x0a" + sized(b"\x1a" + sized(key) + b"\x20\x01"), 2)
 
 
 def is_absent(key: bytes) -> bytes:
-    return b"\x0a" + sized(b"\x10\x01\x1a" + key + b"\x28\x00")
-
-
-def is_empty(key: bytes, end: bytes) -> bytes:
-    return b"\x0a" + sized(b"\x10\x01\x1a" + key + b"\x28\x00\x82\x04" + end)
+    return _before_absent(len(key)) + key + b"\x28\x00"
 
 
 def is_first(key: bytes) -> bytes:
     """The record was created and never written again: version 1 (and target 0, the default, is VERSION)."""
-    return b"\x0a" + sized(b"\x1a" + key + b"\x20\x01")
+    return _before_first(len(key)) + key + b"\x20\x01"
 
 
 def is_at(key: bytes, mod_revision: int) -> bytes:
-    return b"\x0a" + sized(b"\x10\x02\x1a" + key + b"\x30" + _varint(mod_revision))
+    return b"\x0a" + sized(b"\x10\x02\x1a" + sized(key) + b"\x30" + _varint(mod_revision))
 
 
-# -- operations; keys, ends and values come `sized` -----------------------------------------------------------------
+def is_empty(key: bytes, end: bytes) -> bytes:
+    """No record in `[key, end)`."""
+    return b"\x0a" + sized(b"\x10\x01\x1a" + sized(key) + b"\x28\x00\x82\x04" + sized(end))
 
 
-def read(key: bytes) -> bytes:
-    return b"\x0a" + sized(b"\x0a" + key)
-
-
-def read_first(key: bytes, end: bytes) -> bytes:
-    """The first record in `[key, end)`."""
-    return b"\x0a" + sized(b"\x0a" + key + b"\x12" + end + b"\x18\x01")
-
-
-def put(key: bytes, value: bytes) -> bytes:
-    return b"\x12" + sized(b"\x0a" + key + b"\x12" + value)
-
-
-def delete(key: bytes) -> bytes:
-    return b"\x1a" + sized(b"\x0a" + key)
-
-
-def delete_range(key: bytes, end: bytes) -> bytes:
-    return b"\x1a" + sized(b"\x0a" + key + b"\x12" + end)
+# -- what a transaction does if its compares hold -------------------------------------------------------------------
 
 
 def then(operation: bytes) -> bytes:
-    """What a transaction does if its compares hold."""
     return b"\x12" + sized(operation)
 
 
-def otherwise(operation: bytes) -> bytes:
-    return b"\x1a" + sized(operation)
+def put(key: bytes, value: bytes) -> bytes:
+    return then(b"\x12" + sized(b"\x0a" + sized(key) + b"\x12" + sized(value)))
+
+
+def delete(key: bytes) -> bytes:
+    return then(b"\x1a" + sized(b"\x0a" + sized(key)))
+
+
+def delete_range(key: bytes, end: bytes) -> bytes:
+    return then(b"\x1a" + sized(b"\x0a" + sized(key) + b"\x12" + sized(end)))
 
 
 def txn(fields: bytes) -> bytes:
-    """A nested transaction of compares, `then` and `otherwise`, one after the other."""
-    return b"\x22" + sized(fields)
+    """A nested transaction of fields, one after the other."""
+    return then(b"\x22" + sized(fields))
+
+
+# -- and if they do not ---------------------------------------------------------------------------------------------
+
+_before_read = _before(lambda key: b"\x1a" + sized(b"\x0a" + sized(b"\x0a" + sized(key))), 0)
+
+
+def else_read(key: bytes) -> bytes:
+    return _before_read(len(key)) + key
+
+
+def else_read_first(key: bytes, end: bytes) -> bytes:
+    """The first record in `[key, end)`."""
+    return b"\x1a" + sized(b"\x0a" + sized(b"\x0a" + sized(key) + b"\x12" + sized(end) + b"\x18\x01"))

@@ -1,8 +1,9 @@
-"""Point reads that wait together travel to etcd as one request.
+"""Reads that wait together travel to etcd as one request.
 
 A `Txn` of ranges is linearizable as a whole and reads one revision, so every member gets what it would have got
-alone: its keys, all at one revision, not older than its call, because a read only joins a request that has not been
-sent. As with writes there is no timer: a lone read leaves at once, and under load the groups grow by themselves.
+alone: its keys or its range, all at one revision, not older than its call, because a read only joins a request that
+has not been sent. As with writes there is no timer: a lone read leaves at once, and under load the groups grow by
+themselves.
 """
 
 from __future__ import annotations
@@ -11,33 +12,37 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from metastore.types import Record, Revision
+from metastore.types import Revision
 
-Found = tuple[list[Record | None], Revision]
+Read = TypeVar("Read")
+Found = TypeVar("Found")
 IN_FLIGHT = 2
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
-    keys: Sequence[str]
-    answer: asyncio.Future[Found]
+class _Member(Generic[Read, Found]):
+    reads: Sequence[Read]
+    answer: asyncio.Future[tuple[list[Found], Revision]]
 
 
-class GroupReads:
-    """`read` asks the server for up to `keys_per_read` keys and answers their records, in order, and the revision."""
+class GroupReads(Generic[Read, Found]):
+    """`ask` sends up to `reads_per_request` reads, and answers what each of them found, in order, and the revision."""
 
-    def __init__(self, read: Callable[[Sequence[str]], Awaitable[Found]], keys_per_read: int) -> None:
-        self._read = read
-        self._keys_per_read = keys_per_read
+    def __init__(
+        self, ask: Callable[[Sequence[Read]], Awaitable[tuple[list[Found], Revision]]], reads_per_request: int
+    ) -> None:
+        self._ask = ask
+        self._reads_per_request = reads_per_request
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Member] = deque()
+        self._queue: deque[_Member[Read, Found]] = deque()
         self._requests: set[asyncio.Task[None]] = set()
         self._pump_scheduled = False
 
-    async def get(self, keys: Sequence[str]) -> Found:
-        """At most `keys_per_read` keys. Raises what `read` raises."""
-        member = _Member(keys, self._loop.create_future())
+    async def read(self, reads: Sequence[Read]) -> tuple[list[Found], Revision]:
+        """At most `reads_per_request` reads. Raises what `ask` raises."""
+        member: _Member[Read, Found] = _Member(reads, self._loop.create_future())
         self._queue.append(member)
         self._schedule_pump()
         return await member.answer
@@ -68,19 +73,19 @@ class GroupReads:
         if self._queue:
             self._schedule_pump()
 
-    def _take(self) -> list[_Member]:
-        members: list[_Member] = []
-        keys = 0
-        while self._queue and keys + len(self._queue[0].keys) <= self._keys_per_read:
+    def _take(self) -> list[_Member[Read, Found]]:
+        members: list[_Member[Read, Found]] = []
+        reads = 0
+        while self._queue and reads + len(self._queue[0].reads) <= self._reads_per_request:
             member = self._queue.popleft()
             if not member.answer.done():
                 members.append(member)
-                keys += len(member.keys)
+                reads += len(member.reads)
         return members
 
-    async def _carry(self, members: Sequence[_Member]) -> None:
+    async def _carry(self, members: Sequence[_Member[Read, Found]]) -> None:
         try:
-            records, revision = await self._read([key for member in members for key in member.keys])
+            found, revision = await self._ask([read for member in members for read in member.reads])
         except Exception as error:  # noqa: BLE001  # whatever it is, the members must hear of it
             for member in members:
                 if not member.answer.done():
@@ -89,5 +94,5 @@ class GroupReads:
         at = 0
         for member in members:
             if not member.answer.done():
-                member.answer.set_result((records[at : at + len(member.keys)], revision))
-            at += len(member.keys)
+                member.answer.set_result((found[at : at + len(member.reads)], revision))
+            at += len(member.reads)

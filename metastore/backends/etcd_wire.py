@@ -138,16 +138,15 @@ class Wire:
 
     def nested(self, batch: Batch, max_cost: int) -> Nested:
         """Raises `InvalidBatch` if the batch has more operations than a request can nest."""
-        sized = encoding.sized
         compares: list[bytes] = []
         reads: list[bytes] = []
         for check in batch.checks:
             if isinstance(check, EmptyRange):
                 for start, end in self.pieces(check.start, check.end):
-                    compares.append(encoding.is_empty(sized(start), sized(end)))
-                    reads.append(encoding.otherwise(encoding.read_first(sized(start), sized(end))))
+                    compares.append(encoding.is_empty(start, end))
+                    reads.append(encoding.else_read_first(start, end))
                 continue
-            key = sized((self._root + check.key).encode())
+            key = (self._root + check.key).encode()
             if isinstance(check, Absent):
                 compares.append(encoding.is_absent(key))
             elif isinstance(check, FirstVersion):
@@ -155,25 +154,23 @@ class Wire:
             else:
                 assert check.version > 0, "an absent record has no version"  # and etcd would take 0 for absent
                 compares.append(encoding.is_at(key, check.version))
-            reads.append(encoding.otherwise(encoding.read(key)))
-        writes = [encoding.then(encoding.delete(sized(self.key(key)))) for key in sorted(batch.deletes)]
+            reads.append(encoding.else_read(key))
+        writes = [encoding.delete(self.key(key)) for key in sorted(batch.deletes)]
         for bounds in batch.range_deletes:
-            for start, end in self.pieces(*bounds):
-                writes.append(encoding.then(encoding.delete_range(sized(start), sized(end))))
-        for name, value in batch.puts.items():
-            writes.append(encoding.then(encoding.put(sized((self._root + name).encode()), sized(value))))
+            writes += (encoding.delete_range(start, end) for start, end in self.pieces(*bounds))
+        writes += [encoding.put((self._root + key).encode(), value) for key, value in batch.puts.items()]
         width = 0
         operations = writes
         if len(writes) > max_cost:
             # Unconditional transactions one level deeper: a square holds more than a line.
             width = isqrt(len(writes)) + 1
             rows = (b"".join(writes[at : at + width]) for at in range(0, len(writes), width))
-            operations = [encoding.then(encoding.txn(row)) for row in rows]
+            operations = [encoding.txn(row) for row in rows]
         cost = max(len(compares), len(operations), 1) + width
         if cost > max_cost:
             raise InvalidBatch(
                 f"{len(compares)} checks and {len(writes)} writes are more than the store takes at once "
                 f"(max_txn_ops is {max_cost + 2}): split the batch"
             )
-        encoded = encoding.then(encoding.txn(b"".join([*compares, *operations, *reads])))
+        encoded = encoding.txn(b"".join([*compares, *operations, *reads]))
         return Nested(encoded, tuple(batch.checks), cost)

@@ -105,6 +105,13 @@ def writes_by_segment(segment: str) -> str:
     return f"{escape(segment)}/"
 
 
+def write_entry(op_key: str) -> str | None:
+    """The entry in the index `writes-by-segment` of the operation record with this key; None if it is an ack's."""
+    seq = op_key.rpartition("/")[2]
+    segment, kind, _ = seq.split(":", 2)
+    return f"{segment}/{op_key.removeprefix(OPS)}" if kind == "w" else None
+
+
 def transaction_key(owner: str | None, key: str) -> str:
     """A key is unique per owner; `&` is escaped in both, so the pair is never ambiguous."""
     return f"{TRANSACTION_KEYS}{escape(owner) if owner else ''}&{escape(key)}"

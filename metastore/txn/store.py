@@ -13,15 +13,14 @@ from metastore.api import MetadataStore
 from metastore.keys import number
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
-from metastore.txn.records import GcHorizon, Header, Lease, Prepared, RememberedWriters, WriteOp, decode_op
+from metastore.txn.records import GcHorizon, Header, Lease, Prepared, RememberedWriters, WriteOp
 from metastore.txn.states import TxnState, may_become
 from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision, Snapshot
 
 
 def _writes_by_segment(key: str, value: bytes) -> Iterable[str]:
-    op = decode_op(value)
-    if op.kind == "write":
-        yield paths.writes_by_segment(op.segment) + "/".join(paths.op_key_parts(key))
+    if entry := paths.write_entry(key):
+        yield entry
 
 
 def _by_final_state(key: str, value: bytes) -> Iterable[str]:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metastore.backends import etcd_encoding as encoding
-from metastore.backends.etcd_encoding import sized
 from metastore.backends.etcd_stubs import (
     Compare,
     DeleteRangeRequest,
@@ -31,10 +30,7 @@ REVISIONS = st.integers(1, 2**63 - 1)
 @given(TEXTS, TEXTS, REVISIONS)
 def test_compares_are_those_of_the_messages(key: bytes, end: bytes, revision: int) -> None:
     made = TxnRequest.FromString(
-        encoding.is_absent(sized(key))
-        + encoding.is_empty(sized(key), sized(end))
-        + encoding.is_first(sized(key))
-        + encoding.is_at(sized(key), revision)
+        encoding.is_absent(key) + encoding.is_empty(key, end) + encoding.is_first(key) + encoding.is_at(key, revision)
     )
     assert made == TxnRequest(
         compare=[
@@ -48,13 +44,13 @@ def test_compares_are_those_of_the_messages(key: bytes, end: bytes, revision: in
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_operations_are_those_of_the_messages(key: bytes, end: bytes, value: bytes) -> None:
-    then = [
-        encoding.put(sized(key), sized(value)),
-        encoding.delete(sized(key)),
-        encoding.delete_range(sized(key), sized(end)),
-    ]
-    otherwise = [encoding.read(sized(key)), encoding.read_first(sized(key), sized(end))]
-    fields = b"".join([*map(encoding.then, then), *map(encoding.otherwise, otherwise)])
+    fields = (
+        encoding.put(key, value)
+        + encoding.delete(key)
+        + encoding.delete_range(key, end)
+        + encoding.else_read(key)
+        + encoding.else_read_first(key, end)
+    )
     expected = TxnRequest(
         success=[
             RequestOp(request_put=PutRequest(key=key, value=value)),
@@ -68,9 +64,9 @@ def test_operations_are_those_of_the_messages(key: bytes, end: bytes, value: byt
     )
     assert TxnRequest.FromString(fields) == expected
     nested = TxnRequest(success=[RequestOp(request_txn=expected)])
-    assert TxnRequest.FromString(encoding.then(encoding.txn(fields))) == nested
+    assert TxnRequest.FromString(encoding.txn(fields)) == nested
 
 
 def test_an_empty_transaction_is_one_all_the_same() -> None:
-    made = TxnRequest.FromString(encoding.then(encoding.txn(b"")))
+    made = TxnRequest.FromString(encoding.txn(b""))
     assert made.success[0].WhichOneof("request") == "request_txn"
