@@ -4,10 +4,11 @@
     sqlite:///path/file.db                        relative to the working directory
     sqlite:////path/file.db                       absolute
     etcd://host:port[,host:port…][/root]          with ?ca=&cert=&key=&user=&password_file=
-    zk://host:port[,host:port…][/root]
+    zk://host:port[,host:port…][/root]            the same
 
-What follows `sqlite:///` up to a `?` is the path as it is, without percent-decoding. Secrets have no place in a URL:
-it is shown in process lists and logs, so etcd takes the password from a file.
+What follows `sqlite:///` up to a `?` is the path as it is, without percent-decoding. `ca`, `cert` and `key` are PEM
+files; any of them means TLS. Secrets have no place in a URL: it is shown in process lists and logs, so the password
+of `user` comes from a file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from metastore.api import MetadataStore
+from metastore.backends.credentials import InvalidCredentials
 from metastore.backends.memory import MemoryStore
 from metastore.backends.sqlite import SqliteStore
 from metastore.txn.store import INDEXES
@@ -26,9 +28,11 @@ from metastore.types import IndexDefinition
 
 FORMS = (
     "memory://, sqlite:///relative/file.db, sqlite:////absolute/file.db, "
-    "etcd://host:port[,host:port...][/root][?ca=&cert=&key=&user=&password_file=], zk://host:port[,host:port...][/root]"
+    "etcd://host:port[,host:port...][/root] or zk://host:port[,host:port...][/root], "
+    "both with [?ca=&cert=&key=&user=&password_file=]"
 )
-_ETCD_PARAMETERS = ("ca", "cert", "key", "user", "password_file")
+_PASSWORD = re.compile(r"(?<=//)[^/]*(?=@)|(?<=password=)[^&]*")
+_CREDENTIALS = ("ca", "cert", "key", "user", "password_file")
 _ZNODES = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)*", re.ASCII)
 _ENDPOINT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
 
@@ -37,8 +41,7 @@ class InvalidStoreUrl(ValueError):
     """The URL names no store; the message is one line that lists the valid forms."""
 
     def __init__(self, url: str, problem: str) -> None:
-        shown = re.sub(r"//[^/]*@", "//…@", url)  # no password in a log
-        super().__init__(f"store URL {shown!r}: {problem} (valid forms: {FORMS})")
+        super().__init__(f"store URL {_PASSWORD.sub('…', url)!r}: {problem} (valid forms: {FORMS})")
 
 
 async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **options: Any) -> MetadataStore:
@@ -58,11 +61,9 @@ async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **o
             _parameters(url, query, ())
             return await _open_sqlite(url, location, indexes, options)
         case "etcd":
-            parameters = _parameters(url, query, _ETCD_PARAMETERS)
-            return await _open_etcd(url, location, indexes, parameters | options)
+            return await _open_etcd(url, location, indexes, _parameters(url, query, _CREDENTIALS) | options)
         case "zk":
-            _parameters(url, query, ())
-            return await _open_zookeeper(url, location, indexes, options)
+            return await _open_zookeeper(url, location, indexes, _parameters(url, query, _CREDENTIALS) | options)
         case _:
             raise InvalidStoreUrl(url, f"there is no store of the kind {scheme!r}")
 
@@ -102,8 +103,6 @@ async def _open_sqlite(
 async def _open_etcd(
     url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]
 ) -> MetadataStore:
-    if "@" in location.partition("/")[0]:
-        raise InvalidStoreUrl(url, "credentials are given as ?user=&password_file=")
     endpoints, root = _endpoints_and_root(url, location)
 
     # gRPC writes each failed handshake to stderr, past all logs; the errors of the calls say the same.
@@ -112,8 +111,10 @@ async def _open_etcd(
     # Only here: whoever runs on SQLite does not load gRPC.
     from metastore.backends.etcd import EtcdStore
 
-    store: MetadataStore = await EtcdStore.open(endpoints, root, indexes, **options)
-    return store
+    try:
+        return await EtcdStore.open(endpoints, root, indexes, **options)
+    except InvalidCredentials as error:
+        raise InvalidStoreUrl(url, str(error)) from None
 
 
 async def _open_zookeeper(
@@ -126,12 +127,16 @@ async def _open_zookeeper(
     # Only here: whoever runs on another store does not load kazoo.
     from metastore.backends.zookeeper import ZooKeeperStore
 
-    store: MetadataStore = await ZooKeeperStore.open(hosts, root, indexes, **options)
-    return store
+    try:
+        return await ZooKeeperStore.open(hosts, root, indexes, **options)
+    except InvalidCredentials as error:
+        raise InvalidStoreUrl(url, str(error)) from None
 
 
 def _endpoints_and_root(url: str, location: str) -> tuple[list[str], str]:
     authority, slash, path = location.partition("/")
+    if "@" in authority:
+        raise InvalidStoreUrl(url, "credentials are given as ?user=&password_file=")
     endpoints = authority.split(",")
     for endpoint in endpoints:
         matched = _ENDPOINT.fullmatch(endpoint)
@@ -152,5 +157,7 @@ def _parameters(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
             raise InvalidStoreUrl(url, f"the parameter {name!r} is not known to this kind of store, {allowed}")
         if name in found:
             raise InvalidStoreUrl(url, f"the parameter {name!r} is given twice")
+        if not value:
+            raise InvalidStoreUrl(url, f"the parameter {name!r} is empty")
         found[name] = value
     return found

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.certificates import Certificate
+
 START_TIMEOUT_S = 60.0
 
 
@@ -54,15 +56,27 @@ class EtcdServer:
     unless another one is named (so that a test can change the data while its clients find nobody).
     """
 
-    def __init__(self, directory: Path, *, max_txn_ops: int = 128, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_txn_ops: int = 128,
+        flags: Sequence[str] = (),
+        certificate: Certificate | None = None,
+        name: str = "test",
+    ) -> None:
         self._binary = binary("etcd", "etcd-server")
         self.etcdctl_binary = binary("etcdctl", "etcd-client")
         self._directory = directory
         self._max_txn_ops = max_txn_ops
         self._flags = flags
-        self._peer_port = free_port()
+        self._certificate = certificate
+        self._health_port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self.name = name
         self.port = free_port()
+        self.peer = f"http://127.0.0.1:{free_port()}"
+        self.cluster = f"{name}={self.peer}"
 
     @property
     def endpoint(self) -> str:
@@ -70,32 +84,47 @@ class EtcdServer:
 
     def start(self, port: int | None = None) -> None:
         """Start, and return when the server answers its health endpoint."""
+        self.launch(port)
+        self.wait_healthy()
+
+    def launch(self, port: int | None = None) -> None:
+        """Start, and do not wait: a member of a cluster is not healthy alone."""
         assert self._process is None, "it runs already"
         serving = self.endpoint if port is None else f"127.0.0.1:{port}"
-        peer = f"http://127.0.0.1:{self._peer_port}"
+        url = f"{'https' if self._certificate else 'http'}://{serving}"
         self._directory.mkdir(parents=True, exist_ok=True)
-        log = self._directory / "etcd.log"
         command = [
-            *(self._binary, "--name", "test", "--data-dir", str(self._directory / "data")),
-            *("--listen-client-urls", f"http://{serving}", "--advertise-client-urls", f"http://{serving}"),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+            *(self._binary, "--name", self.name, "--data-dir", str(self._directory / "data")),
+            *("--listen-client-urls", url, "--advertise-client-urls", url),
+            # Health has a port of its own, where nobody asks for certificates.
+            *("--listen-metrics-urls", f"http://127.0.0.1:{self._health_port}"),
+            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+            *("--initial-cluster", self.cluster),
             *(f"{flag}={value}" for flag, value in (ETCD_FLAGS | {"--max-txn-ops": self._max_txn_ops}).items()),
             *("--logger", "zap", *self._flags),
         ]
-        with log.open("ab") as output:
+        if self._certificate:
+            command += ["--cert-file", str(self._certificate.cert), "--key-file", str(self._certificate.key)]
+        with self._log.open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def wait_healthy(self) -> None:
+        assert self._process is not None, "it does not run"
         give_up = time.monotonic() + START_TIMEOUT_S
-        while not self._healthy(serving):
+        while not self._healthy():
             ended = self._process.poll() is not None
             if ended or time.monotonic() > give_up:
                 self.kill()
-                raise AssertionError(f"etcd did not start; the end of its log:\n{log.read_text()[-2000:]}")
+                raise AssertionError(f"etcd did not start; the end of its log:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.02)
 
-    @staticmethod
-    def _healthy(serving: str) -> bool:
+    @property
+    def _log(self) -> Path:
+        return self._directory / "etcd.log"
+
+    def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{serving}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/health", timeout=5) as answer:
                 return bool(json.load(answer)["health"] == "true")
         except (OSError, ValueError):
             return False
@@ -155,6 +184,48 @@ class EtcdServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+class EtcdCluster:
+    """Members of one etcd cluster, each with the faults of `EtcdServer`."""
+
+    def __init__(self, directory: Path, certificates: Sequence[Certificate | None] = (None, None, None)) -> None:
+        self.members = [
+            EtcdServer(directory / f"m{number}", name=f"m{number}", certificate=certificate)
+            for number, certificate in enumerate(certificates)
+        ]
+        for member in self.members:
+            member.cluster = ",".join(f"{other.name}={other.peer}" for other in self.members)
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [member.endpoint for member in self.members]
+
+    def leader(self) -> EtcdServer:
+        """The member that leads now. All that answer must agree."""
+        while True:
+            command = [self.members[0].etcdctl_binary, "--endpoints", ",".join(self.endpoints)]
+            command += ["--write-out", "json", "endpoint", "status"]
+            answer = subprocess.run(command, check=False, capture_output=True, text=True, env={"ETCDCTL_API": "3"})
+            found = json.loads(answer.stdout or "[]")
+            leaders = {one["Status"]["leader"] for one in found}
+            for one in found:
+                if leaders == {one["Status"]["header"]["member_id"]}:
+                    return self.members[self.endpoints.index(one["Endpoint"])]
+            time.sleep(0.1)
+
+    def __enter__(self) -> Self:
+        for member in self.members:
+            member.launch()
+        for member in self.members:
+            member.wait_healthy()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            member.kill()
 
 
 DEBIAN_ZOOKEEPER = Path("/usr/share/java/zookeeper.jar")

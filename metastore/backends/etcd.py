@@ -20,13 +20,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 
 from metastore.api import Ephemeral, StoredIndexes, Watch
-from metastore.backends.etcd_connection import Connection, Login, describe, is_compacted
+from metastore.backends.credentials import File, Login, Tls
+from metastore.backends.etcd_connection import Connection, describe, is_compacted, is_denied
 from metastore.backends.etcd_group_commit import GroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
 from metastore.backends.etcd_leases import LeasedRecord
@@ -77,6 +77,8 @@ class EtcdStore(StoredIndexes):
         on_lost: Callable[[], None] | None,
     ) -> None:
         super().__init__(indexes)
+        if on_group:
+            self.group_listeners.append(on_group)
         self._connection = connection
         self._wire = Wire(root)
         self._deadline_s = deadline_s
@@ -89,7 +91,7 @@ class EtcdStore(StoredIndexes):
             pipeline=pipeline,
             limits=limits,
             deadline_s=deadline_s,
-            on_group=on_group,
+            on_group=self.group_sent,
             on_lost=on_lost,
         )
         self._reads_per_request = min(READS_PER_REQUEST, limits.max_txn_ops)
@@ -105,11 +107,11 @@ class EtcdStore(StoredIndexes):
         root: str = "",
         indexes: Iterable[IndexDefinition] = (),
         *,
-        ca: str | Path | None = None,
-        cert: str | Path | None = None,
-        key: str | Path | None = None,
+        ca: File | None = None,
+        cert: File | None = None,
+        key: File | None = None,
         user: str | None = None,
-        password_file: str | Path | None = None,
+        password_file: File | None = None,
         deadline_ms: int = 5_000,
         max_txn_ops: int = 128,
         max_request_bytes: int = 1_000_000,
@@ -125,10 +127,11 @@ class EtcdStore(StoredIndexes):
         that. `pipeline` requests are in flight at a time. `on_group` is called with the size of each group,
         `on_lost` for each whose reply was lost.
 
-        Raises `StoreUnavailable` if no endpoint answers within `deadline_ms`, or the user is refused.
+        Raises `StoreUnavailable` if no endpoint answers within `deadline_ms`, or the user is refused, and
+        `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
         """
-        login = Login.read(user, password_file) if user else None
-        connection = await Connection.open(endpoints, ca=ca, cert=cert, key=key, login=login)
+        login = Login.of(user, password_file)
+        connection = await Connection.open(endpoints, root, tls=Tls.of(ca, cert, key), login=login)
         store = cls(
             connection,
             root,
@@ -232,6 +235,8 @@ class EtcdStore(StoredIndexes):
         except grpc.aio.AioRpcError as error:
             if is_compacted(error):
                 raise _CompactedError from None
+            if is_denied(error):
+                raise self._connection.denied(error) from None
             raise StoreUnavailable(f"etcd at {self._connection.endpoints} refuses to read: {describe(error)}") from None
 
     # -- hints --------------------------------------------------------------------------------------------------

@@ -1,22 +1,26 @@
 """The way to an etcd cluster: channels, credentials, deadlines, and what an error code says.
 
-Two channels: a watch that is flooded, or a server that stops answering watches, must not hold up the others. With
-several endpoints gRPC connects to the first that answers and moves on when it is lost. gRPC's own retries are off:
-whether a request may be sent again is decided here for reads, and in `etcd_group_commit` for writes.
+One member is used at a time: the first that connects, until its connection is lost or it is silent for the time of
+a whole call. gRPC could go through a list of addresses by itself, but it would check all certificates against one
+host name, and would stay with a frozen server until its keepalive ends, after 15 seconds. Each member has two
+channels: a watch that is flooded, or a server that stops answering watches, must not hold up the others.
+
+gRPC's own retries are off: whether a request may be sent again is decided here for reads, and in `etcd_group_commit`
+for writes. Connections come back by themselves, in growing, jittered pauses of gRPC's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from metastore.backends.credentials import Login, Tls
 from metastore.backends.etcd_stubs import AuthenticateRequest, AuthStub, KVStub, LeaseStub, WatchStub
 from metastore.errors import StoreClosed, StoreUnavailable
 
@@ -40,6 +44,14 @@ _OPTIONS: list[tuple[str, object]] = [
     ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+
+# With several members, a call that may be repeated leaves the others time to answer it.
+_ATTEMPT_SHARE = 0.4
+# Nobody is called silent after less.
+_SILENCE_S = 0.1
+
+# How gRPC puts what a server says to a client whose certificate it does not take.
+_CERTIFICATE_REFUSED = "TSI_DATA_CORRUPTED"
 
 # What etcd or gRPC's server side says before it does anything with a write. All others leave its outcome open.
 _REFUSALS = frozenset(
@@ -87,7 +99,15 @@ def is_denied(error: grpc.aio.AioRpcError) -> bool:
 
 
 def describe(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
+    details = error.details() or ""
+    if _CERTIFICATE_REFUSED in details:
+        details += ": the server demands a client certificate that it trusts"
+    return f"{error.code().name}: {details}"
+
+
+def _lost(details: str) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details, None)
 
 
 class Backoff:
@@ -106,141 +126,229 @@ class Backoff:
         self.next_s = self._first_s
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """A user of etcd's own authentication."""
+class _Member:
+    """One endpoint of the cluster."""
 
-    user: str
-    password: str = field(repr=False)
+    def __init__(self, endpoint: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self._target = f"dns:///{endpoint.split('://')[-1].rstrip('/')}"
+        self._credentials = credentials
+        self._change: asyncio.Task[None] | None = None
+        self.answered_at = 0.0
+        self.requests = self._channel("requests")
+        self.streams = self._channel("watches")
 
-    @classmethod
-    def read(cls, user: str, password_file: str | Path | None) -> Login:
-        if password_file is None:
-            raise ValueError(f"the etcd user {user} needs a password_file")
-        return cls(user, Path(password_file).read_text().rstrip("\n"))
+    async def reconnect(self) -> None:
+        """Take new channels, and cut off what is on its way over the old ones."""
+        old = (self.streams, self.requests)
+        self.requests, self.streams = self._channel("requests"), self._channel("watches")
+        await self._close(old)
+
+    def _channel(self, purpose: str) -> grpc.aio.Channel:
+        options = [*_OPTIONS, ("metatxn.channel", purpose)]
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target, options)
+        return grpc.aio.secure_channel(self._target, self._credentials, options)
+
+    @property
+    def ready(self) -> bool:
+        return self.requests.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
+    def change(self) -> asyncio.Task[None]:
+        """Ends when the state of the channel for requests has changed."""
+        if self._change is None or self._change.done():
+            watched = self.requests.wait_for_state_change(self.requests.get_state(try_to_connect=True))
+            self._change = asyncio.ensure_future(watched)
+        return self._change
+
+    async def close(self) -> None:
+        await self._close((self.streams, self.requests))
+
+    async def _close(self, channels: Sequence[grpc.aio.Channel]) -> None:
+        change, self._change = self._change, None
+        if change:
+            change.cancel()
+            await asyncio.gather(change, return_exceptions=True)
+        for channel in channels:
+            await channel.close(None)
 
 
-def _credentials(ca: str | Path | None, cert: str | Path | None, key: str | Path | None) -> grpc.ChannelCredentials:
-    trusted, private, chain = (Path(file).read_bytes() if file else None for file in (ca, key, cert))
-    return grpc.ssl_channel_credentials(trusted, private, chain)
+class _Routed:
+    """What a stub takes for its channel: each call goes over the one that is in use when it is made."""
 
+    def __init__(self, channel: Callable[[], grpc.aio.Channel]) -> None:
+        self._channel = channel
 
-async def _target(endpoints: Sequence[str]) -> str:
-    """gRPC takes one name, or a list of addresses: so several names are looked up here."""
-    hosts = [endpoint.split("://")[-1].rstrip("/") for endpoint in endpoints]
-    if len(hosts) == 1:
-        return f"dns:///{hosts[0]}"
-    loop = asyncio.get_running_loop()
-    addresses = []
-    for host, _, port in (name.rpartition(":") for name in hosts):
-        try:
-            found = await loop.getaddrinfo(host, int(port), family=2)
-        except (OSError, ValueError) as error:
-            raise StoreUnavailable(f"cannot look up the etcd endpoint {host}:{port}: {error}") from None
-        addresses.append("{}:{}".format(*found[0][4]))
-    return "ipv4:" + ",".join(addresses)
+    def unary_unary(self, method: str, **serializers: Any) -> Any:
+        return lambda request, **options: self._channel().unary_unary(method, **serializers)(request, **options)
+
+    def stream_stream(self, method: str, **serializers: Any) -> Any:
+        return lambda **options: self._channel().stream_stream(method, **serializers)(**options)
 
 
 class Connection:
-    """Stubs on connected channels. Every call has a deadline; `ask` is for what may be asked twice."""
+    """Stubs for the member in use. Every call has a deadline; `ask` is for what may be asked twice."""
 
     def __init__(
-        self, endpoints: Sequence[str], target: str, credentials: grpc.ChannelCredentials | None, login: Login | None
+        self, endpoints: Sequence[str], root: str, credentials: grpc.ChannelCredentials | None, login: Login | None
     ) -> None:
         self.endpoints = ", ".join(endpoints)
+        self._root = root
         self._login = login
         self.metadata: list[tuple[str, str]] = []
-        self._channel = self._open(target, credentials, "requests")
-        self._watch_channel = self._open(target, credentials, "watches")
-        self.kv = KVStub(self._channel)
-        self.leases = LeaseStub(self._channel)
-        self.watches = WatchStub(self._watch_channel)
+        self._renewal: asyncio.Task[None] | None = None
+        self._members = [_Member(endpoint, credentials) for endpoint in endpoints]
+        self._member = self._members[0]
+        self._given_up: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        requests = _Routed(lambda: self._member.requests)
+        self.kv = KVStub(requests)
+        self.leases = LeaseStub(requests)
+        self._auth = AuthStub(requests)
+        self.watches = WatchStub(_Routed(lambda: self._member.streams))
         self._closed = False
 
     @classmethod
     async def open(
-        cls,
-        endpoints: Sequence[str],
-        *,
-        ca: str | Path | None = None,
-        cert: str | Path | None = None,
-        key: str | Path | None = None,
-        login: Login | None = None,
+        cls, endpoints: Sequence[str], root: str = "", *, tls: Tls | None = None, login: Login | None = None
     ) -> Connection:
-        """Open the channels; nothing is sent yet."""
+        """Open the channels; nothing is sent yet. `root` is only for messages. Raises `InvalidCredentials`."""
         assert endpoints, "at least one endpoint"
         credentials = None
-        if ca or cert or key or any(endpoint.startswith("https://") for endpoint in endpoints):
-            credentials = _credentials(ca, cert, key)
-        return cls(endpoints, await _target(endpoints), credentials, login)
-
-    @staticmethod
-    def _open(target: str, credentials: grpc.ChannelCredentials | None, purpose: str) -> grpc.aio.Channel:
-        options = [*_OPTIONS, ("metatxn.channel", purpose)]
-        if credentials is None:
-            return grpc.aio.insecure_channel(target, options)
-        return grpc.aio.secure_channel(target, credentials, options)
+        if tls or any(endpoint.startswith("https://") for endpoint in endpoints):
+            credentials = grpc.ssl_channel_credentials(*(tls or Tls()).pem())
+        return cls(endpoints, root, credentials, login)
 
     @property
     def ready(self) -> bool:
         """Whether a request sent now leaves at once. While this is false, a write that is not sent is certainly
-        not applied; a write sent nevertheless could wait inside gRPC and leave later."""
-        return self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+        not applied; a write sent nevertheless could wait inside gRPC and leave later.
+
+        Takes the first member that is connected when the one in use is not, and has all of them connect.
+        """
+        if not self._member.ready:
+            # A list: all of them must be asked.
+            connected = [member for member in self._members if member.ready]
+            if not connected:
+                return False
+            self._member = connected[0]
+        return True
 
     async def wait_ready(self) -> None:
         while not self._closed and not self.ready:
-            await self._channel.wait_for_state_change(self._channel.get_state(try_to_connect=True))
+            await asyncio.wait([member.change() for member in self._members], return_when=asyncio.FIRST_COMPLETED)
 
     async def call(self, method: Unary[Request, Response], request: Request, timeout_s: float) -> Response:
-        """One call. Raises `grpc.aio.AioRpcError`, or `StoreClosed` when `close` has cut it off."""
-        if self._login and not self.metadata:
-            await self.authenticate(timeout_s)
-        try:
-            return await self._send(method, request, timeout_s)
-        except grpc.aio.AioRpcError as error:
-            if self._login is None or not _is_stale_token(error):
-                raise
-        await self.authenticate(timeout_s)
-        return await self._send(method, request, timeout_s)
+        """One call. Raises `grpc.aio.AioRpcError`, or `StoreClosed` when `close` has cut it off.
 
-    async def _send(self, method: Unary[Request, Response], request: Request, timeout_s: float) -> Response:
+        etcd refuses a stale token before it does anything with a request; only then it is sent again.
+        """
+        deadline = self._loop.time() + timeout_s
+        backoff = Backoff()
+        while True:
+            if self._login and not self.metadata:
+                await self._authenticate(timeout_s)
+            token = self.metadata
+            try:
+                return await self._send(method, request, deadline)
+            except grpc.aio.AioRpcError as error:
+                if self._login is None or not _is_stale_token(error) or self._loop.time() >= deadline:
+                    raise
+            if self.metadata is token:
+                self.metadata = []
+            await backoff.pause()
+
+    async def _send(self, method: Unary[Request, Response], request: Request, deadline: float) -> Response:
+        member, sent_at = self._member, self._loop.time()
+        timeout_s = max(deadline - sent_at, 0.001)
         try:
-            return await method(request, timeout=timeout_s, metadata=self.metadata or None)
+            with self.cut_off():
+                answer = await method(request, timeout=timeout_s, metadata=self.metadata or None)
+        except grpc.aio.AioRpcError as error:
+            silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and member.answered_at < sent_at
+            if silent and timeout_s >= _SILENCE_S:
+                self._leave(member)
+            raise
+        member.answered_at = self._loop.time()
+        return answer
+
+    def _leave(self, member: _Member) -> None:
+        """Go on with the next member: this one has answered nothing while a call waited for all of its time. It may
+        be frozen behind a connection that looks alive, so that connection is given up. Doing so without need costs
+        a connection, and no more: what was on its way counts as lost."""
+        if member is not self._member or len(self._members) == 1:
+            return
+        self._member = self._members[(self._members.index(member) + 1) % len(self._members)]
+        given_up = self._loop.create_task(member.reconnect(), name="etcd silent member")
+        self._given_up.add(given_up)
+        given_up.add_done_callback(self._given_up.discard)
+
+    @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """A call whose channel is closed ends as if its task were cancelled. Makes that a lost connection, or
+        `StoreClosed`; a task that is really cancelled stays so."""
+        try:
+            yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._closed and task and not task.cancelling():
+            if task and task.cancelling():
+                raise
+            if self._closed:
                 raise StoreClosed("this store is closed") from None
-            raise
+            raise _lost("the connection to a silent member was given up") from None
 
     async def ask(self, method: Unary[Request, Response], request: Request, timeout_s: float) -> Response:
         """A call without effect on records, repeated while the server is away. Raises `StoreUnavailable`, and
         `grpc.aio.AioRpcError` for a refusal, whose meaning only the caller knows."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline = self._loop.time() + timeout_s
+        attempt_s = timeout_s if len(self._members) == 1 else timeout_s * _ATTEMPT_SHARE
         backoff = Backoff(longest_s=0.25)
+        reason = ""
         while True:
+            if not self.ready:
+                # Not to the end: only a call says why there is no connection.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout((deadline - self._loop.time()) / 2):
+                        await self.wait_ready()
             try:
-                return await self.call(method, request, max(deadline - loop.time(), 0.001))
+                return await self.call(method, request, max(min(deadline - self._loop.time(), attempt_s), 0.001))
             except grpc.aio.AioRpcError as error:
                 if is_refusal(error) and not is_overload(error):
                     raise
-                if loop.time() + backoff.next_s >= deadline:
-                    raise self.unavailable(describe(error)) from None
+                if not reason or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    reason = describe(error)
+                if self._loop.time() + backoff.next_s >= deadline:
+                    raise self.unavailable(reason) from None
             await backoff.pause()
 
     def unavailable(self, reason: str) -> StoreUnavailable:
         return StoreUnavailable(f"etcd at {self.endpoints} does not answer ({reason}): is it running there?")
 
-    async def authenticate(self, timeout_s: float) -> None:
-        """Get a new token, if there is a login: etcd's simple tokens end after minutes of silence."""
-        if self._login is None:
-            return
+    def denied(self, error: grpc.aio.AioRpcError) -> StoreUnavailable:
+        """See `is_denied`."""
+        who = f"the user {self._login.user!r}" if self._login else "a client without a user"
+        return StoreUnavailable(
+            f"etcd at {self.endpoints} refuses {who}: {error.details()}: "
+            f"it takes a user with a role that may read and write the prefix {self._root + '/'!r}"
+        )
+
+    async def _authenticate(self, timeout_s: float) -> None:
+        """Get a new token: etcd's simple ones end after minutes of silence, and with their server. Whoever needs one
+        meanwhile waits for the same: etcd makes each cost a tenth of a second of computing."""
+        if self._renewal is None or self._renewal.done():
+            self._renewal = self._loop.create_task(self._renew(timeout_s), name="etcd authentication")
+        with self.cut_off():
+            await asyncio.shield(self._renewal)
+
+    async def _renew(self, timeout_s: float) -> None:
+        assert self._login is not None
         request = AuthenticateRequest(name=self._login.user, password=self._login.password)
-        method = AuthStub(self._channel).Authenticate
-        answer = await method(request, timeout=timeout_s)
+        answer = await self._send(self._auth.Authenticate, request, self._loop.time() + timeout_s)
         self.metadata = [("token", answer.token)]
 
     async def close(self) -> None:
         self._closed = True
-        await self._watch_channel.close(None)
-        await self._channel.close(None)
+        for task in filter(None, (self._renewal, *self._given_up)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        for member in self._members:
+            await member.close()

@@ -78,7 +78,6 @@ from metastore.errors import (
     MetastoreError,
     OutcomeUnknown,
     StoreFull,
-    StoreUnavailable,
 )
 from metastore.types import Applied, Batch, Revision
 
@@ -326,7 +325,7 @@ class GroupCommit:
 
     def _explain(self, error: grpc.aio.AioRpcError) -> MetastoreError:
         if is_denied(error):
-            return StoreUnavailable(f"etcd at {self._connection.endpoints} refuses this user: {error.details()}")
+            return self._connection.denied(error)
         return InvalidBatch(f"etcd refuses the batch: {error.details()}")
 
     # -- lost replies -------------------------------------------------------------------------------------------

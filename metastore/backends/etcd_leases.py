@@ -66,7 +66,9 @@ class LeasedRecord(Ephemeral):
         await asyncio.sleep(self._ttl_s / 3)
         while True:
             try:
-                if not await self._refresh():
+                with self._connection.cut_off():
+                    alive = await self._refresh()
+                if not alive:
                     await self._grant()
                     await self._put_if_absent()
             except (grpc.aio.AioRpcError, MetastoreError):

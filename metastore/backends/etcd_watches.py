@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 
 import grpc.aio
@@ -71,12 +72,16 @@ class PrefixFeed:
         while True:
             try:
                 try:
-                    await self._follow(backoff)
+                    with self._connection.cut_off():
+                        await self._follow(backoff)
                 except _CompactedError:
                     await self._start_over()
             except (grpc.aio.AioRpcError, StoreUnavailable):
                 pass
             await backoff.pause()
+            with suppress(StoreUnavailable):
+                # A read finds the member that serves, and gets the token that counts.
+                await self._current_revision()
 
     async def _follow(self, backoff: Backoff) -> None:
         """One stream, until it ends or fails."""
@@ -84,7 +89,7 @@ class PrefixFeed:
         create = WatchCreateRequest(key=key, range_end=range_end, start_revision=self._next_revision, fragment=True)
         # A member that lost its leader ends the stream instead of keeping it silent.
         metadata = [*self._connection.metadata, ("hasleader", "true")]
-        stream = self._connection.watches.Watch(metadata=metadata, wait_for_ready=True)
+        stream = self._connection.watches.Watch(metadata=metadata)
         try:
             await stream.write(WatchRequest(create_request=create))
             events: list[Event] = []
@@ -92,7 +97,6 @@ class PrefixFeed:
                 if response.canceled:
                     if response.compact_revision:
                         raise _CompactedError
-                    await self._connection.authenticate(timeout_s=1.0)
                     return
                 events += response.events
                 if events and not response.fragment:

@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from metastore.api import Ephemeral, StoredIndexes, Watch
+from metastore.backends.credentials import File, Login, Tls
 from metastore.backends.joining import Limits
 from metastore.backends.zookeeper_connection import Connection
 from metastore.backends.zookeeper_ephemerals import Ephemerals
@@ -38,7 +39,10 @@ from metastore.backends.zookeeper_plan import GUARDS, Beliefs, Planner
 from metastore.backends.zookeeper_reads import Snapshots, in_parts, record_of
 from metastore.backends.zookeeper_watches import Feed
 from metastore.backends.zookeeper_wire import (
+    CREATOR_ACL,
+    NO_AUTH,
     NODE_EXISTS,
+    OPEN_ACL,
     Culprit,
     Multi,
     MultiRead,
@@ -87,6 +91,8 @@ class ZooKeeperStore(StoredIndexes):
         on_lost: Callable[[], None] | None,
     ) -> None:
         super().__init__(indexes)
+        if on_group:
+            self.group_listeners.append(on_group)
         self._connection = connection
         self._paths = paths
         self._deadline_s = deadline_s
@@ -104,7 +110,7 @@ class ZooKeeperStore(StoredIndexes):
             limits=Limits(max_request_bytes, max_request_bytes),
             deadline_s=deadline_s,
             on_emptied=self._janitor.note,
-            on_group=on_group,
+            on_group=self.group_sent,
             on_lost=on_lost,
         )
         self._feeds: list[Feed] = []
@@ -118,6 +124,11 @@ class ZooKeeperStore(StoredIndexes):
         root: str = "",
         indexes: Iterable[IndexDefinition] = (),
         *,
+        ca: File | None = None,
+        cert: File | None = None,
+        key: File | None = None,
+        user: str | None = None,
+        password_file: File | None = None,
         deadline_ms: int = 5_000,
         session_timeout_ms: int = 6_000,
         max_request_bytes: int = 512_000,
@@ -127,17 +138,24 @@ class ZooKeeperStore(StoredIndexes):
     ) -> ZooKeeperStore:
         """Connect to the ensemble at `hosts` (`host:port`), and make the store below `root` if it is not there.
 
+        `ca`, `cert` and `key` are PEM files; with any of them the hosts are asked to speak TLS. With a `user`, whose
+        password is in `password_file`, znodes are made for this user alone (scheme `digest`).
+
         The server confines `session_timeout_ms` to 2 to 20 of its ticks. Ephemeral records live that long after their
         process stops, whatever their own time to live. A connection without answers is given up after two thirds of
         it. `max_request_bytes` bounds groups. `read_only` writes nothing at all, not even what every client tidies up,
         refuses every apply and ephemeral record, and wants the store to be there. `on_group` is called with the size
         of each group, `on_lost` for each whose reply was lost.
 
-        Raises `StoreUnavailable` if no host answers within `deadline_ms`, `StoreUnusable` if there is no store to read.
+        Raises `StoreUnavailable` if no host answers within `deadline_ms`, `StoreUnusable` if there is no store to read,
+        `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
         """
-        paths = Paths(root.rstrip("/"))
+        login = Login.of(user, password_file)
+        paths = Paths(root.rstrip("/"), CREATOR_ACL if login else OPEN_ACL)
         connection = await Connection.open(
             hosts,
+            tls=Tls.of(ca, cert, key),
+            login=login,
             session_timeout_s=session_timeout_ms / 1000,
             tip=paths.tip,
             deadline_s=deadline_ms / 1000,
@@ -280,17 +298,21 @@ class ZooKeeperStore(StoredIndexes):
         """Make the znodes that every store has, unless they are there."""
         paths, deadline = self._paths, self._deadline()
         parts = paths.root.split("/")[1:]
-        for depth in range(1, len(parts) + 1):
-            await self._create([create("/" + "/".join(parts[:depth]))], deadline)
-        guards = [create(self._beliefs.guard_path(guard)) for guard in range(GUARDS)]
-        homes = [create(path) for path in (paths.log, paths.alive, paths.held, paths.guards, paths.records)]
-        await self._create([create(paths.tip), *homes, *guards], deadline)
+        for depth in range(1, len(parts)):
+            await self._create([create("/" + "/".join(parts[:depth]))], deadline)  # others may have stores there, too
+        if paths.root:
+            await self._create([paths.create(paths.root)], deadline)
+        guards = [paths.create(self._beliefs.guard_path(guard)) for guard in range(GUARDS)]
+        homes = [paths.create(path) for path in (paths.log, paths.alive, paths.held, paths.guards, paths.records)]
+        await self._create([paths.create(paths.tip), *homes, *guards], deadline)
         # The first apply proves its beliefs about guards without a read of its own.
         nodes, _ = await self._snapshots.nodes([self._beliefs.guard_path(guard) for guard in range(GUARDS)], deadline)
         self._beliefs.guards = {guard: node.stat.version for guard, node in enumerate(nodes) if node}
 
     async def _create(self, operations: Sequence[bytes], deadline: float) -> None:
         (outcome,) = await self._connection.ask(Multi(operations), deadline)
+        if isinstance(outcome, Culprit) and outcome.code == NO_AUTH:
+            raise self._connection.denied()
         if isinstance(outcome, Culprit) and (outcome.code != NODE_EXISTS or outcome.index):
             raise StoreUnavailable(f"ZooKeeper at {self._connection.hosts} refuses the root: error {outcome.code}")
 

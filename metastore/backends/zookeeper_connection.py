@@ -6,7 +6,7 @@ whole group of writes or a whole batch of reads.
 
 kazoo connects, moves on to the next host and keeps the session. It fails everything that is sent or waits when it
 loses a connection, and *never* sends again by itself. Whether that may be done is decided here for reads, and in
-`zookeeper_group_commit` for writes.
+`zookeeper_group_commit` for writes. Its pauses between rounds through the hosts grow and are jittered.
 
 **Reads are linearizable** by a `sync` in front of them, in the same session, on the same connection: ZooKeeper
 answers a session in the order of its requests, and the server has caught up with its leader when `sync` is answered.
@@ -17,17 +17,22 @@ of the tip (see `zookeeper_reads`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import socket
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import KazooException, NoAuthError
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
-from metastore.backends.zookeeper_wire import MultiRead, Node, Sync, get_data
+from metastore.backends.credentials import InvalidCredentials, Login, Tls
+from metastore.backends.zookeeper_wire import NO_AUTH, Culprit, MultiRead, Node, Sync, get_data
 from metastore.errors import StoreUnavailable
 
 OPERATIONS_PER_READ = 500
@@ -69,14 +74,67 @@ class Reading:
         return self.before.stat.mzxid == self.after.stat.mzxid
 
 
+class _Log(logging.LoggerAdapter[logging.Logger]):
+    """kazoo says only in its log why there is no connection. This remembers what it said last."""
+
+    said = ""
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        if level == logging.WARNING:
+            self.said = str(msg) % args
+        super().log(level, msg, *args, **options)
+
+
+class _Handler(SequentialThreadingHandler):
+    """Opens the connections of kazoo, on its threads. kazoo's own way to TLS trusts the authorities of the system
+    besides the one it is given, and each host may take the whole session timeout to answer."""
+
+    def __init__(self, tls: Tls | None, hosts: int) -> None:
+        super().__init__()
+        self._context = tls.context() if tls else None
+        self._hosts = hosts
+
+    def create_connection(
+        self, address: tuple[str, int], hostname: str | None = None, timeout: float = 1.0, **_: object
+    ) -> socket.socket:
+        connection = socket.create_connection(address, timeout / self._hosts)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._context is not None:
+                return self._context.wrap_socket(connection, server_hostname=hostname)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def select(self, readable: Sequence[Any], *others: Any) -> Any:
+        """What TLS has decrypted already is no longer seen by the operating system."""
+        decrypted = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
+        return (decrypted, [], []) if decrypted else super().select(readable, *others)
+
+
+class _Secret(str):
+    """kazoo shows the requests that it sends in its log."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'…'"
+
+    __str__ = __repr__
+
+
 class _Answer:
     """Takes an answer from kazoo's thread to a future of the event loop."""
 
-    __slots__ = ("_future", "_loop")
+    __slots__ = ("_denied", "_future", "_loop")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], denied: Callable[[], StoreUnavailable]
+    ) -> None:
         self._loop = loop
         self._future = future
+        self._denied = denied
 
     def set(self, value: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -92,7 +150,8 @@ class _Answer:
 
     def _fail(self, error: Exception) -> None:
         if not self._future.done():
-            self._future.set_exception(LostError(f"{type(error).__name__} {error}".strip()))
+            lost = LostError(f"{type(error).__name__} {error}".strip())
+            self._future.set_exception(self._denied() if isinstance(error, NoAuthError) else lost)
             self._future.exception()  # whoever waited may have gone
 
 
@@ -108,14 +167,22 @@ class Connection:
     `on_state` is called in the event loop with True when a connection is there and with False when it is lost.
     """
 
-    def __init__(self, hosts: Sequence[str], session_timeout_s: float, tip: str) -> None:
+    def __init__(
+        self, hosts: Sequence[str], session_timeout_s: float, tip: str, tls: Tls | None, login: Login | None
+    ) -> None:
         self.hosts = ",".join(hosts)
+        self._user = login.user if login else None
         self._tip = tip
         self._tip_read = get_data(tip)
         self._loop = asyncio.get_running_loop()
+        self._log = _Log(logging.getLogger("kazoo.client"))
         self._client = KazooClient(
             hosts=self.hosts,
             timeout=session_timeout_s,
+            handler=_Handler(tls, len(hosts)),
+            logger=self._log,
+            use_ssl=tls is not None,
+            auth_data=[("digest", _Secret(f"{login.user}:{login.password}"))] if login else None,
             connection_retry={"max_tries": -1, "delay": 0.02, "backoff": 2, "max_jitter": 0.4, "max_delay": 1.0},
         )
         self._client.add_listener(self._on_change)
@@ -124,9 +191,20 @@ class Connection:
         self.on_state: list[Callable[[bool], None]] = []
 
     @classmethod
-    async def open(cls, hosts: Sequence[str], *, session_timeout_s: float, tip: str, deadline_s: float) -> Self:
-        """Raises `StoreUnavailable` if no host takes a session within the deadline."""
-        connection = cls(hosts, session_timeout_s, tip)
+    async def open(
+        cls,
+        hosts: Sequence[str],
+        *,
+        session_timeout_s: float,
+        tip: str,
+        deadline_s: float,
+        tls: Tls | None = None,
+        login: Login | None = None,
+    ) -> Self:
+        """Raises `StoreUnavailable` if no host takes a session within the deadline, `InvalidCredentials`."""
+        if login and ":" in login.user:
+            raise InvalidCredentials(f"a user of ZooKeeper has no colon in the name: {login.user!r}")
+        connection = cls(hosts, session_timeout_s, tip, tls, login)
         await asyncio.to_thread(connection._client.start_async)
         try:
             await connection.wait_connected(connection._loop.time() + deadline_s)
@@ -146,6 +224,7 @@ class Connection:
 
     def _changed(self, connected: bool) -> None:
         if connected:
+            self._log.said = ""
             self._connected.set()
         else:
             self._connected.clear()
@@ -163,7 +242,13 @@ class Connection:
         return identity[0] if identity else None
 
     def unavailable(self, what: str) -> StoreUnavailable:
-        return StoreUnavailable(f"{what}: ZooKeeper at {self.hosts} does not answer")
+        reason = f" ({self._log.said})" if self._log.said else ""
+        return StoreUnavailable(f"{what}: ZooKeeper at {self.hosts} does not answer{reason}")
+
+    def denied(self) -> StoreUnavailable:
+        """The znodes of this store belong to somebody else. A wrong password makes another user of the same name."""
+        who = f"the user {self._user!r}, or the password" if self._user else "a client without a user"
+        return StoreUnavailable(f"ZooKeeper at {self.hosts} refuses {who}: the root belongs to another")
 
     async def wait_connected(self, deadline: float | None = None) -> None:
         """Raises `StoreUnavailable` when the deadline passes first."""
@@ -176,12 +261,14 @@ class Connection:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def send(self, request: Any) -> asyncio.Future[Any]:
-        """The answer to one request. Raises `LostError`: it may have been done, or may still be."""
+        """The answer to one request. Raises `LostError`: it may have been done, or may still be. Raises
+        `StoreUnavailable` for a znode that this client may not read."""
         future: asyncio.Future[Any] = self._loop.create_future()
+        answer = _Answer(self._loop, future, self.denied)
         try:
-            self._client._call(request, _Answer(self._loop, future))
+            self._client._call(request, answer)
         except (KazooException, OSError, AttributeError) as error:  # it is being closed
-            _Answer(self._loop, future)._fail(error)
+            answer._fail(error)
         return future
 
     async def ask(self, request: Any, deadline: float) -> Any:
@@ -240,23 +327,31 @@ class Connection:
         answer = self.send(MultiRead([self._tip_read, *operations, self._tip_read]))
         answer.add_done_callback(lambda _: self._deliver(part, synced, answer))
 
-    @staticmethod
-    def _deliver(part: list[_Waiting], synced: asyncio.Future[None], answer: asyncio.Future[list[Found]]) -> None:
+    def _deliver(
+        self, part: list[_Waiting], synced: asyncio.Future[None], answer: asyncio.Future[list[Found] | Culprit]
+    ) -> None:
         # The session answers in order, so `sync` is done: what it says decides whether the reads count.
-        lost = synced.exception() if synced.done() else LostError("the reads were answered before their sync")
-        lost = lost or answer.exception()
-        if lost is None:
-            found = answer.result()
-            before, after = found[0], found[-1]
-            if not isinstance(before, Node) or not isinstance(after, Node):
-                lost = LostError("the root of the store is gone")
+        failure = synced.exception() if synced.done() else LostError("the reads were answered before their sync")
+        failure = failure or answer.exception()
+        found: list[Found] = []
+        if failure is None:
+            answered = answer.result()
+            if not isinstance(answered, Culprit):
+                found = answered
+            elif answered.code == NO_AUTH:
+                failure = self.denied()
+            else:
+                failure = LostError(f"the reads were refused: error {answered.code}")
+        before, after = (found[0], found[-1]) if found else (None, None)
+        if failure is None and not (isinstance(before, Node) and isinstance(after, Node)):
+            failure = LostError("the root of the store is gone")
         position = 1
         for one in part:
             first, position = position, position + len(one.operations)
             if one.answer.done():
                 continue
-            if lost is not None:
-                one.answer.set_exception(LostError(str(lost)))
+            if failure is not None:
+                one.answer.set_exception(type(failure)(str(failure)))
                 one.answer.exception()
             else:
                 assert isinstance(before, Node) and isinstance(after, Node)

@@ -28,7 +28,7 @@ from kazoo.protocol.serialization import GetChildren
 from metastore.api import Ephemeral
 from metastore.backends.zookeeper_connection import Backoff, Connection, LostError
 from metastore.backends.zookeeper_paths import Paths
-from metastore.backends.zookeeper_wire import Culprit, Multi, Node, create, delete, get_children, get_data
+from metastore.backends.zookeeper_wire import Culprit, Multi, Node, delete, get_children, get_data
 from metastore.errors import CheckFailed, MetastoreError, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, Record, Version
 
@@ -106,7 +106,7 @@ class Ephemerals:
     async def _write(self, held: HeldRecord, batch: Batch) -> None:
         owner = await self._living_owner()
         held.holder = f"{self._paths.held}/{owner}/{next(self._numbers):010d}"
-        applied = await self._apply(batch, [create(held.holder, held.key.encode())])
+        applied = await self._apply(batch, [self._paths.create(held.holder, held.key.encode())])
         held.version = applied.revision
 
     async def _living_owner(self) -> str:
@@ -115,7 +115,10 @@ class Ephemerals:
             owner = secrets.token_hex(6)
             session = self._connection.session
             request = Multi(
-                [create(f"{self._paths.alive}/{owner}", ephemeral=True), create(f"{self._paths.held}/{owner}")]
+                [
+                    self._paths.create(f"{self._paths.alive}/{owner}", ephemeral=True),
+                    self._paths.create(f"{self._paths.held}/{owner}"),
+                ]
             )
             # Sent twice it fails at the first operation, which is there: it is ours.
             await self._connection.ask(request, self._deadline())

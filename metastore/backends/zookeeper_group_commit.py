@@ -52,13 +52,13 @@ from metastore.backends.zookeeper_paths import Paths, parent
 from metastore.backends.zookeeper_plan import Belief, Beliefs, Facts, Part, Planner, UnknownError
 from metastore.backends.zookeeper_reads import Snapshots, record_of
 from metastore.backends.zookeeper_wire import (
+    NO_AUTH,
     NODE_EXISTS,
     Culprit,
     Multi,
     Node,
     Stat,
     check,
-    create,
     delete,
     get_data,
     set_data,
@@ -353,7 +353,11 @@ class GroupCommit:
     async def _begin_log(self, deadline: float) -> _Log:
         """A log under a name that no other client, and no earlier life of this one, ever had."""
         log = _Log(secrets.token_hex(6))
-        made = await self._connection.ask(Multi([create(f"{self._paths.log}/{log.writer}", b"0")]), deadline)
+        made = await self._connection.ask(
+            Multi([self._paths.create(f"{self._paths.log}/{log.writer}", b"0")]), deadline
+        )
+        if isinstance(made[0], Culprit) and made[0].code == NO_AUTH:
+            raise self._connection.denied()
         if isinstance(made[0], Culprit) and made[0].code != NODE_EXISTS:  # it exists: our own repeated request
             raise StoreUnavailable(f"ZooKeeper at {self._connection.hosts} makes no log: error {made[0].code}")
         return log
@@ -464,7 +468,7 @@ class GroupCommit:
             for directory in part.needed:
                 directories.setdefault(directory, member)
         for directory, member in directories.items():
-            operations.append(create(directory))
+            operations.append(self._paths.create(directory))
             owners.append(member)
         for member, part in planned:
             operations += part.checks
@@ -479,7 +483,7 @@ class GroupCommit:
             guards |= part.guards
         operations += (set_data(self._beliefs.guard_path(guard), b"") for guard in guards)
         entry = encode(changes)
-        operations.append(create(f"{home}/{entry_name(self._log.version)}", entry))
+        operations.append(self._paths.create(f"{home}/{entry_name(self._log.version)}", entry))
         operations += (delete(f"{home}/{entry_name(kept.number)}") for kept in surplus)
         owners += [None] * (len(operations) - len(owners))
         members, parts = [member for member, _ in planned], [part for _, part in planned]
@@ -545,7 +549,10 @@ class GroupCommit:
         """Nothing happened. Doubt what the culprit rests on, or everything when it is not the first time."""
         assert self._log is not None
         owner = request.owners[culprit.index]
-        if owner is None:
+        if culprit.code == NO_AUTH:
+            for member in [owner] if owner else request.members:
+                member.fail(self._connection.denied())
+        elif owner is None:
             await self._find_log()
         elif request.operations[culprit.index] in owner.extra:
             owner.fail(StoreUnavailable(f"what goes with the write was refused: error {culprit.code}"))
@@ -608,6 +615,7 @@ class GroupCommit:
             try:
                 reading = await self._connection.read([get_data(path)], self._loop.time() + self._deadline_s)
             except StoreUnavailable:
+                await self._backoff.pause()  # it may be refused at once
                 continue
             return reading.found[0] if isinstance(reading.found[0], Node) else None
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import re
 
+from metastore.backends.zookeeper_wire import OPEN_ACL, create
+
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~%&:,@!-][A-Za-z0-9._~%&:,@!-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._~%&:,@!-]")
 _ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
@@ -40,10 +42,12 @@ def _unescape(name: str) -> str:
 
 
 class Paths:
-    """The znodes below one root. `root` is empty or begins with a slash and does not end in one."""
+    """The znodes below one root, which all get the same `acl`. `root` is empty, or begins with a slash and does not
+    end in one."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, acl: bytes = OPEN_ACL) -> None:
         self.root = root
+        self._acl = acl
         self.tip = f"{root}/tip"
         self.log = f"{root}/log"
         self.alive = f"{root}/alive"
@@ -51,6 +55,10 @@ class Paths:
         self.guards = f"{root}/guard"
         self.records = f"{root}/records"
         self._places: dict[str, str] = {}
+
+    def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> bytes:
+        """See `zookeeper_wire.create`."""
+        return create(path, data, ephemeral=ephemeral, acl=self._acl)
 
     def place(self, key: str) -> tuple[str, str]:
         """The directory of the record `key`, and its znode."""

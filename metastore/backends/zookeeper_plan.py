@@ -41,7 +41,7 @@ from metastore import keys
 from metastore.backends.zookeeper_log import Change
 from metastore.backends.zookeeper_paths import Paths, parent
 from metastore.backends.zookeeper_reads import Listing
-from metastore.backends.zookeeper_wire import ANY_VERSION, Node, check, create, delete, set_data
+from metastore.backends.zookeeper_wire import ANY_VERSION, Node, check, delete, set_data
 from metastore.errors import CheckFailed
 from metastore.types import (
     Absent,
@@ -253,7 +253,7 @@ class Planner:
         """Fails if the record is there."""
         path = self._paths.record(key)
         self._need_directories(part, path, missing)
-        part.checks += (create(path), delete(path))
+        part.checks += (self._paths.create(path), delete(path))
         part.probed.append(parent(path))
 
     def _need_directories(self, part: Part, path: str, missing: set[str]) -> None:
@@ -284,7 +284,7 @@ class Planner:
         elif directory in listing.directories:
             # So are the directories below it. All come back, because others of the group may write into them.
             part.range_checks += map(delete, reversed(listing.directories))
-            part.range_checks += map(create, listing.directories)
+            part.range_checks += map(self._paths.create, listing.directories)
             part.probed += listing.directories
         else:
             absent = directory
@@ -292,7 +292,7 @@ class Planner:
                 if ancestor in self._beliefs.directories:
                     break
                 absent = ancestor
-            part.range_checks += (create(absent), delete(absent))
+            part.range_checks += (self._paths.create(absent), delete(absent))
 
     def _tip_version(self, part: Part, listing: Listing) -> int:
         version = listing.tip.stat.version
@@ -323,7 +323,7 @@ class Planner:
         if belief is None:
             if directory not in self._beliefs.directories:
                 self._need_directories(part, path, missing)
-            part.writes.append(create(path, value))
+            part.writes.append(self._paths.create(path, value))
             part.outcomes.append((key, 0, guard))
         else:
             proven = len(checks) == 1

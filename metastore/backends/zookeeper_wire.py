@@ -23,7 +23,7 @@ CREATE, DELETE, GET_DATA, SET_DATA, GET_CHILDREN, SYNC, CHECK, MULTI, MULTI_READ
 _ERROR = -1
 
 # Error codes of single operations.
-NO_NODE, BAD_VERSION, NODE_EXISTS, NOT_EMPTY = -101, -103, -110, -111
+NO_NODE, NO_AUTH, BAD_VERSION, NODE_EXISTS, NOT_EMPTY = -101, -102, -103, -110, -111
 _OK, _BEHIND_THE_CULPRIT = 0, -2
 
 ANY_VERSION = -1
@@ -34,10 +34,10 @@ _HEADER = struct.Struct("!iBi")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 _END = _HEADER.pack(-1, 1, -1)
 _HEADERS = {kind: _HEADER.pack(kind, 0, -1) for kind in (CREATE, DELETE, GET_DATA, SET_DATA, GET_CHILDREN, CHECK)}
-# One access control entry: all permissions (31) for the scheme `world`, id `anyone`.
-_OPEN_ACL = _INT.pack(1) + _INT.pack(31) + _INT.pack(5) + b"world" + _INT.pack(6) + b"anyone"
-_CREATE_TAIL = _OPEN_ACL + _INT.pack(0)
-_EPHEMERAL_TAIL = _OPEN_ACL + _INT.pack(_EPHEMERAL)
+# Who may touch a znode. One access control entry: all permissions (31), and for whom. In place of the scheme `auth`
+# the server writes down the users of the connection.
+OPEN_ACL = _INT.pack(1) + _INT.pack(31) + _INT.pack(5) + b"world" + _INT.pack(6) + b"anyone"
+CREATOR_ACL = _INT.pack(1) + _INT.pack(31) + _INT.pack(4) + b"auth" + _INT.pack(0)
 
 
 class Stat(NamedTuple):
@@ -72,10 +72,10 @@ def _text(text: str) -> bytes:
 # -- operations of a multi ----------------------------------------------------------------------------------------
 
 
-def create(path: str, data: bytes = b"", *, ephemeral: bool = False) -> bytes:
+def create(path: str, data: bytes = b"", *, ephemeral: bool = False, acl: bytes = OPEN_ACL) -> bytes:
     """Fails with NODE_EXISTS, or NO_NODE without a parent."""
-    tail = _EPHEMERAL_TAIL if ephemeral else _CREATE_TAIL
-    return b"".join((_HEADERS[CREATE], _text(path), _INT.pack(len(data)), data, tail))
+    flags = _INT.pack(_EPHEMERAL if ephemeral else 0)
+    return b"".join((_HEADERS[CREATE], _text(path), _INT.pack(len(data)), data, acl, flags))
 
 
 def delete(path: str, version: int = ANY_VERSION) -> bytes:
@@ -109,7 +109,7 @@ def get_children(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Why a multi did nothing: the first operation that failed, and its error code."""
+    """Why a multi did nothing, or a multi-read found nothing: the first operation that failed, and its error code."""
 
     index: int
     code: int
@@ -151,7 +151,8 @@ class Multi:
 
 
 class MultiRead:
-    """The answer has one item per operation: a `Node`, a list of names, or None where there is no znode."""
+    """The answer has one item per operation: a `Node`, a list of names, or None where there is no znode. Or it is a
+    `Culprit`: an operation that was refused."""
 
     type = MULTI_READ
 
@@ -161,7 +162,7 @@ class MultiRead:
     def serialize(self) -> bytes:
         return b"".join((*self._operations, _END))
 
-    def deserialize(self, answer: bytes, offset: int) -> list[Node | list[str] | None]:
+    def deserialize(self, answer: bytes, offset: int) -> list[Node | list[str] | None] | Culprit:
         found: list[Node | list[str] | None] = []
         while True:
             kind, done, _ = _HEADER.unpack_from(answer, offset)
@@ -189,7 +190,7 @@ class MultiRead:
                 (code,) = _INT.unpack_from(answer, offset)
                 offset += _INT.size
                 if code != NO_NODE:
-                    raise ValueError(f"ZooKeeper refuses to read: error {code}")
+                    return Culprit(len(found), code)
                 found.append(None)
 
 

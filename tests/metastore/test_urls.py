@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from metastore.api import MetadataStore
+from metastore.backends.credentials import InvalidCredentials, Login
 from metastore.backends.memory import MemoryStore
 from metastore.backends.sqlite import SqliteStore
 from metastore.txn.store import INDEXES
 from metastore.urls import InvalidStoreUrl, open_store
+from tests.certificates import Authority
 
 
 async def test_memory() -> None:
@@ -108,8 +111,18 @@ async def test_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
         ("etcd://one:1/root?tls=1", "'tls'"),
         ("etcd://one:1?ca=a&ca=b", "twice"),
         ("etcd://one:1?ca", "name=value"),
+        ("etcd://one:1?ca=", "'ca' is empty"),
+        ("etcd://one:1?user=me", "'me' needs a password_file"),
+        ("etcd://one:1?password_file=/nowhere", "needs a user"),
+        ("etcd://one:1?user=me&password_file=/nowhere/pw", "/nowhere/pw cannot be read: No such file"),
+        ("etcd://one:1?ca=/nowhere/ca.pem", "/nowhere/ca.pem cannot be read"),
+        ("etcd://one:1?cert=/nowhere/cert.pem", "both files"),
+        ("etcd://one:1?key=/nowhere/key.pem", "both files"),
         ("zk://one", "'one'"),
-        ("zk://one:1?user=me", "'user'"),
+        ("zk://one:1?tls=1", "'tls'"),
+        ("zk://one:1?user=me", "'me' needs a password_file"),
+        ("zk://one:1?user=me&password_file=/dev/null", "/dev/null is empty"),
+        ("zk://one:1?ca=/nowhere/ca.pem", "/nowhere/ca.pem cannot be read"),
         ("zk://one:1/a/../b", "plain names"),
         ("zk://one:1/a//b", "plain names"),
         ("zk://one:1/a%20b", "plain names"),
@@ -124,7 +137,43 @@ async def test_a_malformed_url_is_refused_in_one_line(url: str, problem: str) ->
     assert "sqlite:////absolute" in message and "\n" not in message
 
 
-async def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://me:hunter2@one:2379",
+        "zk://me:hunter2@one:2181/root",
+        "etcd://one:2379?user=me&password=hunter2",
+        "etcd://one:2379?password=hunter2&ca=/x",
+    ],
+)
+async def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(InvalidStoreUrl, match="password_file") as refused:
-        await open_store("etcd://me:hunter2@one:2379")
+        await open_store(url)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["etcd", "zk"])
+async def test_files_that_are_no_certificates_are_named(tmp_path: Path, scheme: str) -> None:
+    """gRPC would say of some that the server does not answer, and would end the process for others."""
+    good, other = (Authority(tmp_path / name) for name in ("good", "other"))
+    client, stranger = good.sign("client"), other.sign("client")
+    for query, problem in (
+        (f"ca={client.key}", f"{client.key} holds no certificate"),
+        (f"cert={client.cert}&key={stranger.key}", f"{stranger.key} are no pair"),
+        (f"cert={client.key}&key={client.cert}", f"{client.key} and the key file {client.cert}"),
+    ):
+        with pytest.raises(InvalidStoreUrl, match=re.escape(problem)):
+            await open_store(f"{scheme}://one:1?{query}")
+
+
+def test_the_password_is_the_line_in_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    for content, password in ((b"a b \n", "a b "), (b"x\r\n", "x"), ("ü".encode(), "ü")):
+        file.write_bytes(content)
+        login = Login.of("me", file)
+        assert login == Login("me", password)
+        assert password not in repr(login).replace("Login", "")
+    file.write_bytes(b"\xffsecret")
+    with pytest.raises(InvalidCredentials, match="not UTF-8") as refused:
+        Login.of("me", file)
+    assert "secret" not in str(refused.value)

@@ -1,7 +1,10 @@
 """What metastore uses of kazoo 2.11."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+from kazoo.handlers.threading import SequentialThreadingHandler
 
 class _Answer(Protocol):
     def set(self, value: Any) -> None: ...
@@ -14,7 +17,11 @@ class KazooClient:
         timeout: float = ...,
         client_id: tuple[int, bytes] | None = ...,
         *,
+        handler: SequentialThreadingHandler | None = ...,
         connection_retry: Mapping[str, float] | None = ...,
+        logger: logging.LoggerAdapter[logging.Logger] | None = ...,
+        use_ssl: bool = ...,
+        auth_data: Sequence[tuple[str, str]] | None = ...,
     ) -> None: ...
     @property
     def client_id(self) -> tuple[int, bytes] | None: ...

@@ -244,7 +244,7 @@ async def test_a_marker_that_somebody_removed_is_taken_up_again(etcd_server: Etc
 async def test_nothing_is_sent_while_the_server_is_away(own_server: EtcdServer, open_store: OpenStore) -> None:
     store = await open_store(own_server, deadline_ms=400)
     await store.apply(store.batch().put("/before", b""))
-    channel = store._connection._channel
+    channel = store._connection._member.requests
     own_server.kill()
     while channel.get_state() is grpc.ChannelConnectivity.READY:
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)

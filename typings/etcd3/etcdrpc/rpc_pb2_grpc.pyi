@@ -1,9 +1,8 @@
 """etcd's service stubs as they behave on a `grpc.aio` channel."""
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import grpc.aio
 from etcd3.etcdrpc import rpc_pb2
 
 _Request = TypeVar("_Request", contravariant=True)
@@ -36,18 +35,18 @@ class KVStub:
     Put: Unary[rpc_pb2.PutRequest, rpc_pb2.PutResponse]
     Txn: Unary[rpc_pb2.TxnRequest, rpc_pb2.TxnResponse]
     Compact: Unary[rpc_pb2.CompactionRequest, rpc_pb2.CompactionResponse]
-    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    def __init__(self, channel: Any) -> None: ...
 
 class WatchStub:
     Watch: Streaming[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse]
-    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    def __init__(self, channel: Any) -> None: ...
 
 class LeaseStub:
     LeaseGrant: Unary[rpc_pb2.LeaseGrantRequest, rpc_pb2.LeaseGrantResponse]
     LeaseRevoke: Unary[rpc_pb2.LeaseRevokeRequest, rpc_pb2.LeaseRevokeResponse]
     LeaseKeepAlive: Streaming[rpc_pb2.LeaseKeepAliveRequest, rpc_pb2.LeaseKeepAliveResponse]
-    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    def __init__(self, channel: Any) -> None: ...
 
 class AuthStub:
     Authenticate: Unary[rpc_pb2.AuthenticateRequest, rpc_pb2.AuthenticateResponse]
-    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    def __init__(self, channel: Any) -> None: ...
