@@ -73,7 +73,10 @@ class GcSweep(PeriodicSweep):
         for state in (TxnState.COMMITTED, TxnState.ABORTED):
             after = ""
             while until_ms >= 0 and not self.stopping:
-                rows = await listing.decided_by_time(self._store, state, after=after, until_ms=until_ms, limit=SLICE)
+                with self._metrics.index_query.time():
+                    rows = await listing.decided_by_time(
+                        self._store, state, after=after, until_ms=until_ms, limit=SLICE
+                    )
                 gone = await self._collect([row.txn_id for row in rows])
                 deleted += gone
                 kept += len(rows) - gone

@@ -24,6 +24,7 @@ from coordinator.api.models import (
     TransactionKeyPage,
     TransactionPage,
 )
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.settling import Clock
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
@@ -63,9 +64,10 @@ class Filter:
 class Listings:
     """Everything here only reads."""
 
-    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, metrics: CoordinatorMetrics | None = None) -> None:
         self.store = store
         self.clock = clock
+        self._metrics = metrics or CoordinatorMetrics()
 
     async def transactions(
         self, wanted: Filter, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
@@ -77,7 +79,8 @@ class Listings:
         items: list[TransactionHeader] = []
         examined = 0
         while examined < ROWS_PER_PAGE:
-            rows = await read_slice(after)
+            with self._metrics.index_query.time():
+                rows = await read_slice(after)
             examined += len(rows)
             for row, found in await self._read(rows):
                 if not wanted.admits(found, now_ms):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from metastore.txn.records import Header
 from metastore.txn.states import ExpiredBy, TxnState
 
 
 class CoordinatorMetrics:
-    """What one process did; nothing here is read from the store."""
+    """What one process did; nothing here is read from the store (`survey` adds what is)."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -35,6 +35,18 @@ class CoordinatorMetrics:
             "metatxn_gc_backlog_headers",
             "Headers past retention that the last sweep had to keep, because operation records are left.",
             registry=self.registry,
+        )
+        self.index_query = Histogram(
+            "pulsar_txn_metadata_store_index_query_seconds",
+            "One page of an index: of the sweeps by deadline and by decision, of the lists also by segment.",
+            registry=self.registry,
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+        )
+        self.group_commit_size = Histogram(
+            "metatxn_group_commit_size",
+            "Applies in one request to the metadata store.",
+            registry=self.registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         )
         for result in ("ok", "conflict", "reject"):
             self._header_cas.labels(result)

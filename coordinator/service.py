@@ -13,12 +13,13 @@ from importlib.metadata import version
 import structlog
 from fastapi import FastAPI
 
-from coordinator import gc_sweep
+from coordinator import gc_sweep, survey
 from coordinator.api.routes import hanging_routes, transaction_key_routes, transaction_routes
 from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.settling import Clock
+from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.api import Ephemeral, MetadataStore
@@ -71,6 +72,7 @@ class CoordinatorService:
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
         gc_interval_ms: int = gc_sweep.DEFAULT_INTERVAL_MS,
         gc_retention_ms: int = gc_sweep.DEFAULT_RETENTION_MS,
+        survey_interval_ms: int = survey.DEFAULT_INTERVAL_MS,
         coordinator_id: int | None = None,
         clock: Clock = _now_ms,
     ) -> None:
@@ -79,11 +81,13 @@ class CoordinatorService:
         self._exposure.check(host)
         self.metrics = CoordinatorMetrics()
         self.transactions = Transactions(store, clock, coordinator_id or 0, metrics=self.metrics)
-        self.listings = Listings(store, clock)
+        store.group_listeners.append(self.metrics.group_commit_size.observe)
+        self.listings = Listings(store, clock, self.metrics)
         self.timeout_sweep = TimeoutSweep(
             self.transactions, interval_ms=timeout_sweep_interval_ms, max_clock_skew_ms=max_clock_skew_ms
         )
         self.gc_sweep = GcSweep(store, clock, self.metrics, interval_ms=gc_interval_ms, retention_ms=gc_retention_ms)
+        self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self.process_id = secrets.token_hex(8)
         self.app = self._create_app()
         self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
@@ -104,6 +108,7 @@ class CoordinatorService:
             raise
         self.timeout_sweep.start()
         self.gc_sweep.start()
+        self.survey.start()
         log.info("coordinator ready", url=self.url, process_id=self.process_id)
 
     async def stop(self) -> None:
@@ -114,6 +119,7 @@ class CoordinatorService:
         await self._server.stop()
         await self.timeout_sweep.stop()
         await self.gc_sweep.stop()
+        await self.survey.stop()
         log.info("coordinator stopped", process_id=self.process_id)
 
     async def _announce(self) -> Ephemeral:

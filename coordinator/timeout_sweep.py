@@ -62,7 +62,10 @@ class TimeoutSweep(PeriodicSweep):
         aborted = failed = 0
         after = ""
         while until_ms >= 0 and not self.stopping:
-            rows = await listing.open_by_deadline(self._transactions.store, after=after, until_ms=until_ms, limit=SLICE)
+            with self._transactions.metrics.index_query.time():
+                rows = await listing.open_by_deadline(
+                    self._transactions.store, after=after, until_ms=until_ms, limit=SLICE
+                )
             # At once, so that the store can put them into one request.
             ended = await asyncio.gather(*(self._expire(row.txn_id) for row in rows))
             aborted += ended.count(True)

@@ -13,7 +13,7 @@ its server can do better. Both ways answer alike, and one contract suite holds t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -76,12 +76,19 @@ class MetadataStore(ABC):
 
     def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:
         self.indexes = tuple(indexes)
+        self.group_listeners: list[Callable[[int], None]] = []
+        """Each is told, for metrics, how many applies a request to the backend carries."""
 
     # -- writing, linearizable ---------------------------------------------------------------------------------
 
     def batch(self) -> Batch:
         """An empty batch that knows this store's indexes."""
         return Batch(self.indexes, keep_entries=False)
+
+    def group_sent(self, applies: int) -> None:
+        """Called by the backends, on the event loop."""
+        for listener in self.group_listeners:
+            listener(applies)
 
     def refuse_unfit(self, batch: Batch) -> None:
         """Raises `InvalidBatch` for what no backend could store: an empty or undecodable key, or too many bytes.

@@ -54,6 +54,7 @@ class MemoryStore(StoredIndexes):
     async def apply(self, batch: Batch) -> Applied:
         self._assert_open()
         self.refuse_unfit(batch)
+        self.group_sent(1)
         for check in batch.checks:
             self._evaluate(check)
         deletes = {key for key in batch.deletes if key in self._slots}

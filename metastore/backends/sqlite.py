@@ -218,6 +218,7 @@ class SqliteStore(StoredIndexes):
 
     def _publish(self, group: list[_Write]) -> None:
         """Feed the watches, on the loop, before any caller of the group learns its answer."""
+        self.group_sent(len(group))
         for job in group:
             if isinstance(job.outcome, OutcomeUnknown):
                 self._log.resync(self._log.revision, "the outcome of a commit is unknown")

@@ -1,0 +1,225 @@
+"""The metrics of CONTRACT that a coordinator shows (scenario E44). Method: real work, then a scrape over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator import survey as module
+from coordinator.service import CoordinatorService
+from metastore.backends.etcd import EtcdStore
+from metastore.backends.memory import MemoryStore
+from metastore.errors import StoreUnavailable
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import WriteOp
+from metastore.types import Snapshot
+from tests.coordinator.conftest import FakeClock
+from tests.coordinator.stores import FaultyStore
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Scraped:
+    """A coordinator's application, and what its `/metrics` says."""
+
+    def __init__(self, service: CoordinatorService, http: httpx.AsyncClient) -> None:
+        self.service = service
+        self.http = http
+
+    async def samples(self) -> Samples:
+        text = (await self.http.get("/metrics")).text
+        families = text_string_to_metric_families(text)
+        return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+    async def value(self, name: str, **labels: str) -> float | None:
+        return (await self.samples()).get((name, tuple(sorted(labels.items()))))
+
+    async def labelled(self, name: str) -> set[str]:
+        """The transaction keys that have a series of this name."""
+        return {dict(labels)["transaction_key"] for found, labels in await self.samples() if found == name}
+
+
+@pytest.fixture
+async def scraped(store: FaultyStore, clock: FakeClock) -> AsyncIterator[Scraped]:
+    service = CoordinatorService(store, clock=clock)
+    transport = httpx.ASGITransport(app=service.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http:
+        yield Scraped(service, http)
+
+
+async def begin(scraped: Scraped, **fields: object) -> str:
+    return str((await scraped.http.post("/v1/txns", json=fields)).json()["txn_id"])
+
+
+async def end(scraped: Scraped, txn_id: str, verb: str) -> int:
+    return (await scraped.http.post(f"/v1/txns/{txn_id}/{verb}")).status_code
+
+
+async def test_every_end_is_counted_once_by_how_it_ended(scraped: Scraped, clock: FakeClock) -> None:
+    """E44: also when it is repeated, refused or swept again."""
+    committed, aborted = await begin(scraped), await begin(scraped)
+    for _ in range(2):
+        await end(scraped, committed, "commit")
+        await end(scraped, aborted, "abort")
+    assert await end(scraped, aborted, "commit") == 409
+    for _ in range(3):
+        await begin(scraped, timeout_ms=1)
+    clock.now_ms += 10_000
+    for _ in range(2):
+        await scraped.service.timeout_sweep.sweep()
+    await begin(scraped, transaction_key="k")
+    await begin(scraped, transaction_key="k")
+    ended = {
+        result: await scraped.value("metatxn_transactions_ended_total", result=result)
+        for result in ("committed", "aborted", "timed_out", "fenced")
+    }
+    assert ended == {"committed": 1, "aborted": 1, "timed_out": 3, "fenced": 1}
+    cas = {
+        result: await scraped.value("pulsar_txn_metadata_store_header_cas_total", result=result)
+        for result in ("ok", "conflict", "reject")
+    }
+    assert cas == {"ok": 6, "conflict": 0, "reject": 1}
+
+
+async def test_a_lost_race_is_a_conflict(scraped: Scraped, store: FaultyStore) -> None:
+    txn_id = await begin(scraped)
+    store.before_applies.append(lambda: end(scraped, txn_id, "commit"))
+    assert await end(scraped, txn_id, "commit") == 200
+    assert await scraped.value("pulsar_txn_metadata_store_header_cas_total", result="conflict") == 1
+    assert await scraped.value("metatxn_transactions_ended_total", result="committed") == 1
+
+
+async def test_what_is_open_and_since_when(scraped: Scraped, clock: FakeClock, truth: MemoryStore) -> None:
+    """As the last survey has found it, until the next one."""
+    survey = scraped.service.survey
+    assert await scraped.value("metatxn_transactions_open") is None, "nothing is claimed before the first look"
+    await survey.look_once()
+    assert await scraped.value("metatxn_transactions_open") == 0
+    assert await scraped.value("metatxn_oldest_open_transaction_seconds") == 0
+    first = await begin(scraped, timeout_ms=80_000_000)
+    clock.now_ms += 90_000
+    second = await begin(scraped)
+    for counter in range(3):
+        op = WriteOp(segment="t/1", after="1:-1", count=1)
+        key = paths.write_op(TxnId.parse(first), "t/1", 1, counter)
+        await truth.apply(truth.batch().create(key, op.encode()))
+    await end(scraped, await begin(scraped), "commit")
+    assert await scraped.value("metatxn_transactions_open") == 0
+    await survey.look_once()
+    assert await scraped.value("metatxn_transactions_open") == 2
+    assert await scraped.value("metatxn_oldest_open_transaction_seconds") == 90
+    assert await scraped.value("pulsar_txn_metadata_store_outstanding_op_records") == 3
+    await end(scraped, first, "abort")
+    clock.now_ms += 1_000
+    await survey.look_once()
+    assert await scraped.value("metatxn_transactions_open") == 1
+    assert await scraped.value("metatxn_oldest_open_transaction_seconds") == 1
+    await end(scraped, second, "commit")
+    await survey.look_once()
+    assert await scraped.value("metatxn_oldest_open_transaction_seconds") == 0
+
+
+async def test_a_survey_reads_a_header_once(
+    scraped: Scraped, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And finished transactions never; a scrape reads nothing at all."""
+    for _ in range(20):
+        await begin(scraped)
+    for _ in range(30):
+        await end(scraped, await begin(scraped), "commit")
+    read: list[str] = []
+    forward = store.get_many
+
+    async def counting(wanted: Sequence[str]) -> Snapshot:
+        read.extend(wanted)
+        return await forward(wanted)
+
+    monkeypatch.setattr(store, "get_many", counting)
+    await scraped.service.survey.look_once()
+    assert len(read) == 20
+    await begin(scraped)
+    await scraped.service.survey.look_once()
+    await scraped.samples()
+    assert len(read) == 21
+
+
+async def test_a_failed_survey_leaves_what_was_found(
+    scraped: Scraped, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await begin(scraped)
+    await scraped.service.survey.look_once()
+
+    async def unavailable(*_: object, **__: object) -> None:
+        raise StoreUnavailable("nobody listens")
+
+    monkeypatch.setattr(store, "range", unavailable)
+    with pytest.raises(StoreUnavailable):
+        await scraped.service.survey.look_once()
+    assert await scraped.value("metatxn_transactions_open") == 1
+
+
+async def test_counting_ends_at_a_bound(scraped: Scraped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with millions of operations is not read whole for a metric."""
+    monkeypatch.setattr(module, "MAX_COUNTED", 20)
+    monkeypatch.setattr(module, "_PAGE", 10)
+    for _ in range(45):
+        await begin(scraped)
+    await scraped.service.survey.look_once()
+    assert await scraped.value("metatxn_transactions_open") == 20
+
+
+async def test_transaction_keys(scraped: Scraped, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transaction-key proposal: count, epoch, age; with labels only for a bounded number of keys."""
+    monkeypatch.setattr(module, "MAX_LABELLED_KEYS", 2)
+    monkeypatch.setattr(module, "_PAGE", 2)
+    for key in ("a", "b", "c", "d", "gone"):
+        for _ in range(3 if key == "d" else 1):
+            await scraped.http.post(f"/v1/transaction-keys/{key}/connect", json={"epoch": -1, "owner": "billing"})
+        clock.now_ms += 10_000
+    await scraped.http.delete("/admin/v2/transactions/transaction-keys/gone?owner=billing")
+    await scraped.service.survey.look_once()
+    assert await scraped.value("pulsar_txn_transaction_key_count") == 4
+    assert await scraped.labelled("pulsar_txn_transaction_key_epoch") == {"c", "d"}
+    assert await scraped.labelled("pulsar_txn_transaction_key_age_sum") == {"a", "b"}
+    d, a = ({"owner": "billing", "transaction_key": key} for key in "da")
+    assert await scraped.value("pulsar_txn_transaction_key_epoch", **d) == 2
+    assert await scraped.value("pulsar_txn_transaction_key_age_sum", **a) == 50
+    assert await scraped.value("pulsar_txn_transaction_key_age_count", **a) == 1
+
+
+async def test_what_garbage_collection_had_to_keep(scraped: Scraped, clock: FakeClock, truth: MemoryStore) -> None:
+    txn_id = await begin(scraped)
+    op = WriteOp(segment="t/1", after="1:-1", count=1)
+    await truth.apply(truth.batch().create(paths.write_op(TxnId.parse(txn_id), "t/1", 1, 0), op.encode()))
+    await end(scraped, txn_id, "commit")
+    await end(scraped, await begin(scraped), "commit")
+    clock.now_ms += 100_000_000
+    await scraped.service.gc_sweep.sweep()
+    assert await scraped.value("metatxn_gc_backlog_headers") == 1
+
+
+async def test_index_queries_are_timed(scraped: Scraped) -> None:
+    """Of the sweeps and of the lists."""
+    name = "pulsar_txn_metadata_store_index_query_seconds_count"
+    assert await scraped.value(name) == 0
+    await scraped.service.timeout_sweep.sweep()
+    await scraped.service.gc_sweep.sweep()
+    assert await scraped.value(name) == 3, "by deadline, committed, aborted"
+    await scraped.http.get("/v1/txns?state=OPEN")
+    assert await scraped.value(name) == 4
+
+
+async def test_the_size_of_commit_groups_is_seen(etcd: EtcdStore, clock: FakeClock) -> None:
+    """On a store that groups: a hundred begins travel in one or two requests, besides those for their ids."""
+    service = CoordinatorService(etcd, clock=clock)
+    transport = httpx.ASGITransport(app=service.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http:
+        scraped = Scraped(service, http)
+        await http.post("/v1/txns/batch", json={"items": [{"op": "begin"}] * 100})
+        assert await scraped.value("metatxn_group_commit_size_sum") == 101
+        assert await scraped.value("metatxn_group_commit_size_bucket", le="64.0") == 1
+        assert await scraped.value("metatxn_group_commit_size_count") == 2
