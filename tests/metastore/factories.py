@@ -78,16 +78,16 @@ async def _memory(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     await store.close()
 
 
-class _WithoutIndex(SqliteStore):
+class SqliteWithoutIndex(SqliteStore):
     batch = MetadataStore.batch
     query_index = MetadataStore.query_index
 
 
-class _WithoutSequence(SqliteStore):
+class SqliteWithoutSequence(SqliteStore):
     put_sequential = MetadataStore.put_sequential
 
 
-class _PollingWatch(SqliteStore):
+class SqlitePollingWatch(SqliteStore):
     watch = MetadataStore.watch
     poll_interval_ms = 5
 
@@ -160,9 +160,9 @@ FACTORIES: dict[str, Factory] = {
     "etcd": Factory(_etcd),
     "memory": Factory(_memory),
     "sqlite": Factory(_sqlite),
-    "sqlite_polling_watch": Factory(partial(_sqlite, kind=_PollingWatch), keeps_every_change=False),
-    "sqlite_without_index": Factory(partial(_sqlite, kind=_WithoutIndex), keeps_entries=False),
-    "sqlite_without_sequence": Factory(partial(_sqlite, kind=_WithoutSequence)),
+    "sqlite_polling_watch": Factory(partial(_sqlite, kind=SqlitePollingWatch), keeps_every_change=False),
+    "sqlite_without_index": Factory(partial(_sqlite, kind=SqliteWithoutIndex), keeps_entries=False),
+    "sqlite_without_sequence": Factory(partial(_sqlite, kind=SqliteWithoutSequence)),
     "zookeeper": Factory(_zookeeper),
     "zookeeper_pyspark": Factory(partial(_zookeeper, server="zookeeper_pyspark_server")),
 }
