@@ -412,6 +412,8 @@ class _Database:
             # Two names of one file (a symbolic link, a relative path) must meet at one lock.
             self._path = self._path.resolve()
             if self.read_only:
+                if not self._path.is_file():
+                    raise StoreUnavailable(f"there is no file {self._path}")
                 return 0
             _make_directory(self._path.parent)
             self._lock = _take_lock(self._path)

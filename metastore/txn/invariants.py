@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from metastore.keys import NUMBER_DIGITS, escape, unescape
 from metastore.txn import paths
@@ -63,8 +63,16 @@ class _UnreadableError(Exception):
     """A value cannot be decoded. It is a finding at its own key and silences the laws that needed it."""
 
     def __init__(self, key: str, why: Exception) -> None:
-        super().__init__(str(why).partition("\n")[0])
+        super().__init__(_first_line(why))
         self.key = key
+
+
+def _first_line(why: Exception) -> str:
+    if isinstance(why, ValidationError):
+        first = why.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        return f"{field}: {first['msg']}" if field else first["msg"]
+    return str(why).partition("\n")[0]
 
 
 class _MalformedKeyError(Exception):

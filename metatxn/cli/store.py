@@ -69,11 +69,13 @@ def dump(
     context: typer.Context,
     store: StoreOption,
     prefix: Annotated[str, typer.Option(help="Only keys that begin with it.")] = "",
-    log_level: LogOption = "warning",
+    log_level: LogOption = "error",
     output: OutputOption = None,
 ) -> None:
     """Print every record in the order of the keys, one per line: `key = value`, or one JSON object."""
     set_up_logs(log_level)
+    if prefix and not prefix.startswith("/"):
+        raise CliError(f"--prefix: every key begins with a slash. Give /{prefix}.")
     show = print_record_as_json if output_of(context, output) is Output.JSON else print_record
 
     async def run(opened: services.Store) -> None:
@@ -86,7 +88,7 @@ def dump(
 
 @app.command(epilog="Example: metatxn store check --store zk://10.0.0.1:2181/prod || metatxn store check -o json …")
 def check(
-    context: typer.Context, store: StoreOption, log_level: LogOption = "warning", output: OutputOption = None
+    context: typer.Context, store: StoreOption, log_level: LogOption = "error", output: OutputOption = None
 ) -> None:
     """Compare all records with each other. What is wrong is printed with what to do; then the exit code is 1."""
     set_up_logs(log_level)

@@ -319,7 +319,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("topic forgot a segment", {name: packed(topic | {"segments": SEGMENTS[1:]})}, segment, "not list it")
     yield Damage("topic without segment", {segment: None}, name, "does not exist")
     yield Damage("segments overlap", {segment: segment_value(range=[0, 0x8000])}, name, "overlap")
-    yield Damage("segment undecodable", {segment: b"{}"}, segment, "cannot be read")
+    yield Damage("segment undecodable", {segment: b"{}"}, segment, "topic: Field required")
     yield Damage("segment range", {segment: segment_value(range=[5, 4])}, segment, "empty")
     two = [{"id": 2, "storage": "b", "entries": 1}, {"id": 1, "storage": "b"}]
     yield Damage("ledgers out of order", {segment: segment_value(ledgers=two)}, segment, "not in order")

@@ -117,7 +117,10 @@ def test_after_the_server_has_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("store", "says"),
     [
-        ("sqlite:///nowhere/to/be/found.db", "--store"),
+        ("sqlite:///nowhere/to/be/found.db", "there is no file"),
+        ("sqlite:////tmp", "there is no file"),
+        ("etcd://127.0.0.1:1", "does not answer"),
+        ("zk://127.0.0.1:1", "does not answer"),
         ("memory://", "another process"),
         ("redis://x", "no store of the kind"),
     ],
@@ -125,3 +128,7 @@ def test_after_the_server_has_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["dump", "check"])
 def test_a_store_that_cannot_be_opened(command: str, store: str, says: str) -> None:
     assert says in error_line(run("store", command, "--store", store))
+
+
+def test_a_prefix_without_its_slash(url: str) -> None:
+    assert "Give /txn/." in error_line(run("store", "dump", "--store", url, "--prefix", "txn/"))
