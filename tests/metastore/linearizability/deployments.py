@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -110,18 +111,24 @@ DEPLOYMENTS: dict[str, Factory] = {"etcd": _etcd, "memory": _memory, "sqlite": _
 
 
 class ClientProcess:
-    """Runs `client_process`, one after another; each has names of its own. `take` is given the lines of all."""
+    """Runs `client_process`, one after another; each has names of its own. `take` is given the lines of all.
 
-    def __init__(self, url: str, clients: int, take: Callable[[bytes], object]) -> None:
+    One that ends by itself fails `tasks`.
+    """
+
+    def __init__(self, url: str, clients: int, take: Callable[[bytes], object], tasks: asyncio.TaskGroup) -> None:
         self._url = url
         self._clients = clients
         self._take = take
+        self._tasks = tasks
         self._started = 0
+        self._ending = False
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._started += 1
+        self._ending = False
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.metastore.linearizability.client_process"),
             *(self._url, f"process{self._started}", str(self._clients)),
@@ -130,25 +137,29 @@ class ClientProcess:
             limit=LONGEST_LINE,
             cwd=ROOT,
         )
-        self._reading = asyncio.create_task(self._read(self._process))
+        self._reading = self._tasks.create_task(self._read(self._process))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        async for line in process.stdout:
-            if line.endswith(b"\n"):  # the last one is torn when the process dies in the middle of it
-                self._take(line)
+        try:
+            async for line in process.stdout:
+                if line.endswith(b"\n"):  # the last one is torn when the process dies in the middle of it
+                    self._take(line)
+            assert self._ending, "the clients have failed"
+        finally:
+            if process.returncode is None and not self._ending:
+                process.kill()
+            code = await process.wait()
+        assert code in (0, -signal.SIGKILL), f"the clients ended with {code}"
 
     async def kill(self) -> None:
-        assert self._process is not None
+        assert self._process is not None and self._reading is not None
+        self._ending = True
         self._process.kill()
-        await self._ended()
+        await self._reading
 
     async def stop(self) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None and self._process.stdin is not None and self._reading is not None
+        self._ending = True
         self._process.stdin.close()
-        assert await self._ended() == 0, "the clients have failed"
-
-    async def _ended(self) -> int:
-        assert self._process is not None and self._reading is not None
         await self._reading
-        return await self._process.wait()

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import IO
 
 from tests.histories.calls import Call, Outcome, Recorder, read_calls
 from tests.metastore.linearizability.clients import LISTS_RANGE, PAIRS_RANGE, REGISTERS_RANGE, Client
@@ -16,14 +17,13 @@ ANSWERS_BETWEEN_FAULTS = (200, 600)
 
 
 class _History:
-    """The lines of all processes, in a file; and who waits for what is in them."""
+    """The lines of all processes go to `file`; and whoever waits for something in them hears of it."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self.path = path
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self.answers = 0
         self._more = asyncio.Event()
-        self._doubt = asyncio.Event()
+        self._trouble = asyncio.Event()
 
     def take(self, line: bytes) -> None:
         self._file.write(line)
@@ -32,7 +32,7 @@ class _History:
             self.answers += 1
             self._more.set()
         elif event != "invoke":
-            self._doubt.set()
+            self._trouble.set()
 
     async def until(self, answers: int) -> None:
         while self.answers < answers:
@@ -40,51 +40,48 @@ class _History:
             await self._more.wait()
 
     async def trouble(self) -> None:
-        """Wait until a call from now on fails or is left in doubt."""
-        self._doubt.clear()
-        await self._doubt.wait()
-
-    def close(self) -> list[bytes]:
-        self._file.close()
-        return self.path.read_bytes().splitlines()
+        """Wait until a call from now on fails, or is left in doubt."""
+        self._trouble.clear()
+        await self._trouble.wait()
 
 
 async def run(deployment: Deployment, path: Path, *, answers: int, rounds: int = 1) -> list[Call]:
     """All calls of all clients, who have had so many answers or more; the history is left behind at `path`."""
-    history = _History(path)
-    recorder = Recorder(history.take, "here", time.monotonic_ns)
-    process = None
-    if deployment.process_clients:
-        process = ClientProcess(deployment.url, deployment.process_clients, history.take)
-    await _live(deployment, process, history, recorder, answers, rounds)
-    async with deployment.open() as store:
-        last = Client("last", store, store, recorder)
-        for start, end in (REGISTERS_RANGE, LISTS_RANGE, PAIRS_RANGE):
-            assert await last.range(start, end)
-    return read_calls(history.close())
+    with path.open("wb") as file:
+        history = _History(file)
+        recorder = Recorder(history.take, "here", time.monotonic_ns)
+        async with asyncio.TaskGroup() as tasks:  # a client that fails ends the run at once
+            await _live(deployment, history, recorder, tasks, answers, rounds)
+        async with deployment.open() as store:
+            last = Client("last", store, store, recorder)
+            for start, end in (REGISTERS_RANGE, LISTS_RANGE, PAIRS_RANGE):
+                assert await last.range(start, end)
+    return read_calls(path.read_bytes().splitlines())
 
 
 async def _live(
     deployment: Deployment,
-    process: ClientProcess | None,
     history: _History,
     recorder: Recorder,
+    tasks: asyncio.TaskGroup,
     answers: int,
     rounds: int,
 ) -> None:
+    """All clients at work, and every fault in its turn."""
     dice, stop = random.Random(1), asyncio.Event()
-    if process:
+    process = None
+    if deployment.process_clients:
+        process = ClientProcess(deployment.url, deployment.process_clients, history.take, tasks)
         await process.start()
-    async with asyncio.TaskGroup() as tasks:
-        stores = deployment.stores
-        for number, store in enumerate(stores):
-            other = stores[(number + 2) % len(stores)]
-            tasks.create_task(Client(f"client{number}", store, other, recorder).run(stop))
-        for fault in [*deployment.faults] * rounds:
-            await history.until(history.answers + dice.randrange(*ANSWERS_BETWEEN_FAULTS))
-            await _befall(fault, deployment, process, history)
-        await history.until(max(answers, history.answers + ANSWERS_BETWEEN_FAULTS[0]))
-        stop.set()
+    stores = deployment.stores
+    for number, store in enumerate(stores):
+        other = stores[(number + 2) % len(stores)]
+        tasks.create_task(Client(f"client{number}", store, other, recorder).run(stop))
+    for fault in [*deployment.faults] * rounds:
+        await history.until(history.answers + dice.randrange(*ANSWERS_BETWEEN_FAULTS))
+        await _befall(fault, deployment, process, history)
+    await history.until(max(answers, history.answers + ANSWERS_BETWEEN_FAULTS[0]))
+    stop.set()
     if process:
         await process.stop()
 
