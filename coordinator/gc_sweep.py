@@ -5,7 +5,10 @@ that no operation record of the transaction is left. Operation records are never
 down for a month still finds them, and the header that says what to do.
 
 Before any header of a slice goes, `/gc/horizon` is moved to the highest decision revision in it, so that a snapshot
-read that would miss one of them is refused. Two sweeps at once are safe: every step is checked.
+read that would miss one of them is refused. Two sweeps at once are safe: every step is checked. Each begins with its
+own share (`shares`), and takes what is left of another's once that is overdue.
+
+A hundred thousand headers may fall due together. They go in slices with a pause behind each, so that commits find room.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import structlog
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.periodic import PeriodicSweep
 from coordinator.settling import Clock
+from coordinator.shares import ReadShare, everything
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
@@ -31,6 +35,10 @@ from metastore.types import EmptyRange, Record, Revision
 DEFAULT_INTERVAL_MS = 60_000
 DEFAULT_RETENTION_MS = 3_600_000
 SLICE = 100
+PAUSE_MS = 10
+
+OVERDUE_INTERVALS = 2
+"""After how many sweeps a header that may go is everybody's."""
 
 log = structlog.get_logger()
 
@@ -54,8 +62,11 @@ class GcSweep(PeriodicSweep):
         *,
         interval_ms: int = DEFAULT_INTERVAL_MS,
         retention_ms: int = DEFAULT_RETENTION_MS,
+        read_share: ReadShare = everything,
     ) -> None:
         super().__init__("gc sweep", interval_ms)
+        self._read_share = read_share
+        self._overdue_ms = OVERDUE_INTERVALS * interval_ms
         self._store = store
         self._clock = clock
         self._metrics = metrics
@@ -67,9 +78,14 @@ class GcSweep(PeriodicSweep):
         return True
 
     async def collect_once(self) -> Collected:
-        """Delete every header that may go now, in slices. Raises the store's errors; doing it again goes on."""
+        """Delete every header that may go now and is this process's, or overdue, in slices.
+
+        Raises the store's errors; doing it again goes on.
+        """
         until_ms = self._clock() - self._retention_ms
+        overdue_ms = until_ms - self._overdue_ms
         deleted = kept = 0
+        share = await self._read_share()
         for state in (TxnState.COMMITTED, TxnState.ABORTED):
             after = ""
             while until_ms >= 0 and not self.stopping:
@@ -77,10 +93,11 @@ class GcSweep(PeriodicSweep):
                     rows = await listing.decided_by_time(
                         self._store, state, after=after, until_ms=until_ms, limit=SLICE
                     )
-                gone = await self._collect([row.txn_id for row in rows])
+                due = [row.txn_id for row in rows if row.at_ms <= overdue_ms or share(row.txn_id)]
+                gone = await self._collect(due)
                 deleted += gone
-                kept += len(rows) - gone
-                if len(rows) < SLICE:
+                kept += len(due) - gone
+                if len(rows) < SLICE or await self.stopped_within(PAUSE_MS):
                     break
                 after = rows[-1].position
         if deleted:

@@ -46,7 +46,7 @@ class PeriodicSweep(ABC):
 
     async def _run(self) -> None:
         wait_ms = self._interval_ms
-        while not await self._stopped_within(wait_ms):
+        while not await self.stopped_within(wait_ms):
             if await self._sweep_and_survive():
                 wait_ms = self._interval_ms
             else:
@@ -62,7 +62,8 @@ class PeriodicSweep(ABC):
             log.exception("sweep failed", sweep=self._name)
         return False
 
-    async def _stopped_within(self, wait_ms: int) -> bool:
+    async def stopped_within(self, wait_ms: int) -> bool:
+        """A pause that a stop ends: true then."""
         try:
             await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
         except TimeoutError:

@@ -19,6 +19,7 @@ from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.settling import Clock
+from coordinator.shares import AnnouncedShare
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
@@ -83,12 +84,23 @@ class CoordinatorService:
         self.transactions = Transactions(store, clock, coordinator_id or 0, metrics=self.metrics)
         store.group_listeners.append(self.metrics.group_commit_size.observe)
         self.listings = Listings(store, clock, self.metrics)
-        self.timeout_sweep = TimeoutSweep(
-            self.transactions, interval_ms=timeout_sweep_interval_ms, max_clock_skew_ms=max_clock_skew_ms
-        )
-        self.gc_sweep = GcSweep(store, clock, self.metrics, interval_ms=gc_interval_ms, retention_ms=gc_retention_ms)
-        self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self.process_id = secrets.token_hex(8)
+        share = AnnouncedShare(store, self.process_id)
+        self.timeout_sweep = TimeoutSweep(
+            self.transactions,
+            interval_ms=timeout_sweep_interval_ms,
+            max_clock_skew_ms=max_clock_skew_ms,
+            read_share=share,
+        )
+        self.gc_sweep = GcSweep(
+            store,
+            clock,
+            self.metrics,
+            interval_ms=gc_interval_ms,
+            retention_ms=gc_retention_ms,
+            read_share=share,
+        )
+        self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self.app = self._create_app()
         self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
         self._presence: Ephemeral | None = None

@@ -5,7 +5,8 @@ early while no two clocks differ by more than that, and about one sweep interval
 refuses nothing; only the final header does.
 
 The deadline index alone is read, in slices, so a sweep costs what is due and not what is open. Two sweepers at once are
-safe (every abort is checked against the records that hold the deadline) and only share the work.
+safe: every abort is checked against the records that hold the deadline. So that they share the work, each begins with
+its own share (`shares`), and takes what is left of another's once that is overdue.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.periodic import PeriodicSweep
+from coordinator.shares import ReadShare, Share, everything
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metastore.txn import listing
@@ -26,6 +28,9 @@ DEFAULT_MAX_CLOCK_SKEW_MS = 500
 """NTP keeps the clocks of one site within some milliseconds; this leaves room for a bad day and costs half a second."""
 
 SLICE = 100
+
+OVERDUE_INTERVALS = 2
+"""After how many sweeps a transaction that is due is everybody's."""
 
 log = structlog.get_logger()
 
@@ -45,8 +50,11 @@ class TimeoutSweep(PeriodicSweep):
         *,
         interval_ms: int = DEFAULT_INTERVAL_MS,
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
+        read_share: ReadShare = everything,
     ) -> None:
         super().__init__("timeout sweep", interval_ms)
+        self._read_share = read_share
+        self._overdue_ms = OVERDUE_INTERVALS * interval_ms
         self._transactions = transactions
         self._max_clock_skew_ms = max_clock_skew_ms
 
@@ -54,20 +62,25 @@ class TimeoutSweep(PeriodicSweep):
         return (await self.sweep_once()).failed == 0
 
     async def sweep_once(self) -> Swept:
-        """Abort everything that is due now. A transaction that cannot be aborted is counted and passed over.
+        """Abort what is due now and this process's, or overdue. One that cannot be aborted is counted and passed over.
 
         Raises the store's error when the index itself cannot be read.
         """
         until_ms = self._transactions.clock() - self._max_clock_skew_ms
+        overdue_ms = until_ms - self._overdue_ms
         aborted = failed = 0
         after = ""
+        share: Share | None = None
         while until_ms >= 0 and not self.stopping:
             with self._transactions.metrics.index_query.time():
                 rows = await listing.open_by_deadline(
                     self._transactions.store, after=after, until_ms=until_ms, limit=SLICE
                 )
+            if rows and share is None:
+                share = await self._read_share()
+            due = [row for row in rows if row.at_ms <= overdue_ms or (share and share(row.txn_id))]
             # At once, so that the store can put them into one request.
-            ended = await asyncio.gather(*(self._expire(row.txn_id) for row in rows))
+            ended = await asyncio.gather(*(self._expire(row.txn_id) for row in due))
             aborted += ended.count(True)
             failed += ended.count(None)
             if len(rows) < SLICE:

@@ -26,8 +26,8 @@ class Row:
     position: str
 
     @property
-    def deadline_ms(self) -> int:
-        """Of a row of the deadline index: the deadline in force when it was read."""
+    def at_ms(self) -> int:
+        """Of a row of an index by time: the deadline in force, or the decision, when it was read."""
         return int(self.position.partition("/")[0])
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import TransactionKey
 from metastore.txn.store import INDEXES, TxnStore
+from metastore.types import RangeResult, Snapshot
 from service.problems import ErrorCode, ServiceError
 from tests.coordinator.stores import FaultyStore
 from tests.servers import EtcdServer
@@ -75,6 +77,35 @@ async def etcd(etcd_server: EtcdServer) -> AsyncIterator[EtcdStore]:
 @pytest.fixture
 def store(truth: MemoryStore) -> FaultyStore:
     return FaultyStore(truth)
+
+
+class CountedReads:
+    """What a store was asked since `start`: ranges and the rows they answered, and keys that were read one by one."""
+
+    def __init__(self, store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.start()
+        read_range, read_keys = store.range, store.get_many
+
+        async def counted_range(*arguments: str, **options: Any) -> RangeResult:
+            result = await read_range(*arguments, **options)
+            self.ranges += 1
+            self.rows += len(result.records)
+            return result
+
+        async def counted_keys(wanted: Sequence[str]) -> Snapshot:
+            self.keys += len(wanted)
+            return await read_keys(wanted)
+
+        monkeypatch.setattr(store, "range", counted_range)
+        monkeypatch.setattr(store, "get_many", counted_keys)
+
+    def start(self) -> None:
+        self.ranges = self.rows = self.keys = 0
+
+
+@pytest.fixture
+def counted(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> CountedReads:
+    return CountedReads(store, monkeypatch)
 
 
 @pytest.fixture

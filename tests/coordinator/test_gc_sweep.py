@@ -8,7 +8,10 @@ import contextlib
 import pytest
 
 from coordinator.gc_sweep import SLICE, Collected, GcSweep
+from coordinator.shares import AnnouncedShare
+from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
+from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
@@ -151,3 +154,70 @@ async def test_an_operation_that_slips_in_behind_the_look_keeps_the_header(
     store.get_many = with_late_op  # type: ignore[method-assign]
     assert await gc.collect_once() == Collected(deleted=0, kept=1)
     assert await truth.get(paths.header(txn_id)) is not None
+
+
+async def test_a_stop_ends_the_sweep_between_two_slices(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    """And what is left goes the next time."""
+    for _ in range(3 * SLICE):
+        await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    store.before_applies.append(gc.stop)
+    collected = await gc.collect_once()
+    assert collected == Collected(deleted=SLICE, kept=0)
+    assert (await GcSweep(store, clock, transactions.metrics, retention_ms=RETENTION_MS).collect_once()).deleted == (
+        2 * SLICE
+    )
+    assert await left(truth) == []
+
+
+async def test_coordinators_divide_the_headers(
+    transactions: Transactions, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    """Each collects its share; what another one has left for two intervals is everybody's."""
+    announced = [await store.ephemeral(paths.coordinator_process(name), b"{}", 1_000) for name in "ab"]
+    first, second = (
+        GcSweep(
+            *(store, clock, transactions.metrics),
+            interval_ms=1_000,
+            retention_ms=RETENTION_MS,
+            read_share=AnnouncedShare(store, name),
+        )
+        for name in "ab"
+    )
+    for _ in range(20):
+        await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    assert await first.collect_once() == Collected(deleted=10, kept=0)
+    assert await first.collect_once() == Collected(deleted=0, kept=0)
+    assert await second.collect_once() == Collected(deleted=10, kept=0)
+    for _ in range(4):
+        await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS + 2_000
+    assert await second.collect_once() == Collected(deleted=4, kept=0)
+    assert await left(truth) == []
+    for presence in announced:
+        await presence.close()
+
+
+async def test_at_quiescence_nothing_is_left(etcd: EtcdStore, clock: FakeClock) -> None:
+    """DESIGN §4, issue of the coordinator: every kind of transaction, on a real etcd; only the keys' records and the
+    sequence of ids stay."""
+    transactions = Transactions(etcd, clock)
+    plain, kept, remembered, prepared = [await begin(transactions) for _ in range(4)]
+    await transactions.keep_alive(kept, 90_000)
+    await transactions.add_writers(remembered, ["w"])
+    await transactions.prepare(prepared)
+    for txn_id in (plain, kept, remembered, prepared):
+        await transactions.commit(txn_id)
+    for _ in range(2):
+        await begin(transactions, transaction_key="k")
+    await asyncio.gather(*(begin(transactions, timeout_ms=1) for _ in range(SLICE + 5)))
+    clock.now_ms += 60_000 + 1_000
+    await TimeoutSweep(transactions).sweep_once()
+    clock.now_ms += RETENTION_MS
+    gc = GcSweep(etcd, clock, transactions.metrics, retention_ms=RETENTION_MS)
+    assert (await gc.collect_once()).deleted == 4 + 2 + SLICE + 5
+    everything = [record.key for record in (await etcd.range("/", "0", keys_only=True)).records]
+    assert everything == [paths.GC_HORIZON, paths.transaction_key(None, "k"), paths.id_sequence(0)]

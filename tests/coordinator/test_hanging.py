@@ -18,9 +18,8 @@ from metastore.keys import escape, number
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import AckOp, WriteOp
-from metastore.types import RangeResult
 from service.problems import ErrorCode
-from tests.coordinator.conftest import FakeClock, refusal
+from tests.coordinator.conftest import CountedReads, FakeClock, refusal
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
 
@@ -113,9 +112,8 @@ async def test_many_operations_are_not_read(
     transactions: Transactions,
     listings: Listings,
     truth: MemoryStore,
-    store: FaultyStore,
     clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
+    counted: CountedReads,
 ) -> None:
     """Two thousand writes on one segment cost one small range each time, and so do the finished transactions around."""
     txn_id = await begin(transactions, timeout_ms=600_000)
@@ -125,18 +123,10 @@ async def test_many_operations_are_not_read(
     for _ in range(200):
         await transactions.commit(await begin(transactions))
     clock.now_ms += 70_000
-    read: list[int] = []
-    forward = store.range
-
-    async def counting(*arguments: str, **options: int) -> RangeResult:
-        result = await forward(*arguments, **options)  # type: ignore[arg-type]
-        read.append(len(result.records))
-        return result
-
-    monkeypatch.setattr(store, "range", counting)
+    counted.start()
     (txn,) = (await hanging_transactions(listings)).items
     assert touched(txn) == [(AUDIT, None, "3:3"), (ORDERS, None, "1:0")]
-    assert len(read) <= 3 and sum(read) <= 50, read
+    assert counted.ranges <= 3 and counted.rows <= 50
 
 
 async def test_very_many_segments_are_cut_and_said_so(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -16,8 +16,7 @@ from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
-from metastore.types import Snapshot
-from tests.coordinator.conftest import FakeClock
+from tests.coordinator.conftest import CountedReads, FakeClock
 from tests.coordinator.stores import FaultyStore
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -123,28 +122,19 @@ async def test_what_is_open_and_since_when(scraped: Scraped, clock: FakeClock, t
     assert await scraped.value("metatxn_oldest_open_transaction_seconds") == 0
 
 
-async def test_a_survey_reads_a_header_once(
-    scraped: Scraped, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_survey_reads_a_header_once(scraped: Scraped, counted: CountedReads) -> None:
     """And finished transactions never; a scrape reads nothing at all."""
     for _ in range(20):
         await begin(scraped)
     for _ in range(30):
         await end(scraped, await begin(scraped), "commit")
-    read: list[str] = []
-    forward = store.get_many
-
-    async def counting(wanted: Sequence[str]) -> Snapshot:
-        read.extend(wanted)
-        return await forward(wanted)
-
-    monkeypatch.setattr(store, "get_many", counting)
+    counted.start()
     await scraped.service.survey.look_once()
-    assert len(read) == 20
+    assert counted.keys == 20
     await begin(scraped)
     await scraped.service.survey.look_once()
     await scraped.samples()
-    assert len(read) == 21
+    assert counted.keys == 21
 
 
 async def test_a_failed_survey_leaves_what_was_found(

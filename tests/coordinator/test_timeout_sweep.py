@@ -8,13 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.api.models import BeginRequest
+from coordinator.shares import AnnouncedShare
 from coordinator.timeout_sweep import SLICE, Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.errors import StoreUnavailable
+from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.types import RangeResult
 from service.problems import ErrorCode
-from tests.coordinator.conftest import SKEW_MS, START_MS, FakeClock, id_of, refusal
+from tests.coordinator.conftest import SKEW_MS, START_MS, CountedReads, FakeClock, id_of, refusal
 from tests.coordinator.stores import Fault, FaultyStore
 from tests.coordinator.test_transactions import begin
 
@@ -198,3 +200,74 @@ async def test_an_index_entry_without_a_transaction_harms_nobody(
     await transactions.commit(decided)
     clock.now_ms += 60_000
     assert await transactions.expire(decided, 0) is False
+
+
+async def test_a_sweep_reads_what_is_due_and_not_what_is_open(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore, counted: CountedReads
+) -> None:
+    """Ten of ten thousand: eleven index entries and ten transactions, not one header more; idle, nothing at all."""
+    for _ in range(100):
+        await asyncio.gather(*(begin(transactions, timeout_ms=600_000) for _ in range(100)))
+    due = [await begin(transactions, timeout_ms=1_000) for _ in range(10)]
+    counted.start()
+    await sweep.sweep_once()
+    assert (counted.ranges, counted.rows, counted.keys) == (1, 0, 0)
+    clock.now_ms = START_MS + 1_000 + SKEW_MS
+    assert await sweep.sweep_once() == Swept(aborted=10, failed=0)
+    assert (counted.ranges, counted.rows, counted.keys) == (2, 10, 4 * 10)
+    assert {(await transactions.get(txn_id)).expired_by for txn_id in due} == {"timeout"}
+
+
+def sharing(coordinate: Callable[..., Transactions], store: FaultyStore, process_id: str) -> TimeoutSweep:
+    """The sweep of another process, which is announced once somebody puts its record."""
+    share = AnnouncedShare(store, process_id)
+    return TimeoutSweep(coordinate(), interval_ms=1_000, max_clock_skew_ms=SKEW_MS, read_share=share)
+
+
+async def test_coordinators_divide_the_work(
+    coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock, store: FaultyStore
+) -> None:
+    """Each transaction is read and aborted by one of three, at once; nothing is asked twice."""
+    sweeps = [sharing(coordinate, store, name) for name in "abc"]
+    for name in "abc":
+        await store.ephemeral(paths.coordinator_process(name), b"{}", 1_000)
+    for _ in range(3 * SLICE):
+        await begin(transactions, timeout_ms=1_000)
+    clock.now_ms = START_MS + 1_000 + SKEW_MS
+    store.requests = 0
+    swept = await asyncio.gather(*(sweep.sweep_once() for sweep in sweeps))
+    assert [one.aborted for one in swept] == [SLICE] * 3
+    assert store.requests == 2 * 3 * SLICE
+
+
+async def test_the_share_of_a_dead_coordinator_is_swept_by_the_others(
+    coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock, store: FaultyStore
+) -> None:
+    """It is announced still: after two intervals what it has left is everybody's; once forgotten, at once."""
+    alive = sharing(coordinate, store, "alive")
+    announced = [await store.ephemeral(paths.coordinator_process(name), b"{}", 1_000) for name in ("alive", "dead")]
+    for _ in range(10):
+        await begin(transactions, timeout_ms=1_000)
+    clock.now_ms = START_MS + 1_000 + SKEW_MS
+    assert await alive.sweep_once() == Swept(aborted=5, failed=0)
+    clock.now_ms += 1_999
+    assert await alive.sweep_once() == Swept(aborted=0, failed=0)
+    clock.now_ms += 1
+    assert await alive.sweep_once() == Swept(aborted=5, failed=0)
+    await announced[1].close()
+    for _ in range(10):
+        await begin(transactions, timeout_ms=1)
+    clock.now_ms += SKEW_MS + 1
+    assert await alive.sweep_once() == Swept(aborted=10, failed=0)
+
+
+async def test_two_that_sweep_the_same_are_harmless(
+    coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock, store: FaultyStore
+) -> None:
+    """DESIGN §5.17: as when the announcements are wrong. Each transaction is aborted by one of them."""
+    sweeps = [sharing(coordinate, store, name) for name in ("unannounced", "neither")]
+    ids = [await begin(transactions, timeout_ms=1_000) for _ in range(2 * SLICE + 7)]
+    clock.now_ms = START_MS + 1_000 + SKEW_MS
+    swept = await asyncio.gather(*(sweep.sweep_once() for sweep in sweeps))
+    assert sum(one.aborted for one in swept) == len(ids)
+    assert {(await transactions.get(txn_id)).expired_by for txn_id in ids} == {"timeout"}
