@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metastore.api import MetadataStore, Watch
@@ -33,6 +33,7 @@ class Journal:
         self._issued: set[bytes] = set()
         self._news = asyncio.Event()
         self.answers = 0
+        self.revision: Revision = 0
         self.unknown = 0
 
     def token(self) -> bytes:
@@ -45,6 +46,7 @@ class Journal:
         # Neighbours that travelled together share a revision, and never a key.
         self._answered.setdefault(revision, {}).update(certain)
         self.answers += 1
+        self.revision = max(self.revision, revision)
         self._news.set()
 
     def failed(self, token: bytes, error: MetastoreError) -> None:
@@ -144,7 +146,6 @@ class Witness:
         self._awake = asyncio.Event()
         self._awake.set()
         self.revision = start
-        self.resyncs = 0
 
     def sleep(self) -> None:
         self._awake.clear()
@@ -156,17 +157,13 @@ class Witness:
         async for item in watch:
             self._items.append(item)
             self.revision = item.revision
-            self.resyncs += isinstance(item, Resync)
             self._news.set()
             await self._awake.wait()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
+    async def reaches(self, revision: Revision) -> None:
+        while self.revision < revision:
             self._news.clear()
             await self._news.wait()
-
-    async def reaches(self, revision: Revision) -> None:
-        await self.until(lambda: self.revision >= revision)
 
     def verdict(self, journal: Journal) -> Verdict:
         verdict = Verdict()

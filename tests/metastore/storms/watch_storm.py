@@ -128,24 +128,22 @@ class Storm:
 
     async def _overrun(self) -> None:
         """Let the sleeper sleep until its queue has been too short."""
-        resyncs = self.sleeper.resyncs
         self.sleeper.sleep()
         await self.journal.more(QUEUED_EVENTS)
         self.sleeper.wake()
-        await self.sleeper.until(lambda: self.sleeper.resyncs > resyncs)
+        await self.sleeper.reaches(self.journal.revision)
 
     async def _hold_back(self) -> None:
         """Keep the watchers away until their session is over and what they miss is compacted."""
         while LIVE not in self._alive.records:
             await self._alive.changes()
-        resyncs = self.witness.resyncs
         self.relay.cut()
         while LIVE in self._alive.records:
             await self._alive.changes()
         await self.journal.more(200)
         await self.place.compact(self._beacon)
         self.relay.mend()
-        await self.witness.until(lambda: self.witness.resyncs > resyncs)
+        await self.witness.reaches(self.journal.revision)
         self.held_back += 1
 
     async def _calm(self) -> None:
