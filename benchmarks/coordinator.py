@@ -1,0 +1,300 @@
+"""The coordinator: what its rules cost beside plain writes, and what its HTTP costs beside a route that does nothing.
+
+Four parts, all ratios of one run:
+
+*In process.* Begin and commit through the coordinator's own code, beside the same code on a store that sends every
+apply and every read as one plain request (`benchmarks.store.Ungrouped`), with the same number of callers.
+
+*End latency.* Transactions with 1, 100 and 10,000 operation records are committed in turns, one at a time: the time
+of a commit must not know how much was written.
+
+*REST.* A worker process serves a coordinator and, on a second port and the same event loop, a bare FastAPI route that
+does nothing. `wrk` holds 64 connections to either. Its script begins a transaction when it knows none to commit, so
+begins and commits alternate.
+
+*Workers.* The same load on two worker processes, half the connections each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import structlog
+import uvloop
+from fastapi import FastAPI
+
+from benchmarks.commits import at_once, now_ms
+from benchmarks.report import Figure, percentile, publish
+from benchmarks.store import SEGMENT, Ungrouped
+from coordinator.service import CoordinatorService
+from coordinator.transactions import Transactions
+from examples.flights.etcd import running_etcd
+from examples.flights.processes import stop
+from metastore.api import MetadataStore
+from metastore.backends.etcd import EtcdStore
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import WriteOp
+from metastore.txn.store import INDEXES, put_write_op
+from metastore.urls import open_store
+from service.server import HttpServer
+
+RUNS = 3
+CALLERS = 256
+CONNECTIONS = 64
+SECONDS = 6
+OPERATIONS = (1, 100, 10_000)
+COMMITS_PER_RUN = 70
+BATCH = 500
+
+_ALTERNATE = """
+local open = {}
+request = function()
+  local id = table.remove(open)
+  if id then return wrk.format("POST", "/v1/txns/" .. id .. "/commit") end
+  return wrk.format("POST", "/v1/txns")
+end
+response = function(status, headers, body)
+  if status == 201 then table.insert(open, string.match(body, '"txn_id":"(%x+)"')) end
+end
+"""
+_NOTHING = """
+request = function() return wrk.format("POST", "/nothing") end
+response = function(status, headers, body) end
+"""
+_BATCHES = """
+local ready = {}
+local begins = {}
+for number = 1, BATCH do begins[number] = '{"op":"begin"}' end
+local json = { ["Content-Type"] = "application/json" }
+local all_begins = wrk.format("POST", "/v1/txns/batch", json, '{"items":[' .. table.concat(begins, ",") .. ']}')
+request = function()
+  local items = table.remove(ready)
+  if items then return wrk.format("POST", "/v1/txns/batch", json, '{"items":[' .. items .. ']}') end
+  return all_begins
+end
+response = function(status, headers, body)
+  if string.find(body, '"status":201', 1, true) then
+    local commits = {}
+    for id in string.gmatch(body, '"txn_id":"(%x+)"') do
+      commits[#commits + 1] = '{"op":"commit","txn_id":"' .. id .. '"}'
+    end
+    table.insert(ready, table.concat(commits, ","))
+  end
+end
+"""
+
+
+# -- in process -----------------------------------------------------------------------------------------------------
+
+
+async def begin_and_commit(store: MetadataStore, total: int) -> float:
+    """Transactions per second, `CALLERS` at a time."""
+    coordinator = Transactions(store, now_ms)
+
+    async def one(_: int) -> float:
+        begun = await coordinator.begin()
+        await coordinator.commit(TxnId.parse(begun.header.txn_id or ""))
+        return 0.0
+
+    return (await at_once(total, CALLERS, one))[0]
+
+
+async def in_process(endpoint: str) -> dict[str, float]:
+    single_store = await Ungrouped.connect(endpoint)
+    single = await begin_and_commit(single_store, 3_000)
+    await single_store.close()
+    store = await EtcdStore.open([endpoint], indexes=INDEXES)
+    grouped = await begin_and_commit(store, 10_000)
+    await store.close()
+    return {
+        "etcd: begin+commit, plain requests": single,
+        "etcd: begin+commit": grouped,
+        "etcd: begin+commit ÷ plain requests": grouped / single,
+    }
+
+
+# -- latency of the end ---------------------------------------------------------------------------------------------
+
+
+async def with_operations(coordinator: Transactions, count: int) -> TxnId:
+    begun = await coordinator.begin()
+    txn_id = TxnId.parse(begun.header.txn_id or "")
+    store = coordinator.store
+    op = WriteOp(segment=SEGMENT, after="1:17", count=100)
+
+    async def one(number: int) -> float:
+        await store.apply(put_write_op(store.batch(), txn_id, 1, number, op))
+        return 0.0
+
+    await at_once(count, min(count, 512), one)
+    return txn_id
+
+
+async def remove_operations(store: MetadataStore, txn_id: TxnId) -> None:
+    """As participants do: in slices, with their index entries."""
+    prefix = paths.ops_of_transaction(txn_id)
+    while records := (await store.scan(prefix, limit=1_000)).records:
+        slices = [store.batch() for _ in range(0, len(records), 50)]
+        for number, record in enumerate(records):
+            slices[number // 50].remove(record)
+        await asyncio.gather(*map(store.apply, slices))
+
+
+async def end_latencies(endpoint: str) -> dict[str, float]:
+    store = await EtcdStore.open([endpoint], indexes=INDEXES)
+    coordinator = Transactions(store, now_ms)
+    seconds: dict[int, list[float]] = {count: [] for count in OPERATIONS}
+    for _ in range(COMMITS_PER_RUN):
+        for count in OPERATIONS:
+            txn_id = await with_operations(coordinator, count)
+            start = time.perf_counter()
+            await coordinator.commit(txn_id)
+            seconds[count].append(time.perf_counter() - start)
+            await remove_operations(store, txn_id)
+    await store.close()
+    p50 = {count: percentile(seconds[count], 50) * 1000 for count in OPERATIONS}
+    figures = {f"etcd: commit p50 with {count:,} operations": p50[count] for count in OPERATIONS}
+    return figures | {"etcd: commit p50, most ÷ least": max(p50.values()) / min(p50.values())}
+
+
+# -- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+async def serve(url: str) -> None:
+    """A worker: prints the URL of its coordinator and that of the route that does nothing, then serves until killed."""
+    store = await open_store(url)
+    service = CoordinatorService(store, port=0)
+    await service.start()
+    bare = FastAPI()
+
+    @bare.post("/nothing")
+    async def nothing() -> None:
+        return None
+
+    beside = HttpServer(bare, "127.0.0.1", 0)
+    beside.bind()
+    await beside.start()
+    sys.stdout.write(json.dumps([service.url, beside.url]) + "\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def worker(url: str) -> Iterator[tuple[str, str]]:
+    command = [sys.executable, "-m", "benchmarks.coordinator", "--serve", url]
+    environment = {**os.environ, "METATXN_LOG_LEVEL": "warning"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+        assert process.stdout is not None
+        coordinator, nothing = json.loads(process.stdout.readline())
+        try:
+            yield coordinator, nothing
+        finally:
+            stop(process)
+
+
+def start_wrk(url: str, script: Path, connections: int) -> subprocess.Popen[str]:
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{SECONDS}s", "--timeout=10s", "-s", str(script), url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def rate(process: subprocess.Popen[str]) -> float:
+    """Requests per second. Raises when any answer was no success."""
+    output, _ = process.communicate()
+    if "Non-2xx" in output or "Socket errors" in output:
+        raise SystemExit(f"wrk met errors:\n{output}")
+    found = re.search(r"Requests/sec:\s+([\d.]+)", output)
+    assert found, output
+    return float(found[1])
+
+
+def over_http(kind: str, url: str, scripts: dict[str, Path]) -> dict[str, float]:
+    with worker(url) as (coordinator, nothing):
+        start_wrk(coordinator, scripts["alternate"], CONNECTIONS).communicate()  # warm
+        bare = rate(start_wrk(nothing, scripts["nothing"], CONNECTIONS))
+        single = rate(start_wrk(coordinator, scripts["alternate"], CONNECTIONS))
+        batches = rate(start_wrk(coordinator, scripts["batches"], 4)) * BATCH / 2
+    return {
+        f"{kind}: REST route that does nothing": bare,
+        f"{kind}: REST begin and commit": single,
+        f"{kind}: REST begin and commit ÷ nothing": single / bare,
+        f"{kind}: transactions in batches ÷ one by one": batches / (single / 2),
+    }
+
+
+def two_workers(url: str, scripts: dict[str, Path], one_worker: float) -> dict[str, float]:
+    with ExitStack() as stack:
+        urls = [stack.enter_context(worker(url))[0] for _ in range(2)]
+        both = sum(map(rate, [start_wrk(url, scripts["alternate"], CONNECTIONS // 2) for url in urls]))
+    return {"etcd: REST, two workers ÷ one": both / one_worker}
+
+
+# -- all ------------------------------------------------------------------------------------------------------------
+
+TARGETS = {
+    "etcd: begin+commit ÷ plain requests": 3.0,
+    "sqlite: REST begin and commit ÷ nothing": 0.4,
+    "etcd: REST begin and commit ÷ nothing": 0.4,
+    "sqlite: transactions in batches ÷ one by one": 5.0,
+    "etcd: transactions in batches ÷ one by one": 5.0,
+}
+CEILINGS = {"etcd: commit p50, most ÷ least": 1.3}
+
+
+def unit(name: str) -> str:
+    if "÷" in name:
+        return "ratio"
+    return "ms" if "p50" in name else "1/s"
+
+
+def one_run(directory: Path, scripts: dict[str, Path], run: int) -> Iterator[tuple[str, float]]:
+    with running_etcd(directory / f"plain-{run}") as endpoint:
+        yield from uvloop.run(in_process(endpoint)).items()
+    with running_etcd(directory / f"latency-{run}") as endpoint:
+        yield from uvloop.run(end_latencies(endpoint)).items()
+    yield from over_http("sqlite", f"sqlite:///{directory / f'{run}.db'}", scripts).items()
+    with running_etcd(directory / f"rest-{run}") as endpoint:
+        figures = over_http("etcd", f"etcd://{endpoint}", scripts)
+        yield from figures.items()
+        yield from two_workers(f"etcd://{endpoint}", scripts, figures["etcd: REST begin and commit"]).items()
+
+
+def measure() -> list[Figure]:
+    runs: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        scripts = {}
+        for script, text in (("alternate", _ALTERNATE), ("nothing", _NOTHING), ("batches", _BATCHES)):
+            scripts[script] = directory / f"{script}.lua"
+            scripts[script].write_text(text.replace("BATCH", str(BATCH)))
+        for run in range(RUNS):
+            for figure, value in one_run(directory, scripts, run):
+                runs.setdefault(figure, []).append(value)
+                sys.stdout.write(f"run {run + 1} of {RUNS}: {figure} {value:,.3g}\n")
+                sys.stdout.flush()
+    return [
+        Figure(name, values, unit(name), at_least=TARGETS.get(name), at_most=CEILINGS.get(name))
+        for name, values in runs.items()
+    ]
+
+
+def main() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
+    if sys.argv[1:2] == ["--serve"]:
+        uvloop.run(serve(sys.argv[2]))
+    else:
+        publish("coordinator", "The coordinator", measure())
+
+
+if __name__ == "__main__":
+    main()
