@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
+from metastore.keys import prefix_end
 from metastore.types import (
     Absent,
     Applied,
@@ -116,18 +117,22 @@ class Client:
 
     async def _look_at_lists(self) -> None:
         if self._dice.random() < 0.2:
-            await self.range(*LISTS_RANGE)
+            generation = f"/list/{self._dice.choice(self._generations):06}/"
+            await self.range(generation, prefix_end(generation))
         else:
             await self._read(self._lists(self._dice.randrange(2, LISTS + 1)))
 
     def _lists(self, count: int) -> list[str]:
         keys = []
         for number in self._dice.sample(range(LISTS), count):
-            known = self._known.get(f"/list/{number}.{self._generations[number]}")
+            known = self._known.get(self._list(number))
             if known and len(known.value.split()) >= LIST_LENGTH:
                 self._generations[number] += 1
-            keys.append(f"/list/{number}.{self._generations[number]}")
+            keys.append(self._list(number))
         return keys
+
+    def _list(self, number: int) -> str:
+        return f"/list/{self._generations[number]:06}/{number}"
 
     # -- pairs --------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ async def deployment(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         yield deployment
 
 
+@pytest.mark.timeout(300 * ROUNDS)
 async def test_every_history_has_an_order(deployment: Deployment, tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     wrong = verdict(await run(deployment, path, answers=ANSWERS, rounds=ROUNDS))

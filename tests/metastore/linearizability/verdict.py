@@ -11,6 +11,7 @@ refusals     the record that made a check fail does make it fail
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -165,19 +166,21 @@ def _time_fault(calls: Sequence[Call]) -> str | None:
 
 
 def _snapshot_fault(calls: Sequence[Call]) -> str | None:
-    writers: defaultdict[str, list[Call]] = defaultdict(list)
+    writers: defaultdict[str, dict[int, Call]] = defaultdict(dict)
     for call in _applied(calls):
         for key in call.action["writes"]:
-            writers[key].append(call)
+            writers[key][_revision(call)] = call
+    revisions = {key: sorted(of_key) for key, of_key in writers.items()}
     for call in _answered(calls):
         for key, record in _records(call).items():
             if record is None:
                 continue
             if record[1] > _revision(call):
                 return f"{key} is of a later revision:\n    {call}"
-            for writer in writers[key]:
-                if record[1] < _revision(writer) <= _revision(call):
-                    return f"{key} is older than:\n    {writer}\n    {call}"
+            written = revisions.get(key, [])
+            place = bisect_right(written, _revision(call))
+            if place and written[place - 1] > record[1]:
+                return f"{key} is older than:\n    {writers[key][written[place - 1]]}\n    {call}"
     return None
 
 
