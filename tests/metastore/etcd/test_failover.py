@@ -1,0 +1,209 @@
+"""Goal: with several endpoints a store outlives any one member: dead, dead from the start, frozen, back again.
+
+Method: three real members. The one in use and the one that leads are killed and frozen while callers write; every
+answer is compared with what the cluster holds in the end, and a watch must have told all of it, once and in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from metastore.backends.etcd import EtcdStore
+from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
+from metastore.types import Applied, Changes, EmptyRange
+from tests.certificates import Authority
+from tests.servers import EtcdCluster, EtcdServer, free_port
+
+WRITERS = 8
+BOUND_S = 120.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def store(cluster: EtcdCluster) -> AsyncIterator[EtcdStore]:
+    store = await EtcdStore.open(cluster.endpoints, "/failover", deadline_ms=5_000)
+    yield store
+    await store.close()
+
+
+def in_use(store: EtcdStore, cluster: EtcdCluster) -> EtcdServer:
+    connection = store._connection
+    return cluster.members[connection._members.index(connection._member)]
+
+
+class Writers:
+    """Create records without pause, none twice, and keep the answers."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        self._store = store
+        self.answers: dict[str, Applied | MetastoreError] = {}
+        self._written = asyncio.Event()
+        self._stop = False
+        self._tasks = [asyncio.create_task(self._write(name)) for name in range(WRITERS)]
+
+    async def _write(self, name: int) -> None:
+        number = 0
+        while not self._stop:
+            key = f"/n/{name}/{number:06d}"
+            number += 1
+            try:
+                self.answers[key] = await self._store.apply(self._store.batch().create(key, b""))
+                self._written.set()
+            except MetastoreError as error:
+                self.answers[key] = error
+
+    async def more(self, count: int = 50) -> None:
+        """Return when so many more applies have been successful: writing goes on."""
+        goal = count + sum(isinstance(answer, Applied) for answer in self.answers.values())
+        while sum(isinstance(answer, Applied) for answer in self.answers.values()) < goal:
+            self._written.clear()
+            await self._written.wait()
+
+    async def stop(self) -> None:
+        """Write `/n/end` behind everything, also behind what is still in doubt: the check touches all of it, and so
+        waits until all is settled."""
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+        batches = [self._store.batch().check(EmptyRange("/n/", "/n0")), self._store.batch().put("/n/end", b"")]
+        while batches:
+            with suppress(StoreUnavailable, OutcomeUnknown):
+                with suppress(CheckFailed):
+                    await self._store.apply(batches[0])
+                del batches[0]
+
+
+async def check(store: EtcdStore, writers: Writers, told: list[tuple[int, str]]) -> None:
+    """Every answer is true, and `told` has each record that is there, once and in order."""
+    stored = {record.key: record.version for record in (await store.scan("/n/")).records if record.key != "/n/end"}
+    for key, answer in writers.answers.items():
+        if isinstance(answer, Applied):
+            assert stored.get(key) == answer.revision
+        elif answer.definite:
+            assert key not in stored, answer
+    assert sorted((revision, key) for key, revision in stored.items()) == sorted(told)
+    assert [revision for revision, _ in told] == sorted(revision for revision, _ in told)
+
+
+async def follow(store: EtcdStore, start: int, told: list[tuple[int, str]]) -> None:
+    """Until the record `/n/end`, which is not told."""
+    async with store.watch("/n/", start) as watch:
+        async for item in watch:
+            assert isinstance(item, Changes), "there was a gap"
+            if item.events[-1].key == "/n/end":
+                return
+            told += [(item.revision, event.key) for event in item.events]
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+async def test_reads_writes_and_watches_go_on_without_any_one_member(
+    cluster: EtcdCluster, store: EtcdStore, fault: str
+) -> None:
+    told: list[tuple[int, str]] = []
+    following = asyncio.create_task(follow(store, await store.current_revision() + 1, told))
+    writers = Writers(store)
+    async with asyncio.timeout(BOUND_S):
+        await writers.more()
+        for leading in (False, True):
+            victim = await asyncio.to_thread(cluster.leader) if leading else in_use(store, cluster)
+            getattr(victim, fault)()
+            await writers.more()
+            assert leading or in_use(store, cluster) is not victim
+            while await reading(store) is None:
+                continue
+            if fault == "kill":
+                await asyncio.to_thread(victim.start)
+            else:
+                victim.thaw()
+            await writers.more()
+        await writers.stop()
+        await following
+    await check(store, writers, told)
+
+
+async def reading(store: EtcdStore) -> int | None:
+    try:
+        return await store.current_revision()
+    except StoreUnavailable:
+        return None
+
+
+async def test_a_watch_moves_to_another_member_while_nobody_writes(cluster: EtcdCluster, store: EtcdStore) -> None:
+    other = await EtcdStore.open(list(reversed(cluster.endpoints)), "/failover")
+    async with asyncio.timeout(BOUND_S), store.watch("/n/", await store.current_revision() + 1) as watch:
+        first = await other.apply(other.batch().put("/n/1", b""))
+        item = await anext(watch)
+        assert isinstance(item, Changes) and item.revision == first.revision
+        in_use(store, cluster).kill()
+        second = await other.apply(other.batch().put("/n/1", b""))
+        item = await anext(watch)
+        assert isinstance(item, Changes) and item.revision == second.revision
+    await other.close()
+
+
+async def test_the_first_endpoint_may_be_dead_from_the_start(cluster: EtcdCluster) -> None:
+    cluster.members[0].kill()
+    endpoints = [f"127.0.0.1:{free_port()}", *cluster.endpoints]
+    async with asyncio.timeout(BOUND_S):
+        store = await EtcdStore.open(endpoints, "/dead")
+        applied = await store.apply(store.batch().create("/a", b""))
+        record = await store.get("/a")
+        assert record is not None and record.version == applied.revision
+        await store.close()
+
+
+async def test_the_first_endpoint_may_be_frozen_from_the_start(cluster: EtcdCluster) -> None:
+    cluster.members[0].freeze()
+    async with asyncio.timeout(BOUND_S):
+        store = await EtcdStore.open(cluster.endpoints, "/frozen", deadline_ms=10_000)
+        await store.apply(store.batch().create("/a", b""))
+        await store.close()
+
+
+async def test_the_loss_of_the_majority_is_an_error_in_time_and_ends_with_it(
+    cluster: EtcdCluster, store: EtcdStore
+) -> None:
+    victims = cluster.members[:2]
+    for member in victims:
+        member.kill()
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(MetastoreError) as lost:
+            await store.apply(store.batch().create("/a", b""))
+        assert lost.value.retriable or not lost.value.definite
+        with pytest.raises(StoreUnavailable):
+            await store.get("/a")
+        for member in victims:
+            await asyncio.to_thread(member.launch)
+        for member in victims:
+            await asyncio.to_thread(member.wait_healthy)
+        while await reading(store) is None:
+            continue
+        await store.apply(store.batch().put("/a", b"2"))
+
+
+async def test_each_member_proves_its_own_name(tmp_path: Path) -> None:
+    """The certificates are of different hosts: checking all of them against one name would leave only one member."""
+    authority = Authority(tmp_path / "authority")
+    certificates = [authority.sign("m0"), authority.sign("m1", host="elsewhere.example"), authority.sign("m2")]
+    with EtcdCluster(tmp_path, certificates) as cluster:
+        async with asyncio.timeout(BOUND_S):
+            store = await EtcdStore.open(cluster.endpoints[1:], "/names", ca=authority.ca)
+            assert in_use_endpoint(store) == cluster.members[2].endpoint
+            await store.apply(store.batch().create("/a", b""))
+            await store.close()
+            only = cluster.endpoints[1:2]
+            with pytest.raises(StoreUnavailable, match="Hostname Verification"):
+                await EtcdStore.open(only, "/names", ca=authority.ca, deadline_ms=2_000)
+
+
+def in_use_endpoint(store: EtcdStore) -> str:
+    return store._connection._member._target.removeprefix("dns:///")
