@@ -287,7 +287,8 @@ class GroupCommit:
                 member.succeed(applied)
             elif not member.answer.done():
                 found = self._wire.found(outcome.responses)
-                failure = first_failure(self._wire.conditions(member.nested.checks), found, revision)
+                # What it checked is as it was before the request; a member behind it may have written it since.
+                failure = first_failure(self._wire.conditions(member.nested.checks), found, revision - 1)
                 assert failure is not None, "a compare failed, but every check holds on what was read with it"
                 member.fail(failure)
 
@@ -383,7 +384,7 @@ class GroupCommit:
                     member.fail(OutcomeUnknown(f"the reply was lost and its revision is gone: {describe(error)}"))
                 await backoff.pause()
                 continue
-            if failure := first_failure(conditions, self._wire.found(answer.responses), revision):
+            if failure := first_failure(conditions, self._wire.found(answer.responses), revision - 1):
                 member.fail(failure)
             else:
                 member.succeed(Applied(revision))

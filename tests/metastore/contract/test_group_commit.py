@@ -38,6 +38,15 @@ async def test_one_that_loses_does_not_touch_its_neighbours(store: MetadataStore
     assert {r.key for r in (await store.scan("/k/")).records} == {f"/k/{n:02d}" for n in range(50) if n not in (17, 31)}
 
 
+async def test_a_refusal_is_of_a_revision_at_which_its_record_was_there(store: MetadataStore) -> None:
+    """A neighbour behind it may write that very record: whoever goes on from that revision must hear of it."""
+    await store.apply(store.batch().put("/a", b"1"))
+    batches = [store.batch().check(Absent("/a")).put("/b", b""), store.batch().put("/a", b"2")]
+    refused, applied = await together(store, batches)
+    assert isinstance(refused, CheckFailed) and refused.current is not None and isinstance(applied, Applied)
+    assert refused.current.version <= refused.revision < applied.revision
+
+
 async def test_a_poisoned_one_fails_alone(store: MetadataStore) -> None:
     batches = [store.batch().create(f"/k/{n:02d}", b"") for n in range(50)]
     batches[20].put("/large", bytes(store.max_batch_bytes))
