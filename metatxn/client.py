@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -39,19 +40,28 @@ HANGING_PATH = "/admin/v2/transactions/hanging"
 
 
 def connect(
-    url: str, token: str | None = None, request_timeout_s: float = 30, *, transport: httpx.BaseTransport | None = None
+    url: str,
+    token: str | None = None,
+    request_timeout_s: float = 30,
+    *,
+    ca: str | None = None,
+    transport: httpx.BaseTransport | None = None,
 ) -> Client:
     """A client of the cluster that the coordinator or broker at `url` belongs to. Sends nothing yet.
 
-    `request_timeout_s` is the time for a request with all of its retries. `transport` replaces the network in tests.
+    `token` is sent with every request. `ca` is a PEM file of authorities to trust in place of the usual ones; with an
+    `https://` URL nothing is ever sent without TLS. `request_timeout_s` is the time for a request with all of its
+    retries. `transport` replaces the network in tests.
     """
     if not url.startswith(("http://", "https://")):
         raise InvalidArgument(
             f"url: {url!r} is no http:// or https:// URL", action="Use one like http://127.0.0.1:8470."
         )
+    if token is not None and not re.fullmatch(r"[!-~]+", token):
+        raise InvalidArgument("token: holds something else than visible ASCII characters", field="token")
     if request_timeout_s <= 0:
         raise InvalidArgument("request_timeout_s: must be above 0", field="request_timeout_s")
-    return Client(Connection(url, token, request_timeout_s, transport))
+    return Client(Connection(url, token, request_timeout_s, transport, ca))
 
 
 class Client:

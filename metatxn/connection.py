@@ -28,9 +28,14 @@ M = TypeVar("M", bound=BaseModel)
 
 class Connection:
     def __init__(
-        self, url: str, token: str | None, request_timeout_s: float, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        token: str | None,
+        request_timeout_s: float,
+        transport: httpx.BaseTransport | None = None,
+        ca: str | None = None,
     ) -> None:
-        self.http = Http(token, request_timeout_s, transport)
+        self.http = Http(token, request_timeout_s, transport, ca=ca, only_tls=url.startswith("https://"))
         self.directory = Directory(self.http, url.rstrip("/"))
         self.topics = Topics(self.http, self.directory)
         self.coordinators = AnyOf(self.directory, "coordinator")

@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception
 
-from metatxn.errors import MetatxnError, NotOwner, OutcomeUnknown, ServiceUnreachable, from_problem
+from metatxn.errors import InvalidArgument, MetatxnError, NotOwner, OutcomeUnknown, ServiceUnreachable, from_problem
 
 MAX_REDIRECTS = 5
 KEEPALIVE_S = 30
@@ -92,14 +92,20 @@ class Http:
         request_timeout_s: float,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        ca: str | None = None,
+        only_tls: bool = False,
     ) -> None:
+        """`ca` is a PEM file of authorities to trust in place of the usual ones. With `only_tls` nothing is sent to a
+        URL without TLS, wherever a service sends us."""
         assert request_timeout_s > 0
+        self._only_tls = only_tls
         self.sleep = sleep
         self._timeout_s = request_timeout_s
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEPALIVE_S),
-            verify=_ssl_context(),
+            verify=_ssl_context(ca),
             transport=transport,
         )
 
@@ -139,6 +145,12 @@ class Http:
         return response
 
     def _send(self, endpoint: Endpoint, base: str, location: str | None, call: Call, deadline: float) -> httpx.Response:
+        if self._only_tls and not (location or base).startswith("https://"):
+            raise ServiceUnreachable(
+                f"{location or base} has no TLS, and the services were asked for over TLS",
+                action="Start every service with --tls-cert and --tls-key, and give https:// to --advertise-url.",
+                retriable=False,
+            )
         params = {name: value for name, value in call.params.items() if value is not None}
         try:
             return self._client.request(
@@ -163,9 +175,16 @@ class Http:
 
 
 @functools.cache
-def _ssl_context() -> ssl.SSLContext:
-    """Loading the certificates costs 20 ms: once per process, not once per client."""
-    return httpx.create_ssl_context()
+def _ssl_context(ca: str | None) -> ssl.SSLContext:
+    """Loading the certificates costs 20 ms: once per process, not once per client. Raises `InvalidArgument`."""
+    if ca is None:
+        return httpx.create_ssl_context()
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidArgument(
+            f"ca: {ca} cannot be used: {error}", action="Give a PEM file of certificates.", field="ca"
+        ) from None
 
 
 def _may_repeat(error: BaseException, call: Call) -> bool:
@@ -186,11 +205,27 @@ def _pause(state: RetryCallState) -> float:
 
 def _transport_failure(error: httpx.TransportError, base: str, call: Call) -> MetatxnError:
     reason = str(error) or type(error).__name__
+    if (refused := _tls_failure(error)) is not None:
+        return ServiceUnreachable(
+            f"the certificate of {base} is not trusted: {refused}",
+            action="Check the URL, and name the authority that signed it: ca= in Python, --ca on the command line.",
+            retriable=False,
+        )
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
         return ServiceUnreachable(f"nothing answers at {base}: {reason}")
     if call.method == "GET":
         return ServiceUnreachable(f"{base} did not answer {call.path}: {reason}")
     return OutcomeUnknown(f"{base} did not answer {call.method} {call.path}: {reason}")
+
+
+def _tls_failure(error: BaseException) -> str | None:
+    """What was wrong with the server's certificate, when that was it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause.verify_message
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def _redirect(response: httpx.Response, call: Call) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from metatxn.cli import key, serve, store, topic, txn
+from metatxn.cli import key, serve, store, tokens, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error
 from metatxn.errors import MetatxnError
@@ -35,6 +35,7 @@ app.add_typer(txn.app, name="txn")
 app.add_typer(topic.app, name="topic")
 app.add_typer(key.app, name="key")
 app.add_typer(store.app, name="store")
+app.add_typer(tokens.app, name="token")
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,10 +49,14 @@ def shared(
     context: typer.Context,
     url: Annotated[str, typer.Option(envvar="METATXN_URL", help="Any coordinator or broker.")] = DEFAULT_URL,
     token: Annotated[str | None, typer.Option(envvar="METATXN_TOKEN", help="Bearer token.", show_envvar=True)] = None,
+    ca: Annotated[
+        str | None,
+        typer.Option(envvar="METATXN_CA", metavar="FILE", help="PEM file of the authorities to trust for https://."),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="What is printed.")] = Output.TABLE,
     _: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
-    context.obj = Shared(url, token, output)
+    context.obj = Shared(url, token, ca, output)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

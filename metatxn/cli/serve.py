@@ -13,6 +13,7 @@ import structlog
 import typer
 
 from metatxn.cli import services
+from metatxn.cli.exposure import ExposureOptions, takes_exposure
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line
 
@@ -34,13 +35,15 @@ GcIntervalOption = Annotated[int | None, typer.Option(min=1, help="How often fin
 GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
 SkewOption = Annotated[int | None, typer.Option(min=0, help="How far the clocks of two machines may be apart.")]
 AdvertiseOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where others reach it. [default: http://<host>:<port>]")
+    str | None, typer.Option(metavar="URL", help="Where others reach it. [default: http(s)://<host>:<port>]")
 ]
 LogOption = Annotated[str, typer.Option(help="debug, info, warning or error; on standard error.")]
 
 
+@takes_exposure
 def dev(
     context: typer.Context,
+    exposure: ExposureOptions,
     data_dir: Annotated[Path, typer.Option(help="Everything is kept here.")] = Path("metatxn-data"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the coordinator; 0: a free one.")] = COORDINATOR_PORT,
     broker_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the broker; 0: a free one.")] = BROKER_PORT,
@@ -58,6 +61,7 @@ def dev(
 ) -> None:
     """Run everything in one process, until Ctrl-C: a coordinator and a broker on SQLite."""
     set_up_logs(log_level)
+    exposed = exposure.open(host)
     make_directory(data_dir)
     settings = {
         "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
@@ -72,18 +76,21 @@ def dev(
         else:
             opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
-        coordinator = made("coordinator", opened, settings, host=host, port=port)
-        broker = made("broker", opened, settings, data_dir=data_dir / "broker", host=host, port=broker_port)
+        coordinator = made("coordinator", opened, settings, host=host, port=port, exposure=exposed)
+        ledgers = data_dir / "broker"
+        broker = made("broker", opened, settings, data_dir=ledgers, host=host, port=broker_port, exposure=exposed)
         await started(stack, coordinator, "coordinator", "--port", port)
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url, "data": str(data_dir.resolve())}
-        announce(urls, output_of(context, output))
+        announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
 
 
+@takes_exposure
 def coordinator(
     context: typer.Context,
+    exposure: ExposureOptions,
     store: StoreOption,
     host: HostOption = "127.0.0.1",
     port: PortOption = COORDINATOR_PORT,
@@ -97,6 +104,7 @@ def coordinator(
 ) -> None:
     """Run a coordinator until Ctrl-C. It keeps nothing: any number of them may serve one store."""
     set_up_logs(log_level)
+    exposed = exposure.open(host)
     settings = {
         "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
         "gc_interval_ms": gc_interval_ms,
@@ -107,15 +115,18 @@ def coordinator(
     async def run(stack: AsyncExitStack) -> None:
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
-        service = made("coordinator", opened, settings, host=host, port=port, advertise_url=advertise_url)
+        where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
+        service = made("coordinator", opened, settings, **where, exposure=exposed)
         await started(stack, service, "coordinator", "--port", port)
-        announce({"coordinator": service.url}, output_of(context, output))
+        announce({"coordinator": service.url, "access": exposed.describe(host)}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
 
 
+@takes_exposure
 def broker(
     context: typer.Context,
+    exposure: ExposureOptions,
     store: StoreOption,
     data_dir: Annotated[Path, typer.Option(help="Its ledgers; one broker per directory, on a local disk.")],
     host: HostOption = "127.0.0.1",
@@ -126,14 +137,17 @@ def broker(
 ) -> None:
     """Run a broker until Ctrl-C."""
     set_up_logs(log_level)
+    exposed = exposure.open(host)
     make_directory(data_dir)
 
     async def run(stack: AsyncExitStack) -> None:
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
-        service = made("broker", opened, {}, data_dir=data_dir, host=host, port=port, advertise_url=advertise_url)
+        where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
+        service = made("broker", opened, {}, data_dir=data_dir, **where, exposure=exposed)
         await started(stack, service, "broker", "--port", port, data_dir)
-        announce({"broker": service.url, "data": str(data_dir.resolve())}, output_of(context, output))
+        said = {"broker": service.url, "data": str(data_dir.resolve()), "access": exposed.describe(host)}
+        announce(said, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
 
@@ -159,12 +173,12 @@ async def started(
     await services.start(service, name, port_option, port, data_dir)
 
 
-def announce(urls: dict[str, str], output: Output) -> None:
+def announce(said: dict[str, str], output: Output) -> None:
     """Printed once everything answers: a script may wait for this."""
     if output is Output.JSON:
-        print_line(urls)
+        print_line(said)
     else:
-        print_fields(urls)
+        print_fields(said)
         sys.stdout.flush()
 
 

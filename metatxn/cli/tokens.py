@@ -1,0 +1,54 @@
+"""`metatxn token …`: make what `--token-file` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from metatxn.cli import services
+from metatxn.cli.options import CliError, OutputOption, output_of
+from metatxn.cli.output import Output, print_json
+
+app = typer.Typer(
+    help="Tokens for --token-file.",
+    epilog="Example: metatxn token create --name billing --topic 'public/default/orders*=produce,consume'",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `create` a command of its own, though it is the only one."""
+
+
+@app.command(epilog="Example: metatxn token create --name ops --admin")
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Option(help="The principal: who owns the transactions begun with it.")],
+    admin: Annotated[bool, typer.Option("--admin", help="May do everything, also with what others own.")] = False,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=RIGHTS", help="produce, consume and admin on tenant/namespace/topic, * matches."),
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Make a token and the entry for the token file. The token is shown once; only its hash is in the entry."""
+    create_token: Callable[..., tuple[str, str]] = services.load("create_token")
+    try:
+        token, entry = create_token(name, admin=admin, topics=dict(_pair(text) for text in topic or ()))
+    except ValueError as error:
+        raise CliError(f"{error}. See `metatxn token create --help`.") from error
+    if output_of(context, output) is Output.JSON:
+        print_json({"token": token, "entry": entry})
+    else:
+        print(f"token  {token}\n\nKeep it, it is shown only now. This goes into the token file:\n\n{entry}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    pattern, separator, rights = text.rpartition("=")
+    if not separator:
+        raise CliError(f"--topic {text!r}: give PATTERN=RIGHTS, as in 'public/default/*=consume'.")
+    return pattern, rights
