@@ -41,3 +41,9 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
 @pytest.fixture
 async def store(backend: Backend) -> MetadataStore:
     return await backend.open()
+
+
+@pytest.fixture
+def sizes() -> list[int]:
+    """The sizes of groups. Give its `append` to a store as `on_group`."""
+    return []

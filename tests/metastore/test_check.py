@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
 from metastore.types import Batch, RangeResult, Snapshot
 from metastore.urls import InvalidStoreUrl, open_store, open_store_to_read
-from tests.servers import EtcdServer, ZooKeeperServer
+from tests.metastore.opening import fresh_url
 
 TOPIC = "public/default/orders"
 SEGMENTS = [f"segment://{TOPIC}/0-7fff-0", f"segment://{TOPIC}/8000-ffff-1"]
@@ -422,11 +421,7 @@ async def test_a_store_in_use_is_clean_and_its_damage_is_found() -> None:
 
 @pytest.fixture(params=["etcd", "sqlite", "zookeeper"])
 def url(request: pytest.FixtureRequest) -> str:
-    root = secrets.token_hex(6)
-    if request.param == "sqlite":
-        return f"sqlite:///{request.getfixturevalue('tmp_path')}/x.db"
-    server: EtcdServer | ZooKeeperServer = request.getfixturevalue(f"{request.param}_server")
-    return f"{'etcd' if request.param == 'etcd' else 'zk'}://{server.endpoint}/{root}"
+    return fresh_url(request, request.param)
 
 
 async def test_another_process_looks_while_one_serves(url: str, store: MemoryStore) -> None:

@@ -20,6 +20,7 @@ from metastore.check import StoreCheck, dump
 from metastore.errors import InvalidBatch, StoreUnusable
 from metastore.txn.store import INDEXES
 from metastore.urls import open_store, open_store_to_read
+from tests.metastore.opening import fresh_url
 from tests.metastore.test_check import fill
 from tests.servers import EtcdServer, ZooKeeperServer
 
@@ -38,16 +39,16 @@ async def fill_and_leave(store: MetadataStore) -> None:
     await store.close()
 
 
-async def test_sqlite(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/x.db"
+async def test_sqlite(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = fresh_url(request, "sqlite")
     await fill_and_leave(await open_store(url))
     before = (tmp_path / "x.db").read_bytes()
     await look(url)
     assert (tmp_path / "x.db").read_bytes() == before
 
 
-async def test_etcd(etcd_server: EtcdServer) -> None:
-    url = f"etcd://{etcd_server.endpoint}/{secrets.token_hex(6)}"
+async def test_etcd(etcd_server: EtcdServer, request: pytest.FixtureRequest) -> None:
+    url = fresh_url(request, "etcd")
     await fill_and_leave(await open_store(url))
     before = etcd_server.revision()
     await look(url)
@@ -74,7 +75,7 @@ def znodes(server: ZooKeeperServer) -> dict[str, object]:
 
 async def test_zookeeper(zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Left behind: a record of an owner that died, and an empty directory, which is not left in peace for long."""
-    monkeypatch.setattr(zookeeper_janitor, "PAUSE_S", 0)
+    monkeypatch.setattr(zookeeper_janitor, "PAUSE_S", 3_600)
     root = f"/{secrets.token_hex(6)}"
     store = await ZooKeeperStore.open([zookeeper_server.endpoint], root, INDEXES)
     await fill(store)
@@ -85,12 +86,13 @@ async def test_zookeeper(zookeeper_server: ZooKeeperServer, monkeypatch: pytest.
     await store.close()
     before = await asyncio.to_thread(znodes, zookeeper_server)
     assert f"{root}/records/cursor+/gone+" in before and f"{root}/records/cluster+/broker+/dead" in before
+    monkeypatch.setattr(zookeeper_janitor, "PAUSE_S", 0)
     await look(f"zk://{zookeeper_server.endpoint}{root}")
     assert await asyncio.to_thread(znodes, zookeeper_server) == before
 
 
-async def test_a_zookeeper_store_that_is_only_read_refuses_to_write(zookeeper_server: ZooKeeperServer) -> None:
-    url = f"zk://{zookeeper_server.endpoint}/{secrets.token_hex(6)}"
+async def test_a_zookeeper_store_that_is_only_read_refuses_to_write(request: pytest.FixtureRequest) -> None:
+    url = fresh_url(request, "zookeeper")
     await fill_and_leave(await open_store(url))
     store = await open_store_to_read(url)
     try:

@@ -1,0 +1,40 @@
+"""Fresh places in the servers of the tests, and stores that are closed behind a test."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from metastore.backends.etcd import EtcdStore
+from metastore.backends.zookeeper import ZooKeeperStore
+from tests.servers import EtcdServer, ZooKeeperServer
+
+S = TypeVar("S", EtcdStore, ZooKeeperStore)
+
+SCHEMES = {"etcd": "etcd", "zookeeper": "zk"}
+
+
+def fresh_url(request: pytest.FixtureRequest, kind: str) -> str:
+    """The URL of an empty store of the kind `sqlite`, `etcd` or `zookeeper`."""
+    if kind == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('tmp_path')}/x.db"
+    server: EtcdServer | ZooKeeperServer = request.getfixturevalue(f"{kind}_server")
+    return f"{SCHEMES[kind]}://{server.endpoint}/{secrets.token_hex(6)}"
+
+
+@asynccontextmanager
+async def opener(kind: type[S]) -> AsyncIterator[Callable[..., Awaitable[S]]]:
+    """A function that opens stores of a server, each under a fresh root unless it is given one."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(server: EtcdServer | ZooKeeperServer, root: str | None = None, **options: Any) -> S:
+            fresh = f"/{secrets.token_hex(6)}" if root is None else root
+            store = await kind.open([server.endpoint], fresh, **options)
+            stack.push_async_callback(store.close)
+            return store
+
+        yield open_one
