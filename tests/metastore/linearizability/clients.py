@@ -95,7 +95,7 @@ class Client:
         record = self._known[key]
         if record is None:
             batch.create(key, self._new())
-        elif self._dice.random() < 0.2:
+        elif self._dice.random() < 0.3:
             batch.remove(record)
         else:
             batch.replace(record, self._new())
@@ -139,13 +139,25 @@ class Client:
     async def _skew_of_absence(self) -> None:
         """Each of two makes a record of its own, if neither is there."""
         base = f"/pair/{self._name}.{self._next()}"
-        left, right = f"{base}/left", f"{base}/right"
+        left, right, old = (f"{base}/{name}" for name in ("left", "right", "old"))
+        if self._dice.random() < 0.5 and not await self._make_and_remove(old):
+            return
         empty = EmptyRange(f"{base}/", f"{base}0")
         await self._both(
-            {left: None, right: None},
+            {left: None, right: None, old: None},
             lambda batch: batch.check(empty).put(left, self._new()),
             lambda batch: batch.check(empty).put(right, self._new()),
         )
+
+    async def _make_and_remove(self, key: str) -> bool:
+        """So that a range was not always empty. False if the store has not done it."""
+        value = self._new()
+        made = await self._apply({key: None}, self._store.batch().create(key, value))
+        if made is None:
+            return False
+        record = Record(key, value, made.revision, True)
+        removed = await self._apply({key: value.decode()}, self._store.batch().remove(record))
+        return removed is not None
 
     async def _skew_of_versions(self) -> None:
         """Each of two changes one record, if the other one is as it was."""

@@ -11,7 +11,7 @@ refusals     the record that made a check fail does make it fail
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,12 +21,12 @@ from tests.histories.appends import Transaction, append_fault
 from tests.histories.calls import Call, Outcome
 from tests.histories.registers import Action, CompareAndSet, Read, Write, register_fault
 
-REGISTER = re.compile(r"/register/")
+REGISTER = re.compile(r"/register/|.*/old$")
 
 
 def verdict(calls: Sequence[Call]) -> dict[str, str]:
     """What is wrong, and the evidence for it; empty when all is well. Raises `Undecided`."""
-    keys = {key for call in calls for key in _keys(call)}
+    keys = sorted({key for call in calls for key in _keys(call)})
     seen = [_with_absent(call, keys) for call in calls]
     found: dict[str, str | None] = {
         "lists are not strictly serializable": append_fault(_transactions(seen)),
@@ -35,8 +35,8 @@ def verdict(calls: Sequence[Call]) -> dict[str, str]:
         "a read does not belong to its revision": _snapshot_fault(calls),
         "a check did hold": _refusal_fault(calls),
     }
-    for key in sorted(filter(REGISTER.match, keys)):
-        found[f"{key} is not linearizable"] = register_fault(_register_calls(seen, key))
+    for key, of_key in sorted(_register_calls(seen).items()):
+        found[f"{key} is not linearizable"] = register_fault(of_key)
     return {what: evidence for what, evidence in found.items() if evidence is not None}
 
 
@@ -54,12 +54,12 @@ def _records(call: Call) -> dict[str, Any]:
     return records
 
 
-def _with_absent(call: Call, keys: set[str]) -> Call:
-    """A range also tells what is not there: all keys of the history that it does not have."""
+def _with_absent(call: Call, keys: Sequence[str]) -> Call:
+    """A range also tells what is not there: all keys of the history (sorted) that it does not have."""
     if "range" not in call.action or call.outcome is not Outcome.OK:
         return call
     start, end = call.action["range"]
-    absent: dict[str, Any] = {key: None for key in keys if start <= key < end}
+    absent: dict[str, Any] = dict.fromkeys(keys[bisect_left(keys, start) : bisect_left(keys, end)])
     return replace(call, result=call.result | {"records": absent | _records(call)})
 
 
@@ -67,26 +67,33 @@ def _value(record: Any) -> str | None:
     return None if record is None else record[0]
 
 
-def _took_effect(call: Call) -> bool:
-    """It is an apply, and not one that lost a check."""
+def _is_write(call: Call) -> bool:
+    """An apply, unless it lost a check: then it is a look at what is there."""
     return "writes" in call.action and not (call.outcome is Outcome.OK and "lost" in call.result)
 
 
 # -- registers --------------------------------------------------------------------------------------------------
 
 
-def _register_calls(calls: Sequence[Call], key: str) -> list[Call]:
-    return [replace(call, action=action, result=None) for call in calls for action in _register_actions(call, key)]
+def _register_calls(calls: Sequence[Call]) -> dict[str, list[Call]]:
+    """What was done to each register, by itself."""
+    found: defaultdict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        for key, action in _register_actions(call):
+            found[key].append(replace(call, action=action, result=None))
+    return found
 
 
-def _register_actions(call: Call, key: str) -> Iterator[Action]:
-    if _took_effect(call):
-        if key in call.action["writes"]:
-            value = call.action["writes"][key]
-            expected = call.action["expected"]
-            yield CompareAndSet(expected[key], value) if expected else Write(value)
-    elif call.outcome is Outcome.OK and key in _records(call):
-        yield Read(_value(_records(call)[key]))
+def _register_actions(call: Call) -> Iterator[tuple[str, Action]]:
+    if _is_write(call):
+        expected = call.action["expected"]
+        for key, value in call.action["writes"].items():
+            if REGISTER.match(key):
+                yield key, CompareAndSet(expected[key], value) if expected else Write(value)
+    elif call.outcome is Outcome.OK:
+        for key, record in _records(call).items():
+            if REGISTER.match(key):
+                yield key, Read(_value(record))
 
 
 # -- lists ------------------------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def _register_actions(call: Call, key: str) -> Iterator[Action]:
 def _transactions(calls: Sequence[Call]) -> list[Call]:
     found = []
     for call in calls:
-        if _took_effect(call):
+        if _is_write(call):
             reads = {key: _elements(value) for key, value in call.action["expected"].items() if _is_list(key)}
             written = {key: _elements(value) for key, value in call.action["writes"].items() if _is_list(key)}
             assert all(made[:-1] == reads[key] for key, made in written.items())
