@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -232,9 +232,10 @@ DEBIAN_ZOOKEEPER = Path("/usr/share/java/zookeeper.jar")
 
 
 def debian_zookeeper() -> list[Path]:
-    """The class path of Debian's ZooKeeper; its manifest names what it needs besides a logger."""
+    """The class path of Debian's ZooKeeper. Its manifest names what it needs besides a logger and, for TLS, Netty's
+    decoders."""
     assert DEBIAN_ZOOKEEPER.exists(), "ZooKeeper is not installed; the tests need it: apt-get install zookeeper"
-    return [DEBIAN_ZOOKEEPER, DEBIAN_ZOOKEEPER.with_name("slf4j-simple.jar")]
+    return [DEBIAN_ZOOKEEPER, *(DEBIAN_ZOOKEEPER.with_name(jar) for jar in ("slf4j-simple.jar", "netty-codec.jar"))]
 
 
 def pyspark_zookeeper() -> list[Path]:
@@ -260,23 +261,55 @@ def pyspark_zookeeper() -> list[Path]:
 class ZooKeeperServer:
     """One ZooKeeper server that stands alone. fsync stays on: what survives `kill` is part of what the tests show.
 
-    The faults are those of `EtcdServer`. A tick is short, so that sessions may be.
+    The faults are those of `EtcdServer`. A tick is short, so that sessions may be. With a `certificate` it also
+    speaks TLS, at `secure_endpoint`, and with a `client_ca` it demands certificates there.
     """
 
-    def __init__(self, directory: Path, *, class_path: Sequence[Path] | None = None, tick_ms: int = 500) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        class_path: Sequence[Path] | None = None,
+        tick_ms: int = 500,
+        certificate: Certificate | None = None,
+        client_ca: Path | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         self._java = binary("java", "openjdk-17-jre-headless")
         self._class_path = debian_zookeeper() if class_path is None else class_path
         self._directory = directory
         self._tick_ms = tick_ms
+        self._settings: dict[str, object] = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
+        self.secure_port = free_port()
+        if certificate:
+            self._settings |= {
+                "secureClientPort": self.secure_port,
+                "secureClientPortAddress": "127.0.0.1",
+                "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+                "ssl.keyStore.location": certificate.both,
+                "ssl.keyStore.type": "PEM",
+                "ssl.clientAuth": "need" if client_ca else "none",
+            }
+        if client_ca:
+            self._settings |= {"ssl.trustStore.location": client_ca, "ssl.trustStore.type": "PEM"}
 
     @property
     def endpoint(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def secure_endpoint(self) -> str:
+        return f"127.0.0.1:{self.secure_port}"
+
     def start(self) -> None:
         """Start, and return when the server serves."""
+        self.launch()
+        self.wait_serving()
+
+    def launch(self) -> None:
+        """Start, and do not wait: a member of an ensemble does not serve alone."""
         assert self._process is None, "it runs already"
         data = self._directory / "data"
         data.mkdir(parents=True, exist_ok=True)
@@ -288,23 +321,30 @@ class ZooKeeperServer:
             "admin.enableServer": "false",
             "maxClientCnxns": 0,
             "4lw.commands.whitelist": "srvr,mntr",
+            **self._settings,
         }
         config = self._directory / "zoo.cfg"
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        log = self._directory / "zookeeper.log"
         command = [
             *(self._java, "-Xmx768m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"),
             *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", ":".join(map(str, self._class_path))),
             *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)),
         ]
-        with log.open("ab") as output:
+        with self._log.open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "zookeeper.log"
+
+    def wait_serving(self) -> None:
+        assert self._process is not None, "it does not run"
         give_up = time.monotonic() + START_TIMEOUT_S
-        while not self._serves():
+        while not self.mode():
             ended = self._process.poll() is not None
             if ended or time.monotonic() > give_up:
                 self.kill()
-                raise AssertionError(f"ZooKeeper did not start; the end of its log:\n{log.read_text()[-2000:]}")
+                raise AssertionError(f"ZooKeeper did not start; the end of its log:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.02)
 
     def version(self) -> str:
@@ -315,11 +355,12 @@ class ZooKeeperServer:
         """How many watches the server holds, of all its clients."""
         return int(self._ask(b"mntr").partition("zk_watch_count\t")[2].partition("\n")[0])
 
-    def _serves(self) -> bool:
+    def mode(self) -> str:
+        """`standalone`, `leader` or `follower`; empty while it does not serve."""
         try:
-            return "Mode: standalone" in self._ask(b"srvr")
+            return self._ask(b"srvr").partition("Mode: ")[2].partition("\n")[0]
         except OSError:
-            return False
+            return ""
 
     def _ask(self, word: bytes) -> str:
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
@@ -352,3 +393,41 @@ class ZooKeeperServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+class ZooKeeperEnsemble:
+    """Three servers that are one, each with the faults of `ZooKeeperServer`."""
+
+    def __init__(self, directory: Path) -> None:
+        numbers = range(1, 4)
+        peers = {f"server.{number}": f"127.0.0.1:{free_port()}:{free_port()}" for number in numbers}
+        settings = {"initLimit": 20, "syncLimit": 10, **peers}
+        self.members = [ZooKeeperServer(directory / f"m{number}", settings=settings) for number in numbers]
+        for number in numbers:
+            data = directory / f"m{number}" / "data"
+            data.mkdir(parents=True)
+            (data / "myid").write_text(str(number))
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [member.endpoint for member in self.members]
+
+    def leader(self) -> ZooKeeperServer:
+        while True:
+            for member in self.members:
+                if member.mode() == "leader":
+                    return member
+            time.sleep(0.1)
+
+    def __enter__(self) -> Self:
+        for member in self.members:
+            member.launch()
+        for member in self.members:
+            member.wait_serving()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            member.kill()
