@@ -1,0 +1,79 @@
+"""Both services answer as their own OpenAPI pages say (issue of the coordinator): whatever is sent, no 5xx and no
+answer that the page does not show.
+
+Method: schemathesis makes requests from the page, as it says and against it, the same ones in every run; a real server
+answers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from requests import RequestException
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from tests.metatxn.dev_server import DevServer
+
+HELD = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    unsupported_method,
+]
+EXAMPLES = 15
+"""Of each operation in each mode."""
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    with DevServer(tmp_path_factory.mktemp("dev") / "data") as server:
+        yield server
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("service", ["coordinator", "broker"])
+def test_every_answer_is_on_the_page(dev: DevServer, service: str, mode: GenerationMode) -> None:
+    url = dev.coordinator_url if service == "coordinator" else dev.broker_url
+    page = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    operations = []
+    for found in page.get_all_operations():
+        assert isinstance(found, Ok), f"the page is not valid: {found}"
+        operations.append(found.ok())
+    assert len(operations) > 10
+    failures = [failure for operation in operations for failure in failures_of(operation, mode)]
+    assert not failures, "\n\n".join(failures)
+
+
+def failures_of(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode) -> Iterator[str]:
+    """At most one: the smallest request that is answered wrongly."""
+
+    @settings(
+        derandomize=True, database=None, deadline=None, max_examples=EXAMPLES, suppress_health_check=list(HealthCheck)
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def conforms(case: Case[Any]) -> None:
+        case.call_and_validate(checks=HELD)
+
+    try:
+        conforms()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE  # it takes nothing that could be wrong
+    except (FailureGroup, RequestException) as failure:
+        yield f"{operation.label}: {failure}"
