@@ -12,6 +12,7 @@ class _Answer(Protocol):
     def set_exception(self, error: Exception) -> None: ...
 
 class KazooClient:
+    _connection: Any
     def __init__(
         self,
         hosts: str = ...,

@@ -1,0 +1,122 @@
+"""Goal: with several hosts a store outlives any one server: its session moves, and nothing is lost or told twice.
+
+Method: a real ensemble of three. The server in use, and then the one that leads, is killed or frozen while callers
+write; every answer is compared with what the ensemble holds in the end, and a watch must have told all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
+from metastore.types import Applied, Changes
+from tests.servers import ZooKeeperEnsemble, ZooKeeperServer
+
+WRITERS = 8
+BOUND_S = 200.0
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Iterator[ZooKeeperEnsemble]:
+    with ZooKeeperEnsemble(tmp_path) as ensemble:
+        yield ensemble
+
+
+def in_use(store: ZooKeeperStore, ensemble: ZooKeeperEnsemble) -> ZooKeeperServer:
+    port = store._connection._client._connection._socket.getpeername()[1]
+    (member,) = [member for member in ensemble.members if member.port == port]
+    return member
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+async def test_reads_writes_and_watches_go_on_without_any_one_server(ensemble: ZooKeeperEnsemble, fault: str) -> None:
+    store = await ZooKeeperStore.open(ensemble.endpoints, "/failover", deadline_ms=10_000)
+    answers: dict[str, Applied | MetastoreError] = {}
+    told: list[tuple[int, str]] = []
+    written = asyncio.Event()
+    stopping = False
+
+    async def write(name: int) -> None:
+        number = 0
+        while not stopping:
+            key = f"/n/{name}/{number:06d}"
+            number += 1
+            try:
+                answers[key] = await store.apply(store.batch().create(key, b""))
+                written.set()
+            except MetastoreError as error:
+                answers[key] = error
+
+    async def more() -> None:
+        """Until so many more applies have been successful."""
+        goal = 50 + sum(isinstance(answer, Applied) for answer in answers.values())
+        while sum(isinstance(answer, Applied) for answer in answers.values()) < goal:
+            written.clear()
+            await written.wait()
+
+    async def follow(start: int) -> None:
+        async with store.watch("/n/", start) as watch:
+            async for item in watch:
+                assert isinstance(item, Changes), "there was a gap"
+                if item.events[-1].key == "/n/end":
+                    return
+                told.extend((item.revision, event.key) for event in item.events)
+
+    following = asyncio.create_task(follow(await store.current_revision() + 1))
+    tasks = [asyncio.create_task(write(name)) for name in range(WRITERS)]
+    async with asyncio.timeout(BOUND_S):
+        await more()
+        for leading in (False, True):
+            victim = await asyncio.to_thread(ensemble.leader) if leading else in_use(store, ensemble)
+            getattr(victim, fault)()
+            await more()
+            if fault == "kill":
+                await asyncio.to_thread(victim.start)
+            else:
+                victim.thaw()
+            await more()
+        stopping = True
+        await asyncio.gather(*tasks)
+        ended = False
+        while not ended:  # behind everything, also behind what is still in doubt: one request is on its way at a time
+            with suppress(StoreUnavailable, OutcomeUnknown):
+                await store.apply(store.batch().put("/n/end", b""))
+                ended = True
+        await following
+        stored = {record.key: record.version for record in (await store.scan("/n/")).records if record.key != "/n/end"}
+    for key, answer in answers.items():
+        if isinstance(answer, Applied):
+            assert stored.get(key) == answer.revision
+        elif answer.definite:
+            assert key not in stored, answer
+    assert sorted((revision, key) for key, revision in stored.items()) == sorted(told)
+    assert [revision for revision, _ in told] == sorted(revision for revision, _ in told)
+    await store.close()
+
+
+async def test_the_loss_of_the_majority_is_an_error_in_time_and_ends_with_it(ensemble: ZooKeeperEnsemble) -> None:
+    store = await ZooKeeperStore.open(ensemble.endpoints, "/majority", deadline_ms=3_000)
+    victims = ensemble.members[:2]
+    for member in victims:
+        member.kill()
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(MetastoreError) as lost:
+            await store.apply(store.batch().create("/a", b""))
+        assert lost.value.retriable or not lost.value.definite
+        with pytest.raises(StoreUnavailable):
+            await store.get("/a")
+        for member in victims:
+            await asyncio.to_thread(member.launch)
+        for member in victims:
+            await asyncio.to_thread(member.wait_serving)
+        while True:
+            with suppress(StoreUnavailable, OutcomeUnknown):
+                await store.apply(store.batch().put("/a", b"2"))
+                break
+        await store.close()
