@@ -130,6 +130,7 @@ class Storm:
         """Let the sleeper sleep until its queue has been too short."""
         self.sleeper.sleep()
         await self.journal.more(QUEUED_EVENTS)
+        await self.witness.reaches(self.journal.revision)  # so has the sleeper's queue
         self.sleeper.wake()
         await self.sleeper.reaches(self.journal.revision)
 
