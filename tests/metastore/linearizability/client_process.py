@@ -11,13 +11,12 @@ import sys
 import time
 from functools import partial
 
-from metastore.urls import open_store
 from tests.histories.calls import Recorder
-from tests.metastore.linearizability.clients import Client
+from tests.metastore.linearizability.clients import Client, open_patiently
 
 
 async def main(url: str, name: str, clients: str) -> None:
-    store = await open_store(url, ())
+    store = await open_patiently(url)
     recorder = Recorder(partial(os.write, sys.stdout.fileno()), name, time.monotonic_ns)
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

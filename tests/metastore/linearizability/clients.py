@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from metastore.api import MetadataStore
-from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
+from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.types import (
     Absent,
@@ -35,6 +35,7 @@ from metastore.types import (
     Record,
     Snapshot,
 )
+from metastore.urls import open_store
 from tests.histories.calls import Outcome, Recorder
 
 REGISTERS = [f"/register/{number:02}" for number in range(16)]
@@ -46,6 +47,15 @@ PAIRS_RANGE = ("/pair/", "/pair0")
 
 Answer = TypeVar("Answer")
 Seen = Mapping[str, Record | None]
+
+
+async def open_patiently(url: str, **options: Any) -> MetadataStore:
+    """Open the store as soon as its server answers: it may just have been started, on a machine that is busy."""
+    while True:
+        try:
+            return await open_store(url, (), **options)
+        except StoreUnavailable:
+            continue
 
 
 class Client:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from metastore.api import MetadataStore
-from metastore.urls import open_store
+from tests.metastore.linearizability.clients import open_patiently
 from tests.servers import EtcdServer, ZooKeeperServer
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +57,7 @@ SERVER_STORES = 8
 
 @asynccontextmanager
 async def _opened(url: str) -> AsyncIterator[MetadataStore]:
-    store = await open_store(url, ())
+    store = await open_patiently(url)
     yield store
     await store.close()
 
@@ -87,7 +87,7 @@ async def _deploy(
     url = f"{scheme}://{server.endpoint}/{secrets.token_hex(6)}"
     stores = []
     for _ in range(SERVER_STORES):
-        store = await open_store(url, (), **options)
+        store = await open_patiently(url, **options)
         stack.push_async_callback(store.close)
         stores += [store, store]
     return Deployment(lambda: _opened(url), stores, url, 4, server, ON_SERVERS)
