@@ -14,7 +14,7 @@ A hundred thousand headers may fall due together. They go in slices with a pause
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -22,7 +22,7 @@ import structlog
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.periodic import PeriodicSweep
 from coordinator.settling import Clock
-from coordinator.shares import ReadShare, everything
+from coordinator.shares import Share, everything
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
@@ -62,10 +62,10 @@ class GcSweep(PeriodicSweep):
         *,
         interval_ms: int = DEFAULT_INTERVAL_MS,
         retention_ms: int = DEFAULT_RETENTION_MS,
-        read_share: ReadShare = everything,
+        share: Callable[[], Share] = everything,
     ) -> None:
         super().__init__("gc sweep", interval_ms)
-        self._read_share = read_share
+        self._share = share
         self._overdue_ms = OVERDUE_INTERVALS * interval_ms
         self._store = store
         self._clock = clock
@@ -85,7 +85,7 @@ class GcSweep(PeriodicSweep):
         until_ms = self._clock() - self._retention_ms
         overdue_ms = until_ms - self._overdue_ms
         deleted = kept = 0
-        share = await self._read_share()
+        share = self._share()
         for state in (TxnState.COMMITTED, TxnState.ABORTED):
             after = ""
             while until_ms >= 0 and not self.stopping:
@@ -141,4 +141,5 @@ class GcSweep(PeriodicSweep):
         except CheckFailed as lost:
             # Operations are left, and their brokers will delete them; or another sweep was faster.
             return lost.current is None
+        log.debug("header collected", txn_id=str(txn_id))
         return True

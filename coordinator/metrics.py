@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from metastore.txn.records import Header
 from metastore.txn.states import ExpiredBy, TxnState
+
+
+class _Counted(Collector):
+    """A counter that something else counts."""
+
+    def __init__(self, name: str, documentation: str, count: Callable[[], int]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._count = count
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(self._name, self._documentation, self._count())
 
 
 class CoordinatorMetrics:
@@ -52,6 +68,10 @@ class CoordinatorMetrics:
             self._header_cas.labels(result)
         for result in ("committed", "aborted", "timed_out", "fenced"):
             self._ended.labels(result)
+
+    def show_resyncs(self, resyncs: Callable[[], int]) -> None:
+        """`resyncs` is asked at every scrape how many gaps the process's watch has had."""
+        self.registry.register(_Counted("metatxn_watch_resyncs", "Times a watch had to list again.", resyncs))
 
     def decided(self, final: Header) -> None:
         self._header_cas.labels("ok").inc()

@@ -18,22 +18,18 @@ from coordinator.api.routes import hanging_routes, transaction_key_routes, trans
 from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.presence import Presence
 from coordinator.settling import Clock
-from coordinator.shares import AnnouncedShare
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
-from metastore.api import Ephemeral, MetadataStore
-from metastore.errors import MetastoreError
-from metastore.txn import paths
-from metastore.txn.records import JsonRecord
+from metastore.api import MetadataStore
 from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
 from service.server import HttpServer
 
 DEFAULT_PORT = 8470
-PRESENCE_TTL_MS = 10_000
 
 _DESCRIPTION = """Transactions over many streams, decided by one compare-and-set in a metadata store.
 
@@ -45,12 +41,6 @@ log = structlog.get_logger()
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-class ProcessRecord(JsonRecord):
-    """`/cluster/coordinator/<id>`: an ephemeral record, liveness only."""
-
-    url: str
 
 
 class CoordinatorService:
@@ -85,12 +75,13 @@ class CoordinatorService:
         store.group_listeners.append(self.metrics.group_commit_size.observe)
         self.listings = Listings(store, clock, self.metrics)
         self.process_id = secrets.token_hex(8)
-        share = AnnouncedShare(store, self.process_id)
+        self.presence = Presence(store, self.process_id)
+        self.metrics.show_resyncs(lambda: self.presence.resyncs)
         self.timeout_sweep = TimeoutSweep(
             self.transactions,
             interval_ms=timeout_sweep_interval_ms,
             max_clock_skew_ms=max_clock_skew_ms,
-            read_share=share,
+            share=self.presence.share,
         )
         self.gc_sweep = GcSweep(
             store,
@@ -98,12 +89,11 @@ class CoordinatorService:
             self.metrics,
             interval_ms=gc_interval_ms,
             retention_ms=gc_retention_ms,
-            read_share=share,
+            share=self.presence.share,
         )
         self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self.app = self._create_app()
         self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
-        self._presence: Ephemeral | None = None
 
     @property
     def url(self) -> str:
@@ -113,7 +103,7 @@ class CoordinatorService:
         """Bind, announce, serve, sweep. Raises `OSError` when the port is taken, and the store's errors."""
         self._server.bind()
         try:
-            self._presence = await self._announce()
+            await self.presence.start(self.url)
             await self._server.start()
         except BaseException:
             await self.stop()
@@ -125,28 +115,17 @@ class CoordinatorService:
 
     async def stop(self) -> None:
         """Withdraw, then finish the requests and the sweep that are under way. Idempotent."""
-        presence, self._presence = self._presence, None
-        if presence:
-            await self._withdraw(presence)
+        log.info("coordinator stopping", process_id=self.process_id)
+        await self.presence.stop()
         await self._server.stop()
         await self.timeout_sweep.stop()
         await self.gc_sweep.stop()
         await self.survey.stop()
         log.info("coordinator stopped", process_id=self.process_id)
 
-    async def _announce(self) -> Ephemeral:
-        key, value = paths.coordinator_process(self.process_id), ProcessRecord(url=self.url).encode()
-        return await self._store.ephemeral(key, value, PRESENCE_TTL_MS)
-
-    async def _withdraw(self, presence: Ephemeral) -> None:
-        try:
-            await presence.close()
-        except MetastoreError as error:  # The store forgets by itself after the time to live.
-            log.warning("coordinator still announced", error=str(error))
-
     def _create_app(self) -> FastAPI:
         app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), self.metrics.registry, self._exposure)
-        add_operations(app, self._store, waiting_for=dict)
+        add_operations(app, self._store, waiting_for=lambda: self.presence.waiting_for)
         app.include_router(transaction_routes(self.transactions, self.listings))
         app.include_router(transaction_key_routes(self.transactions, self.listings))
         app.include_router(hanging_routes(self.listings))

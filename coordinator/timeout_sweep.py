@@ -12,12 +12,13 @@ its own share (`shares`), and takes what is left of another's once that is overd
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
 from coordinator.periodic import PeriodicSweep
-from coordinator.shares import ReadShare, Share, everything
+from coordinator.shares import Share, everything
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metastore.txn import listing
@@ -50,10 +51,10 @@ class TimeoutSweep(PeriodicSweep):
         *,
         interval_ms: int = DEFAULT_INTERVAL_MS,
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
-        read_share: ReadShare = everything,
+        share: Callable[[], Share] = everything,
     ) -> None:
         super().__init__("timeout sweep", interval_ms)
-        self._read_share = read_share
+        self._share = share
         self._overdue_ms = OVERDUE_INTERVALS * interval_ms
         self._transactions = transactions
         self._max_clock_skew_ms = max_clock_skew_ms
@@ -68,17 +69,15 @@ class TimeoutSweep(PeriodicSweep):
         """
         until_ms = self._transactions.clock() - self._max_clock_skew_ms
         overdue_ms = until_ms - self._overdue_ms
+        share = self._share()
         aborted = failed = 0
         after = ""
-        share: Share | None = None
         while until_ms >= 0 and not self.stopping:
             with self._transactions.metrics.index_query.time():
                 rows = await listing.open_by_deadline(
                     self._transactions.store, after=after, until_ms=until_ms, limit=SLICE
                 )
-            if rows and share is None:
-                share = await self._read_share()
-            due = [row for row in rows if row.at_ms <= overdue_ms or (share and share(row.txn_id))]
+            due = [row for row in rows if row.at_ms <= overdue_ms or share(row.txn_id)]
             # At once, so that the store can put them into one request.
             ended = await asyncio.gather(*(self._expire(row.txn_id) for row in due))
             aborted += ended.count(True)

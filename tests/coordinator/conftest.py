@@ -138,9 +138,11 @@ def sweep(transactions: Transactions) -> TimeoutSweep:
 async def http(store: FaultyStore, clock: FakeClock) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a coordinator's application, without a network between them."""
     service = CoordinatorService(store, clock=clock)
+    await service.presence.start("http://coordinator")
     transport = httpx.ASGITransport(app=service.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
         yield client
+    await service.presence.stop()
 
 
 async def refusal(verb: Awaitable[object], code: ErrorCode) -> ServiceError:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 
 import pytest
 
 from coordinator.gc_sweep import SLICE, Collected, GcSweep
-from coordinator.shares import AnnouncedShare
+from coordinator.shares import share_of
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.etcd import EtcdStore
@@ -176,15 +177,14 @@ async def test_coordinators_divide_the_headers(
     transactions: Transactions, clock: FakeClock, truth: MemoryStore, store: FaultyStore
 ) -> None:
     """Each collects its share; what another one has left for two intervals is everybody's."""
-    announced = [await store.ephemeral(paths.coordinator_process(name), b"{}", 1_000) for name in "ab"]
     first, second = (
         GcSweep(
             *(store, clock, transactions.metrics),
             interval_ms=1_000,
             retention_ms=RETENTION_MS,
-            read_share=AnnouncedShare(store, name),
+            share=functools.partial(share_of, process, ["a", "b"]),
         )
-        for name in "ab"
+        for process in "ab"
     )
     for _ in range(20):
         await transactions.commit(await begin(transactions))
@@ -197,8 +197,6 @@ async def test_coordinators_divide_the_headers(
     clock.now_ms += RETENTION_MS + 2_000
     assert await second.collect_once() == Collected(deleted=4, kept=0)
     assert await left(truth) == []
-    for presence in announced:
-        await presence.close()
 
 
 async def test_at_quiescence_nothing_is_left(etcd: EtcdStore, clock: FakeClock) -> None:

@@ -7,11 +7,17 @@ import socket
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
+from coordinator.gc_sweep import GcSweep
 from coordinator.service import CoordinatorService
+from coordinator.timeout_sweep import TimeoutSweep
+from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
+from tests.coordinator.conftest import FakeClock
 from tests.coordinator.stores import FaultyStore
+from tests.coordinator.test_transactions import begin
 
 
 async def test_it_announces_itself_and_withdraws(truth: MemoryStore) -> None:
@@ -85,3 +91,22 @@ async def test_a_store_that_refuses_the_announcement_leaves_nothing_behind() -> 
     service = CoordinatorService(store, port=0)
     with pytest.raises(Exception, match="closed"):
         await service.start()
+
+
+async def test_the_log_names_the_transaction(transactions: Transactions, clock: FakeClock, truth: MemoryStore) -> None:
+    """Its begin, its end, its timeout and its end of life; what happens over its user's head shows at level info."""
+    gc = GcSweep(truth, clock, transactions.metrics, retention_ms=1_000)
+    with capture_logs() as lines:
+        committed, expired = await begin(transactions), await begin(transactions, timeout_ms=1)
+        await transactions.commit(committed)
+        clock.now_ms += 30_000
+        await TimeoutSweep(transactions).sweep_once()
+        clock.now_ms += 1_000
+        await gc.collect_once()
+    told = [(line["event"], line["log_level"], line["txn_id"]) for line in lines if "txn_id" in line]
+    assert told == [
+        *(("transaction begun", "debug", str(txn_id)) for txn_id in (committed, expired)),
+        ("transaction decided", "debug", str(committed)),
+        ("transaction decided", "info", str(expired)),
+        *(("header collected", "debug", str(txn_id)) for txn_id in (committed, expired)),
+    ]

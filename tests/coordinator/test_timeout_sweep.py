@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 
 import pytest
 
 from coordinator.api.models import BeginRequest
-from coordinator.shares import AnnouncedShare
+from coordinator.shares import share_of
 from coordinator.timeout_sweep import SLICE, Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.errors import StoreUnavailable
-from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.types import RangeResult
 from service.problems import ErrorCode
@@ -218,19 +218,17 @@ async def test_a_sweep_reads_what_is_due_and_not_what_is_open(
     assert {(await transactions.get(txn_id)).expired_by for txn_id in due} == {"timeout"}
 
 
-def sharing(coordinate: Callable[..., Transactions], store: FaultyStore, process_id: str) -> TimeoutSweep:
-    """The sweep of another process, which is announced once somebody puts its record."""
-    share = AnnouncedShare(store, process_id)
-    return TimeoutSweep(coordinate(), interval_ms=1_000, max_clock_skew_ms=SKEW_MS, read_share=share)
+def sharing(coordinate: Callable[..., Transactions], process: str, announced: list[str]) -> TimeoutSweep:
+    """The sweep of another process, which sees that `announced` are."""
+    share = functools.partial(share_of, process, announced)
+    return TimeoutSweep(coordinate(), interval_ms=1_000, max_clock_skew_ms=SKEW_MS, share=share)
 
 
 async def test_coordinators_divide_the_work(
     coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock, store: FaultyStore
 ) -> None:
     """Each transaction is read and aborted by one of three, at once; nothing is asked twice."""
-    sweeps = [sharing(coordinate, store, name) for name in "abc"]
-    for name in "abc":
-        await store.ephemeral(paths.coordinator_process(name), b"{}", 1_000)
+    sweeps = [sharing(coordinate, process, ["a", "b", "c"]) for process in "abc"]
     for _ in range(3 * SLICE):
         await begin(transactions, timeout_ms=1_000)
     clock.now_ms = START_MS + 1_000 + SKEW_MS
@@ -241,11 +239,11 @@ async def test_coordinators_divide_the_work(
 
 
 async def test_the_share_of_a_dead_coordinator_is_swept_by_the_others(
-    coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock, store: FaultyStore
+    coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock
 ) -> None:
     """It is announced still: after two intervals what it has left is everybody's; once forgotten, at once."""
-    alive = sharing(coordinate, store, "alive")
-    announced = [await store.ephemeral(paths.coordinator_process(name), b"{}", 1_000) for name in ("alive", "dead")]
+    announced = ["alive", "dead"]
+    alive = sharing(coordinate, "alive", announced)
     for _ in range(10):
         await begin(transactions, timeout_ms=1_000)
     clock.now_ms = START_MS + 1_000 + SKEW_MS
@@ -254,7 +252,7 @@ async def test_the_share_of_a_dead_coordinator_is_swept_by_the_others(
     assert await alive.sweep_once() == Swept(aborted=0, failed=0)
     clock.now_ms += 1
     assert await alive.sweep_once() == Swept(aborted=5, failed=0)
-    await announced[1].close()
+    announced.remove("dead")
     for _ in range(10):
         await begin(transactions, timeout_ms=1)
     clock.now_ms += SKEW_MS + 1
@@ -262,10 +260,10 @@ async def test_the_share_of_a_dead_coordinator_is_swept_by_the_others(
 
 
 async def test_two_that_sweep_the_same_are_harmless(
-    coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock, store: FaultyStore
+    coordinate: Callable[..., Transactions], transactions: Transactions, clock: FakeClock
 ) -> None:
     """DESIGN §5.17: as when the announcements are wrong. Each transaction is aborted by one of them."""
-    sweeps = [sharing(coordinate, store, name) for name in ("unannounced", "neither")]
+    sweeps = [sharing(coordinate, process, []) for process in ("unannounced", "neither")]
     ids = [await begin(transactions, timeout_ms=1_000) for _ in range(2 * SLICE + 7)]
     clock.now_ms = START_MS + 1_000 + SKEW_MS
     swept = await asyncio.gather(*(sweep.sweep_once() for sweep in sweeps))
