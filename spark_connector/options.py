@@ -196,7 +196,7 @@ class _Values:
 
     def token(self) -> str | None:
         # Read on the driver: executors need not have the variable.
-        return self.get("token") or os.environ.get("METATXN_TOKEN")
+        return self.get("token") or os.environ.get("METATXN_TOKEN") or None
 
     def refuse(self, name: str, because: str) -> None:
         if self.get(name) is not None:

@@ -46,7 +46,7 @@ def output_of(context: typer.Context, output: Output | None) -> Output:
 def connect(context: typer.Context, url: str | None, token: str | None) -> metatxn.Client:
     """A client of a service that answers. A person does not want to wait for one that is not there."""
     given = shared(context)
-    client = metatxn.connect(url or given.url, token=token or given.token, ca=given.ca)
+    client = metatxn.connect(url or given.url, token=token or given.token or None, ca=given.ca)
     try:
         client.cluster(patient=False)
     except metatxn.MetatxnError:

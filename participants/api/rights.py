@@ -1,4 +1,4 @@
-"""Which right an endpoint asks for. A dependency of the route, so that it is refused before its body is looked at."""
+"""Which right an endpoint asks for: a dependency of its route, so that it is refused before anything is done."""
 
 from __future__ import annotations
 
