@@ -1,0 +1,61 @@
+"""A proxy between a client and a server that can keep replies back and cut connections."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+
+class Proxy:
+    """Forwards everything to `port`; while `holding`, nothing comes back from there."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._connections: set[asyncio.Task[None]] = set()
+        self.holding = False
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.create_task(self._forward(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(reader, requests, held=False))
+                pumps.create_task(self._pump(answers, writer, held=True))
+        except* (ConnectionError, EOFError):
+            pass  # either end has gone
+        finally:
+            writer.close()
+            requests.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bool) -> None:
+        while data := await reader.read(1 << 16):
+            if not (held and self.holding):
+                writer.write(data)
+        raise EOFError
+
+    def cut(self) -> None:
+        """End all connections; new ones are forwarded as ever."""
+        self.holding = False
+        for connection in self._connections:
+            connection.cancel()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
