@@ -79,6 +79,10 @@ keys = st.sampled_from(PLAIN + INDEXED + NAMED)
 bare_keys = st.sampled_from([key for key in PLAIN + NAMED if not key.startswith(ITEMS)])
 values = st.sampled_from([b"", b"red", b"blue", b"red,blue", b"green,red"])
 bounds = st.sampled_from(BOUNDS)
+# Half of the ranges are short, and begin and end at keys.
+POINTS = sorted({*PLAIN, *INDEXED, *NAMED, *BOUNDS})
+SPANS = [(POINTS[place], end) for place in range(len(POINTS)) for end in POINTS[place + 1 : place + 4]]
+ranges = st.sampled_from(SPANS) | st.tuples(bounds, bounds)
 places = st.integers(0, 30)  # among the keys that were seen, so that most of these steps meet a record
 ages = st.sampled_from([0, 0, 0, 1, 2])  # 0: as it was seen last
 creations = st.tuples(st.just("create"), keys, values)
@@ -88,14 +92,15 @@ writes = st.one_of(
     st.tuples(st.just("remove"), places, ages),
     st.tuples(st.just("put"), bare_keys, values),
     st.tuples(st.just("delete"), bare_keys),
-    st.tuples(st.just("delete range"), bounds, bounds),
+    st.tuples(st.just("delete range"), ranges),
+    st.tuples(st.just("delete range at"), places),
 )
 checks = st.one_of(
     st.tuples(st.just("absent"), keys),
     st.tuples(st.just("at version"), places, ages),
     st.tuples(st.just("first version"), places),
     st.tuples(st.just("first version of"), keys),
-    st.tuples(st.just("empty range"), bounds, bounds),
+    st.tuples(st.just("empty range"), ranges),
 )
 batches = st.builds(list.__add__, st.lists(checks, max_size=2), st.lists(writes, max_size=3))
 clients = st.integers(0, 1)
@@ -162,9 +167,10 @@ class Histories(RuleBasedStateMachine):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    @rule(client=clients, start=bounds, end=bounds, limit=limits, reverse=st.booleans(), keys_only=st.booleans())
-    def range(self, client: int, start: str, end: str, limit: int, reverse: bool, keys_only: bool) -> None:
+    @rule(client=clients, span=ranges, limit=limits, reverse=st.booleans(), keys_only=st.booleans())
+    def range(self, client: int, span: tuple[str, str], limit: int, reverse: bool, keys_only: bool) -> None:
         store = self._stores[client]
+        start, end = span
         found = self._run(store.range(start, end, limit=limit, reverse=reverse, keys_only=keys_only))
         expected = self._model.range(start, end, reverse)
         assert found.more == (0 < limit < len(expected))
@@ -287,9 +293,14 @@ class Histories(RuleBasedStateMachine):
                 case ("delete", key) if _free(plain, key):
                     real.delete(key)
                     plain.delete(key)
-                case ("delete range", start, end) if _may_delete(plain, start, end):
+                case ("delete range", (start, end)) if _may_delete(plain, start, end):
                     real.delete_range(start, end)
                     plain.delete_range(start, end)
+                case ("delete range at", place) if (seen := self._recall(place, 0)) and _may_delete(
+                    plain, seen[0].key, seen[0].key + "0"
+                ):
+                    real.delete_range(seen[0].key, seen[0].key + "0")
+                    plain.delete_range(seen[0].key, seen[0].key + "0")
                 case ("absent", key):
                     real.check(Absent(key))
                     plain.check(Absent(key))
@@ -302,7 +313,7 @@ class Histories(RuleBasedStateMachine):
                 case ("at version", place, age) if seen := self._recall(place, age):
                     real.check(AtVersion(seen[0].key, seen[0].version))
                     plain.check(AtVersion(seen[1].key, seen[1].version))
-                case ("empty range", start, end):
+                case ("empty range", (start, end)):
                     real.check(EmptyRange(start, end))
                     plain.check(EmptyRange(start, end))
         return real, plain
@@ -369,8 +380,9 @@ def _free(batch: Batch, key: str) -> bool:
 
 
 def _may_delete(batch: Batch, start: str, end: str) -> bool:
-    """Not what indexes and counters own (`/idx/`, `/item/`, `/seq/`), nor what this batch writes."""
-    return (end <= "/i" or start >= "/t") and not any(start <= key < end for key in batch.puts)
+    """Not what indexes and counters own (`/id/`, `/idx/`, `/item/`, `/seq/`), nor what this batch writes."""
+    owned = (start < "/item0" and end > "/i") or (start < "/seq0" and end > "/seq/")
+    return not owned and not any(start <= key < end for key in batch.puts)
 
 
 @pytest.mark.timeout(900)  # hypothesis looks for a shorter history for up to five minutes
