@@ -137,6 +137,19 @@ async def reading(store: EtcdStore) -> int | None:
         return None
 
 
+async def test_a_call_outlives_the_freezing_of_the_member_in_use(cluster: EtcdCluster) -> None:
+    """The deadline is shorter than what gRPC takes to notice it, and there is time left for the others."""
+    store = await EtcdStore.open(cluster.endpoints, "/frozen", deadline_ms=12_000)
+    for call in (lambda: store.get("/a"), lambda: store.apply(store.batch().put("/a", b""))):
+        victim = in_use(store, cluster)
+        victim.freeze()
+        async with asyncio.timeout(BOUND_S):
+            await call()
+        assert in_use(store, cluster) is not victim
+        victim.thaw()
+    await store.close()
+
+
 async def test_a_watch_moves_to_another_member_while_nobody_writes(cluster: EtcdCluster, store: EtcdStore) -> None:
     other = await EtcdStore.open(list(reversed(cluster.endpoints)), "/failover")
     async with asyncio.timeout(BOUND_S), store.watch("/n/", await store.current_revision() + 1) as watch:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,9 @@ from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL
 
 from metastore.api import MetadataStore
+from metastore.backends.credentials import Tls
 from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.backends.zookeeper_connection import _Handler
 from metastore.errors import StoreUnavailable
 from metastore.urls import InvalidStoreUrl, open_store
 from tests.certificates import Authority
@@ -94,6 +99,21 @@ async def test_large_answers_arrive_whole_over_tls(tls_server: ZooKeeperServer, 
         found = await asyncio.gather(*map(store.get, values))
         assert {record.key: record.value for record in found if record} == values
     await store.close()
+
+
+def test_what_tls_has_decrypted_already_is_readable(authority: Authority) -> None:
+    """Two answers in one record of TLS: behind the first, the operating system has nothing more to read."""
+    certificate = authority.sign("here")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.cert, certificate.key)
+    ours, theirs = socket.socketpair()
+    with ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(context.wrap_socket, theirs, server_side=True)
+        client = Tls(authority.ca).context().wrap_socket(ours, server_hostname="127.0.0.1")
+        with client, accepting.result() as server:
+            server.sendall(b"first 2nd")
+            assert client.recv(6) == b"first "
+            assert _Handler(None, 1).select([client], [], [], 0)[0] == [client]
 
 
 async def test_a_certificate_that_nobody_trusts_is_named(
