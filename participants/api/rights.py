@@ -10,6 +10,7 @@ from pydantic import AfterValidator
 from metastore.txn.ids import TxnId
 from participants.broker.broker import Broker
 from participants.broker.names import topic_name, topic_of_segment
+from participants.segment.segment import refusal
 from service.http import Caller, PathText
 from service.problems import ErrorCode, ServiceError
 from service.security.principal import Principal, Right
@@ -46,15 +47,17 @@ async def seeing_topic(topic: TopicPath, caller: Caller) -> None:
 
 
 async def check_transaction(broker: Broker, txn_id: TxnId | None, caller: Principal) -> None:
-    """Raises NOT_ALLOWED when `txn_id` was begun by another principal (scenario B14).
+    """Raises NOT_ALLOWED when `txn_id` was begun by another principal (scenario B14), TXN_NOT_FOUND for an unknown one.
 
-    An unknown one is let through: the guard of its intent refuses it. The owner of a header never changes, so the
-    mirror's word is as good as the store's, and usually there.
+    The owner of a header never changes, so the mirror's word is as good as the store's, and usually there. An unknown
+    one is not left to the guard of its intent: ids can be foreseen, and another may begin it in between.
     """
     if txn_id is None or caller.superuser:
         return
     header = await broker.header(txn_id)
-    if header is not None and not caller.owns(header.owner):
+    if header is None:
+        raise refusal(txn_id, None)
+    if not caller.owns(header.owner):
         raise ServiceError(
             ErrorCode.NOT_ALLOWED,
             f"transaction {txn_id} was begun by another principal than {caller.name!r}",

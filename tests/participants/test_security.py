@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from starlette.routing import BaseRoute
 
 import metatxn
 from metastore.backends.memory import MemoryStore
+from metastore.txn.ids import TxnId
 from metastore.txn.store import INDEXES
+from metastore.types import Record
 from participants.api import rights
 from participants.service import BrokerService
+from participants.txn.header_mirror import HeaderMirror
 from service.problems import ErrorCode, Problem
 from tests.metatxn.dev_server import COMMAND
 from tests.service.secured import Caller, secured
@@ -136,21 +139,47 @@ def routes_of(routes: list[BaseRoute]) -> list[APIRoute]:
     return found
 
 
-async def test_b14_a_write_into_a_transaction_of_another_is_refused_before_the_watch_has_told(
-    callers: dict[str, Caller],
+MESSAGES = "/v1/topics/orders/messages"
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+async def test_b14_a_write_into_a_transaction_of_another_is_refused(
+    callers: dict[str, Caller], monkeypatch: pytest.MonkeyPatch, mirrored: bool
 ) -> None:
-    """The broker reads the header itself when its mirror has not heard of it: at once after the begin."""
-    root = callers["root"]
+    """Whether or not the watch has told the broker of the header by then."""
+    root, other = callers["root"], callers["produce"].broker
     await root.broker.post("/v1/topics", json={"name": "orders"})
-    for _ in range(20):
-        txn = (await root.coordinator.post("/v1/txns")).json()["txn_id"]
-        path = "/v1/topics/orders/messages"
-        problem = refused(await callers["produce"].broker.post(path, params={"txn_id": txn}, json=MESSAGE))
-        assert "another principal" in problem.detail
-        assert (await root.broker.post(path, params={"txn_id": txn}, json=MESSAGE)).status_code == 200
-        assert (await root.coordinator.post(f"/v1/txns/{txn}/commit")).status_code == 200
-    unknown = await callers["produce"].broker.post(path, params={"txn_id": "f" * 32}, json=MESSAGE)
-    refused(unknown, ErrorCode.TXN_NOT_FOUND)
+    if not mirrored:
+        monkeypatch.setattr(HeaderMirror, "seen", lambda *_: None)
+    txn = (await root.coordinator.post("/v1/txns")).json()["txn_id"]
+    assert "another principal" in refused(await other.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).detail
+    assert (await root.broker.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).status_code == 200
+    assert (await root.coordinator.post(f"/v1/txns/{txn}/commit")).status_code == 200
+
+
+async def test_b14_an_id_that_was_foreseen_is_of_no_use(
+    callers: dict[str, Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids follow one another. Whoever writes into the next one must not get in when it begins at that very moment:
+    here the begin falls between the broker's look at the header and everything after it."""
+    root, other = callers["root"], callers["produce"].broker
+    await root.broker.post("/v1/topics", json={"name": "orders"})
+    first = (await root.coordinator.post("/v1/txns")).json()["txn_id"]
+    foreseen = f"{int(first, 16) + 1:032x}"
+    look = HeaderMirror.read
+    begun: list[str] = []
+
+    async def begin_after_look(mirror: HeaderMirror, txn_ids: Iterable[TxnId]) -> dict[TxnId, Record | None]:
+        seen = await look(mirror, txn_ids)
+        if not begun:
+            begun.append((await root.coordinator.post("/v1/txns")).json()["txn_id"])
+        return seen
+
+    monkeypatch.setattr(HeaderMirror, "read", begin_after_look)
+    refused(await other.post(MESSAGES, params={"txn_id": foreseen}, json=MESSAGE), ErrorCode.TXN_NOT_FOUND)
+    assert begun == [foreseen]
+    assert (await root.coordinator.post(f"/v1/txns/{foreseen}/commit")).status_code == 200
+    assert (await root.broker.get(MESSAGES)).json()["messages"] == []
 
 
 async def test_a_signed_token_carries_its_rights(tmp_path: Path) -> None:
@@ -166,10 +195,9 @@ async def test_a_signed_token_carries_its_rights(tmp_path: Path) -> None:
             assert (await ada.broker.post("/v1/topics", json={"name": "orders"})).status_code == 201
             txn = (await ada.coordinator.post("/v1/txns")).json()["txn_id"]
         async with cluster.caller(jwt) as ada:
-            path = "/v1/topics/orders/messages"
-            assert (await ada.broker.post(path, params={"txn_id": txn}, json=MESSAGE)).status_code == 200
+            assert (await ada.broker.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).status_code == 200
             assert (await ada.coordinator.post(f"/v1/txns/{txn}/commit")).json()["state"] == "COMMITTED"
-            refused(await ada.broker.get(path))
+            refused(await ada.broker.get(MESSAGES))
         async with cluster.caller(signed(key, "ES256", exp=1)) as late:
             for http in (late.coordinator, late.broker):
                 assert "expired" in refused(await http.get("/v1/cluster"), ErrorCode.UNAUTHENTICATED).detail
