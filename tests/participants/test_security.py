@@ -279,3 +279,18 @@ def test_another_address_than_this_machines_is_refused_without_authentication(co
     done = run(command, "--host", "0.0.0.0", *more)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "--token-file" in done.stderr and "--allow-anonymous" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--name", ""], "principal: String should have at least 1 character"),
+        (["--name", "a", "--topic", "orders=produce"], "needs two slashes or a *"),
+        (["--name", "a", "--topic", "public/default/orders"], "give PATTERN=RIGHTS"),
+        (["--name", "a", "--topic", "*=write"], "'produce', 'consume' or 'admin'"),
+    ],
+)
+def test_a_token_with_senseless_rights_is_not_made(arguments: list[str], problem: str) -> None:
+    done = run("token", "create", *arguments)
+    assert done.returncode == 1 and done.stdout == "" and problem in done.stderr
+    assert done.stderr.startswith("metatxn: ") and done.stderr.count("\n") == 1

@@ -425,3 +425,23 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, authority: Authority)
         assert str(refused.value).endswith("."), refused.value
     with pytest.raises(metatxn.InvalidArgument, match="ca: "):
         metatxn.connect("https://x", ca=str(one.key))
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_tokens", [True, False])
+async def test_the_page_says_what_the_gate_asks_for(
+    serve: Callable[..., Served], tmp_path: Path, with_tokens: bool
+) -> None:
+    """A token where one is needed, and only when this service needs one; and every refusal of the gate."""
+    options = {"token_file": TokenFile(tmp_path).path} if with_tokens else {}
+    async with serve(**options) as http, client(http) as caller:
+        described = (await caller.get("/openapi.json")).json()
+    assert described["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    echo, metrics = described["paths"]["/echo"]["post"], described["paths"]["/metrics"]["get"]
+    assert {"401", "403", "413", "429"} <= set(echo["responses"])
+    assert {"401", "403", "429"} <= set(metrics["responses"]) and "413" not in metrics["responses"]
+    assert all(
+        operation.get("security") == ([{"bearer": []}] if with_tokens else None) for operation in (echo, metrics)
+    )
