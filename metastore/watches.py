@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from metastore.api import MetadataStore, Watch
+from metastore.background import in_background
 from metastore.errors import StoreUnavailable
 from metastore.types import Changes, Event, Record, Resync, Revision, WatchItem
 
@@ -181,7 +182,7 @@ class Mirror:
     async def running(self) -> AsyncIterator[None]:
         """List, then follow the prefix in a task until the block is left. Entered once the list is complete."""
         await self._list()
-        task = asyncio.create_task(self._follow(), name=f"mirror of {self.prefix}")
+        task = in_background(self._follow(), f"mirror of {self.prefix}")
         try:
             yield
         finally:

@@ -19,6 +19,7 @@ from metastore.backends.etcd_stubs import (
     RequestOp,
     TxnRequest,
 )
+from metastore.background import in_background
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 
 MIN_TTL_S = 2  # etcd grants no shorter ones with its default election timeout
@@ -45,7 +46,7 @@ class LeasedRecord(Ephemeral):
             await self._connection.ask(self._connection.kv.Put, put, self._deadline_s)
         except (StoreUnavailable, grpc.aio.AioRpcError) as error:
             raise OutcomeUnknown(f"the ephemeral record may exist until its lease ends: {error}") from None
-        self._keeper = asyncio.create_task(self._keep(), name="etcd lease")
+        self._keeper = in_background(self._keep(), "etcd lease")
 
     async def close(self) -> None:
         """Revoke the lease: that deletes the record, unless somebody else's put has taken it off the lease."""

@@ -20,6 +20,7 @@ from metastore.api import Watch
 from metastore.backends.etcd_connection import Backoff, Connection
 from metastore.backends.etcd_stubs import Event, WatchCreateRequest, WatchRequest, WatchResponse
 from metastore.backends.etcd_wire import Wire
+from metastore.background import in_background
 from metastore.errors import StoreUnavailable
 from metastore.types import Changes, Revision
 from metastore.watches import ChangeLog
@@ -47,7 +48,7 @@ class PrefixFeed:
         self._next_revision = from_revision
         self._current_revision = current_revision
         self._log = ChangeLog(from_revision - 1, on_idle=lambda: on_idle(self))
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"etcd watch of {prefix}")
+        self._task = in_background(self._run(), f"etcd watch of {prefix}")
 
     def reaches(self, from_revision: Revision) -> bool:
         """Whether a local watch can begin at `from_revision` without missing anything."""

@@ -29,6 +29,7 @@ from metastore.api import Ephemeral
 from metastore.backends.zookeeper_connection import Backoff, Connection, LostError
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Culprit, Multi, Node, delete, get_children, get_data
+from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, Record, Version
 
@@ -65,7 +66,7 @@ class Ephemerals:
         self._numbers = itertools.count()
         self._held: list[HeldRecord] = []
         self._taking = asyncio.Lock()
-        self._reaper = self._loop.create_task(self._reap_for_ever(), name="zookeeper ephemerals")
+        self._reaper = in_background(self._reap_for_ever(), "zookeeper ephemerals")
         self._keeper: asyncio.Task[None] | None = None
         connection.on_state.append(self._on_state)
 

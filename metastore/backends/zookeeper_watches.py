@@ -18,6 +18,7 @@ from metastore.backends.zookeeper_connection import Backoff, Connection, LostErr
 from metastore.backends.zookeeper_log import LogReader, TrimmedError
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Watched
+from metastore.background import in_background
 from metastore.errors import StoreUnavailable
 from metastore.types import Revision
 from metastore.watches import ChangeLog
@@ -40,7 +41,7 @@ class Feed:
         self._loop = asyncio.get_running_loop()
         self._reader = LogReader(connection, paths, from_revision - 1)
         self._log = ChangeLog(from_revision - 1, on_idle=lambda: on_idle(self))
-        self._task = self._loop.create_task(self._run(), name="zookeeper watch")
+        self._task = in_background(self._run(), "zookeeper watch")
 
     def reaches(self, from_revision: Revision) -> bool:
         """Whether a local watch can begin at `from_revision` without missing anything."""
