@@ -19,7 +19,7 @@ from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.presence import Presence
-from coordinator.settling import Clock
+from coordinator.settling import PATIENCE_MS, Clock
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
@@ -30,6 +30,8 @@ from service.operations import add_operations
 from service.server import HttpServer
 
 DEFAULT_PORT = 8470
+STOP_GRACE_S = PATIENCE_MS / 1000 + 5
+"""A verb whose reply was lost may ask the store for so long what became of it, and then wait for one more answer."""
 
 _DESCRIPTION = """Transactions over many streams, decided by one compare-and-set in a metadata store.
 
@@ -93,7 +95,7 @@ class CoordinatorService:
         )
         self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self.app = self._create_app()
-        self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
+        self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls, grace_s=STOP_GRACE_S)
 
     @property
     def url(self) -> str:

@@ -15,6 +15,8 @@ HEAD_TIMEOUT_S = 30.0
 """From the connection, or from the first byte of a request, to the end of its head."""
 MAX_HEAD_BYTES = 256 << 10
 """Request line and headers. The URL of a browse token with a place in each of 1,000 segments fits."""
+GRACE_S = 5.0
+"""How long requests under way may hold up a stop."""
 LINGER_S = 5.0
 """How long the rest of a body that nobody wants is taken, before the connection is closed."""
 
@@ -32,7 +34,10 @@ class HttpServer:
         port: int,
         advertise_url: str | None = None,
         tls: ssl.SSLContext | None = None,
+        *,
+        grace_s: float = GRACE_S,
     ) -> None:
+        self._grace_s = grace_s
         self._advertise_url = advertise_url
         self._host = host
         self._port = port
@@ -85,14 +90,14 @@ class HttpServer:
         await self._server.serving.wait()
 
     async def stop(self) -> None:
-        """Stop accepting, finish the requests under way (up to 5 s), close."""
+        """Stop accepting, finish the requests under way (up to `grace_s`), close."""
         if self._task is None:
             if self._socket:
                 self._socket.close()
             return
         self._server.should_exit = True
         try:
-            await asyncio.wait_for(self._task, timeout=5)
+            await asyncio.wait_for(self._task, timeout=self._grace_s)
         except TimeoutError:
             self._server.force_exit = True
         self._task = None

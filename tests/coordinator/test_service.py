@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.gc_sweep import GcSweep
-from coordinator.service import CoordinatorService
+from coordinator.service import STOP_GRACE_S, CoordinatorService
+from coordinator.settling import PATIENCE_MS
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
@@ -52,7 +53,8 @@ async def test_it_sweeps_while_it_serves(truth: MemoryStore) -> None:
 
 
 async def test_stopping_finishes_what_is_in_flight(store: FaultyStore) -> None:
-    """A request that has arrived gets its answer."""
+    """A request that has arrived gets its answer, also one that waits for what became of a lost reply."""
+    assert STOP_GRACE_S * 1000 > PATIENCE_MS
     service = CoordinatorService(store, port=0)
     await service.start()
     arrived, go_on = asyncio.Event(), asyncio.Event()
