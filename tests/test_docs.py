@@ -1,7 +1,5 @@
-"""What the README shows is what happens: its marked examples run against a real `metatxn dev`, in order.
-
-`<!-- example: python -->` marks a program; the `<!-- output -->` block behind it is compared to the letter.
-`<!-- example: console -->` marks commands; each must succeed.
+"""What the README shows is what happens: its marked examples (`tests.documents`) run against a real `metatxn dev`,
+in order. The output of its program is compared; its commands must succeed.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from examples.flights.demo import running_dev
+from tests.documents import commands, examples, outputs
 
 ROOT = Path(__file__).parent.parent
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -29,10 +28,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def examples(kind: str) -> list[str]:
-    return re.findall(rf"<!-- example: {kind} -->\n```{kind}\n(.*?)```", README, re.DOTALL)
-
-
 def run(command: list[str], url: str, source: str | None = None) -> str:
     environment = {**os.environ, "METATXN_URL": url, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, input=source, capture_output=True, text=True, env=environment, cwd=ROOT)
@@ -41,15 +36,15 @@ def run(command: list[str], url: str, source: str | None = None) -> str:
 
 
 def test_python_example_prints_what_the_readme_shows(url: str) -> None:
-    (source,) = examples("python")
-    (expected,) = re.findall(r"<!-- output -->\n```text\n(.*?)```", README, re.DOTALL)
+    (source,) = examples(README, "python")
+    (expected,) = outputs(README)
     assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
 
 
 def test_console_example_works(url: str) -> None:
-    (commands,) = examples("console")
-    for line in commands.splitlines():
-        assert run(shlex.split(line.removeprefix("$ ")), url)
+    (session,) = examples(README, "console")
+    for command in commands(session):
+        assert run(shlex.split(command.typed), url)
 
 
 def test_the_two_commands_come_first() -> None:
