@@ -7,9 +7,10 @@ again. A record that is missing is found by the records that point to it; every 
     header ↔ deadline entry │ header ↔ final-state entry │ operation ↔ its index entries │ topic ↔ segment
     lease, prepared, writers → open header │ key ↔ open header │ header → id sequence
     operation → header, segment, owner │ outcome → segment, header │ owner → segment
+    acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
 
-The records of topics belong to the brokers; of them only the shape is known here. Cursors, processes and group-commit
-markers are looked at no closer than by their keys.
+The records of topics belong to the brokers; of them only the shape is known here. Processes and group-commit markers
+are looked at no closer than by their keys.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from metastore.keys import NUMBER_DIGITS, escape, unescape
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import (
+    AckedBucket,
     AckOp,
     GcHorizon,
     Header,
     JsonRecord,
     Lease,
+    MarkDelete,
     Outcome,
     Prepared,
     RememberedWriters,
+    SubscriptionRecord,
     TransactionKey,
     WriteOp,
     decode_op,
@@ -45,6 +49,7 @@ from metastore.types import Record, Snapshot
 RESTORE = "Stop writing to this store and restore a backup; keep a dump for the analysis."
 DELETE = "Delete this key with the store's own tools: nothing reads it."
 _POSITION = re.compile(r"\d+:-?\d+", re.ASCII)
+_PLACE = re.compile(r"(\d+):(\d+):(\d+)", re.ASCII)
 _NUMBER = re.compile(rf"\d{{{NUMBER_DIGITS}}}", re.ASCII)
 
 J = TypeVar("J", bound=JsonRecord)
@@ -327,6 +332,8 @@ def _op(record: Record, view: View) -> Problems:
             yield f"`after` is no position: {op.after!r}", RESTORE
         if op.count < 0:
             yield f"the count {op.count} is negative", RESTORE
+    else:
+        yield from _ack(op, view)
     for index in INDEXES:
         if record.key.startswith(index.prefix):
             for entry in sorted(index.keys(record.key, record.value)):
@@ -337,6 +344,24 @@ def _op(record: Record, view: View) -> Problems:
         yield problem, "It counts as committed. Restart the segment's broker: its recovery deletes what is left."
     if view.get(paths.segment(op.segment)) is None:
         yield f"the operation is on segment {op.segment}, which does not exist", RESTORE
+
+
+def _ack(op: AckOp, view: View) -> Problems:
+    if not _POSITION.fullmatch(op.position):
+        yield f"`position` is no position: {op.position!r}", RESTORE
+    if op.batch_index is not None and not 0 <= op.batch_index < (op.batch_size or 0):
+        yield f"the entry has no message {op.batch_index}: it holds {op.batch_size}", RESTORE
+    segment = view.decode(_Segment, paths.segment(op.segment))
+    if segment is not None:
+        yield from _of_subscription("acknowledgement", segment.topic, op.subscription, op.incarnation, view)
+
+
+def _of_subscription(what: str, topic: str, name: str, incarnation: int, view: View) -> Problems:
+    """What an earlier incarnation has left behind is on its way out; nothing can belong to a later one."""
+    found = view.decode(SubscriptionRecord, paths.subscription(topic, name))
+    if found is None or found.incarnation < incarnation:
+        known = f"at incarnation {found.incarnation}" if found else "absent"
+        yield f"the {what} is of incarnation {incarnation} of subscription {name}, which is {known}", RESTORE
 
 
 def _op_key(key: str, seq: str, op: WriteOp | AckOp, view: View) -> Problems:
@@ -399,6 +424,61 @@ def _outcome(record: Record, view: View) -> Problems:
     counted = outcome.counted_writers
     if counted is not None and not (header.writers is not None and set(counted) <= set(header.writers)):
         yield f"the segment counts other writers of transaction {txn_id} than its header", RESTORE
+
+
+# -- subscriptions and cursors -----------------------------------------------------------------------------------------
+
+
+def _subscription(record: Record, view: View) -> Problems:
+    def parse() -> tuple[str, str]:
+        topic, name = record.key.removeprefix(paths.SUBSCRIPTIONS).split("/")
+        return unescape(topic), unescape(name)
+
+    topic, _ = _parsed(record.key, parse, lambda parts: paths.subscription(*parts))
+    found = _decoded(record, SubscriptionRecord.decode)
+    if found.incarnation < 1:
+        yield f"the incarnation {found.incarnation} is none: they begin with 1", RESTORE
+    if not found.deleted and view.get(paths.topic(topic)) is None:
+        yield f"the subscription is on topic {topic}, which does not exist", RESTORE
+    for segment, place in (found.starts or {}).items():
+        if not _PLACE.fullmatch(place):
+            yield f"it begins on {segment} at {place!r}, which is no place", RESTORE
+
+
+def _cursor(record: Record, view: View) -> Problems:
+    """`…/<incarnation>/mark-delete` or `…/<incarnation>/acked/<ledger>:<entry>:<index>`."""
+    parts = record.key.removeprefix(paths.CURSORS).split("/")
+
+    def parse() -> tuple[str, str, int, list[int] | None]:
+        segment, subscription, incarnation, kind, *bucket = parts
+        if (kind, len(bucket)) not in (("mark-delete", 0), ("acked", 1)):
+            raise ValueError(f"{kind!r} is no record of a cursor")
+        start = [_number(part) for part in bucket[0].split(":")] if bucket else None
+        return unescape(segment), unescape(subscription), _number(incarnation), start
+
+    def build(found: tuple[str, str, int, list[int] | None]) -> str:
+        segment, subscription, incarnation, start = found
+        if start is None:
+            return paths.cursor_mark(segment, subscription, incarnation)
+        ledger, entry, index = start
+        return paths.cursor_bucket(segment, subscription, incarnation, (ledger, entry, index))
+
+    segment_id, name, incarnation, start = _parsed(record.key, parse, build)
+    if start is None:
+        places = [_decoded(record, MarkDelete.decode).before]
+    else:
+        places = [place for found in _decoded(record, AckedBucket.decode).ranges for place in found]
+    matches = [_PLACE.fullmatch(place) for place in places]
+    numbers = [tuple(map(int, match.groups())) for match in matches if match]
+    if len(numbers) < len(places):
+        yield f"a place is not ledger:entry:index: {places}", RESTORE
+    elif any(later <= earlier for earlier, later in pairwise(numbers)):
+        yield "the acknowledged ranges overlap, touch, or are not in order", RESTORE
+    segment = view.decode(_Segment, paths.segment(segment_id))
+    if segment is None:
+        yield f"the cursor is on segment {segment_id}, which does not exist", DELETE
+    else:
+        yield from _of_subscription("cursor", segment.topic, name, incarnation, view)
 
 
 # -- topics and segments, by their shape ------------------------------------------------------------------------------
@@ -501,7 +581,8 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.SEGMENTS, _segment),
     (paths.SEGMENT_OWNERS, _segment_owner),
     (paths.GC_HORIZON, _horizon),
-    (paths.CURSORS, _by_key_only),
+    (paths.SUBSCRIPTIONS, _subscription),
+    (paths.CURSORS, _cursor),
     (paths.COORDINATORS, _by_key_only),
     (paths.BROKERS, _by_key_only),
     (paths.GROUP_COMMIT_MARKERS, _by_key_only),

@@ -12,7 +12,9 @@
     /idx/txn-by-deadline/<ms20>/<txnId>               empty, open transactions only
     /idx/txn-by-final-state/<state>/<ms20>/<txnId>    empty, decided transactions only
     /segment-state/<segment>/outcome/<txnId>          Outcome
-    /cursor/<segment>/<subscription>/…                cursors
+    /subscription/<topic>/<subscription>              definition and incarnation; a tombstone once it is dropped
+    /cursor/<segment>/<subscription>/<incarnation>/mark-delete      everything before it is acknowledged
+    /cursor/<segment>/<subscription>/<incarnation>/acked/<bucket>   ranges behind it that are, a bounded number
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
     /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: who serves where
     /gc/horizon                                       GcHorizon
@@ -43,6 +45,7 @@ ACKS_INDEX = "/idx/acks-by-segment-subscription/"
 DEADLINE_INDEX = "/idx/txn-by-deadline/"
 FINAL_STATE_INDEX = "/idx/txn-by-final-state/"
 SEGMENT_STATES = "/segment-state/"
+SUBSCRIPTIONS = "/subscription/"
 CURSORS = "/cursor/"
 TOPICS = "/topic/"
 SEGMENTS = "/segment/"
@@ -86,6 +89,15 @@ def write_op(txn_id: TxnId, segment: str, generation: int, counter: int) -> str:
     return f"{write_ops_of_segment(txn_id, segment)}{number(generation)}:{number(counter)}"
 
 
+def ack_ops_of_subscription(txn_id: TxnId, segment: str, subscription: str) -> str:
+    """Prefix of the acks of one transaction on one segment and subscription."""
+    return f"{OPS}{txn_id}/{escape(segment)}:a:{escape(subscription)}:"
+
+
+def ack_op(txn_id: TxnId, segment: str, subscription: str, generation: int, counter: int) -> str:
+    return f"{ack_ops_of_subscription(txn_id, segment, subscription)}{number(generation)}:{number(counter)}"
+
+
 def op_key_parts(key: str) -> tuple[str, str]:
     """(transaction id, seq) of an operation record's key."""
     txn_id, _, seq = key.removeprefix(OPS).partition("/")
@@ -110,6 +122,28 @@ def write_entry(op_key: str) -> str | None:
     seq = op_key.rpartition("/")[2]
     segment, kind, _ = seq.split(":", 2)
     return f"{segment}/{op_key.removeprefix(OPS)}" if kind == "w" else None
+
+
+def acks_by_segment(segment: str) -> str:
+    """Prefix, inside the index `acks-by-segment-subscription`, of one segment's entries."""
+    return f"{escape(segment)}/"
+
+
+def acks_by_subscription(segment: str, subscription: str) -> str:
+    """Prefix, inside the index `acks-by-segment-subscription`, of one subscription's entries on one segment."""
+    return f"{acks_by_segment(segment)}{escape(subscription)}/"
+
+
+def ack_entry(op_key: str) -> str | None:
+    """The entry in the index `acks-by-segment-subscription` of the operation record with this key; None if it is a
+    write's."""
+    segment, kind, subscription, *_ = op_key.rpartition("/")[2].split(":")
+    return f"{segment}/{subscription}/{op_key.removeprefix(OPS)}" if kind == "a" else None
+
+
+def op_of_ack_entry(entry: str) -> str:
+    """The key of the operation record behind an entry of the index `acks-by-segment-subscription`."""
+    return OPS + entry.split("/", 2)[2]
 
 
 def transaction_key(owner: str | None, key: str) -> str:
@@ -140,6 +174,44 @@ def outcomes(segment: str) -> str:
 
 def outcome(segment: str, txn_id: TxnId) -> str:
     return f"{outcomes(segment)}{txn_id}"
+
+
+def subscriptions(topic_name: str) -> str:
+    """Prefix of the subscriptions of one topic."""
+    return f"{SUBSCRIPTIONS}{escape(topic_name)}/"
+
+
+def subscription(topic_name: str, name: str) -> str:
+    return f"{subscriptions(topic_name)}{escape(name)}"
+
+
+def cursors_of_segment(segment: str) -> str:
+    """Prefix of every cursor on one segment."""
+    return f"{CURSORS}{escape(segment)}/"
+
+
+def cursors(segment: str, subscription_name: str) -> str:
+    """Prefix of what all incarnations of one subscription keep on one segment."""
+    return f"{cursors_of_segment(segment)}{escape(subscription_name)}/"
+
+
+def cursor(segment: str, subscription_name: str, incarnation: int) -> str:
+    """Prefix of the records of one cursor."""
+    return f"{cursors(segment, subscription_name)}{number(incarnation)}/"
+
+
+def cursor_mark(segment: str, subscription_name: str, incarnation: int) -> str:
+    return f"{cursor(segment, subscription_name, incarnation)}mark-delete"
+
+
+def cursor_buckets(segment: str, subscription_name: str, incarnation: int) -> str:
+    return f"{cursor(segment, subscription_name, incarnation)}acked/"
+
+
+def cursor_bucket(segment: str, subscription_name: str, incarnation: int, start: tuple[int, int, int]) -> str:
+    """`start` (ledger, entry, index) was the first place of the bucket's first range when it was made."""
+    name = ":".join(map(number, start))
+    return f"{cursor_buckets(segment, subscription_name, incarnation)}{name}"
 
 
 def topic(name: str) -> str:

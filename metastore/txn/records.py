@@ -89,7 +89,8 @@ class WriteOp(JsonRecord):
 
 
 class AckOp(JsonRecord):
-    """One transactional acknowledgement."""
+    """One transactional acknowledgement: of message `batch_index` of the entry at `position`, which holds `batch_size`
+    messages, or of the whole entry when there is no index; with `cumulative` of everything before it too."""
 
     kind: Literal["ack"] = "ack"
     segment: str
@@ -97,6 +98,7 @@ class AckOp(JsonRecord):
     incarnation: int
     position: str
     batch_index: int | None = None
+    batch_size: int | None = None
     cumulative: bool | None = None
     writer: str | None = None
 
@@ -140,3 +142,34 @@ class GcHorizon(JsonRecord):
     """`/gc/horizon`: the highest decision revision whose header was deleted."""
 
     revision: int
+
+
+class SubscriptionRecord(JsonRecord):
+    """`/subscription/<topic>/<subscription>`: written when it is created, and when it is dropped.
+
+    Every ack operation and every write of a cursor checks it, so that nothing of a dropped one can land. The record
+    stays as a tombstone: created again, the subscription has the next incarnation. `starts` is where a subscription
+    that began with `latest` begins, by segment; everywhere else it begins with the earliest entry.
+    """
+
+    incarnation: int
+    type: Literal["exclusive", "failover", "shared"]
+    initial: Literal["earliest", "latest"]
+    created_ms: int
+    dead_letter_topic: str | None = None
+    max_redeliveries: int | None = None
+    starts: dict[str, str] | None = None
+    deleted: bool | None = None
+
+
+class MarkDelete(JsonRecord):
+    """`/cursor/…/mark-delete`: every message before the place `ledger:entry:index` is acknowledged."""
+
+    before: str
+
+
+class AckedBucket(JsonRecord):
+    """`/cursor/…/acked/<bucket>`: acknowledged ranges behind the mark-delete, `ledger:entry:index` up to before
+    another one, in order."""
+
+    ranges: tuple[tuple[str, str], ...]

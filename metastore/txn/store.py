@@ -13,13 +13,18 @@ from metastore.api import MetadataStore
 from metastore.keys import number
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
-from metastore.txn.records import GcHorizon, Header, Lease, Prepared, RememberedWriters, WriteOp
+from metastore.txn.records import AckOp, GcHorizon, Header, Lease, Prepared, RememberedWriters, WriteOp
 from metastore.txn.states import TxnState, may_become
 from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision, Snapshot
 
 
 def _writes_by_segment(key: str, value: bytes) -> Iterable[str]:
     if entry := paths.write_entry(key):
+        yield entry
+
+
+def _acks_by_segment_subscription(key: str, value: bytes) -> Iterable[str]:
+    if entry := paths.ack_entry(key):
         yield entry
 
 
@@ -33,6 +38,7 @@ def _by_final_state(key: str, value: bytes) -> Iterable[str]:
 
 INDEXES = (
     IndexDefinition("writes-by-segment", paths.OPS, _writes_by_segment),
+    IndexDefinition("acks-by-segment-subscription", paths.OPS, _acks_by_segment_subscription),
     IndexDefinition("txn-by-final-state", paths.HEADERS, _by_final_state),
 )
 """What a store of transactions is opened with. The deadline index is not here: its entry depends on three records
@@ -200,3 +206,14 @@ def put_write_op(batch: Batch, txn_id: TxnId, generation: int, counter: int, op:
     """
     batch.check(FirstVersion(paths.header(txn_id)), Absent(paths.prepared(txn_id)))
     return batch.create(paths.write_op(txn_id, op.segment, generation, counter), op.encode())
+
+
+def put_ack_ops(batch: Batch, txn_id: TxnId, generation: int, ops: Iterable[tuple[int, AckOp]]) -> Batch:
+    """Acks of one transaction, each with its counter, guarded as `put_write_op`.
+
+    The caller adds the other guards, its ownership of the segment and the subscription's incarnation.
+    """
+    batch.check(FirstVersion(paths.header(txn_id)), Absent(paths.prepared(txn_id)))
+    for counter, op in ops:
+        batch.create(paths.ack_op(txn_id, op.segment, op.subscription, generation, counter), op.encode())
+    return batch

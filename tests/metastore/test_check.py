@@ -20,9 +20,20 @@ from metastore.keys import escape
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.invariants import Finding
-from metastore.txn.records import GcHorizon, Header, Outcome, Prepared, TransactionKey, WriteOp
+from metastore.txn.records import (
+    AckedBucket,
+    AckOp,
+    GcHorizon,
+    Header,
+    MarkDelete,
+    Outcome,
+    Prepared,
+    SubscriptionRecord,
+    TransactionKey,
+    WriteOp,
+)
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
+from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_ack_ops, put_write_op
 from metastore.types import Batch, RangeResult, Snapshot
 from metastore.urls import InvalidStoreUrl, open_store, open_store_to_read
 from tests.metastore.opening import fresh_url
@@ -32,6 +43,10 @@ SEGMENTS = [f"segment://{TOPIC}/0-7fff-0", f"segment://{TOPIC}/8000-ffff-1"]
 SEGMENT = SEGMENTS[0]
 OPEN, KEPT_ALIVE, PREPARED, KEYED, COMMITTED, ABORTED, COLLECTED = (TxnId(0, number) for number in range(1, 8))
 KEY = paths.transaction_key("me", "nightly/1")
+SUBSCRIPTION = paths.subscription(TOPIC, "s")
+MARK = paths.cursor_mark(SEGMENT, "s", 2)
+BUCKET = paths.cursor_bucket(SEGMENT, "s", 2, (1, 2, 0))
+ACK = paths.ack_op(OPEN, SEGMENT, "s", 3, 9)
 
 
 def packed(value: object) -> bytes:
@@ -106,9 +121,21 @@ async def fill(store: MetadataStore) -> None:
         batch.create(paths.outcome(SEGMENT, txn_id), outcome.encode())
     await store.apply(batch)
     await collect(store, COLLECTED)
-    others = ("/cluster/broker/b", "/cluster/coordinator/c", f"/cursor/{escape(SEGMENT)}/s/0")
-    for key in others:
+    await subscribe(store)
+    for key in ("/cluster/broker/b", "/cluster/coordinator/c"):
         await store.apply(store.batch().create(key, b"{}"))
+
+
+async def subscribe(store: MetadataStore) -> None:
+    """A subscription in its second life, its cursor, and an acknowledgement that is pending."""
+    live = SubscriptionRecord(incarnation=2, type="shared", initial="latest", created_ms=1, starts={SEGMENT: "1:0:0"})
+    dropped = SubscriptionRecord(incarnation=1, type="shared", initial="earliest", created_ms=1, deleted=True)
+    batch = store.batch().create(SUBSCRIPTION, live.encode())
+    batch.create(paths.subscription("public/default/gone", "s"), dropped.encode())
+    batch.create(MARK, MarkDelete(before="1:1:0").encode())
+    batch.create(BUCKET, AckedBucket(ranges=(("1:2:0", "1:2:1"), ("1:2:3", "1:4:0"))).encode())
+    op = AckOp(segment=SEGMENT, subscription="s", incarnation=2, position="1:1", batch_index=0, batch_size=2)
+    await store.apply(put_ack_ops(batch, OPEN, 3, [(9, op)]))
 
 
 async def findings(store: MetadataStore, page: int = 7) -> list[Finding]:
@@ -137,7 +164,7 @@ async def test_dump_is_everything_in_order(store: MemoryStore) -> None:
     everything = (await store.scan("/")).records
     assert [record async for record in dump(store, page=3)] == everything
     below = [record async for record in dump(store, paths.OPS, page=3)]
-    assert below == (await store.scan(paths.OPS)).records and len(below) == 6
+    assert below == (await store.scan(paths.OPS)).records and len(below) == 7
 
 
 # -- each law, broken by hand --------------------------------------------------------------------------------------
@@ -285,6 +312,39 @@ def damages() -> Iterator[Damage]:
     ack = f"{paths.OPS}{OPEN}/{escape(SEGMENT)}:a:s:{1:020d}:{1:020d}"
     ack_value = packed({"kind": "ack", "segment": SEGMENT, "subscription": "t", "incarnation": 1, "position": "1:1"})
     yield Damage("ack of another subscription", {ack: ack_value}, ack, "the key says")
+
+    def ack_op(**fields: object) -> dict[str, bytes | None]:
+        sane = {"kind": "ack", "segment": SEGMENT, "subscription": "s", "incarnation": 2, "position": "1:1"}
+        return {ACK: packed(sane | fields)}
+
+    yield Damage("ack nowhere", ack_op(position="1"), ACK, "no position")
+    yield Damage("ack of no message", ack_op(batch_index=2, batch_size=2), ACK, "no message 2")
+    yield Damage("ack of a later incarnation", ack_op(incarnation=3), ACK, "which is at incarnation 2")
+    index_entry = f"{paths.ACKS_INDEX}{paths.acks_by_subscription(SEGMENT, 's')}{ACK.removeprefix(paths.OPS)}"
+    yield Damage("ack without entry", {index_entry: None}, ACK, "missing in its index")
+    yield Damage("ack entry without op", {ACK: None}, index_entry, "no operation")
+
+    def subscription(**fields: object) -> dict[str, bytes | None]:
+        sane = {"incarnation": 2, "type": "shared", "initial": "latest", "created_ms": 1}
+        return {SUBSCRIPTION: packed(sane | fields)}
+
+    yield Damage("subscription gone", {SUBSCRIPTION: None}, MARK, "which is absent")
+    yield Damage("subscription undecodable", {SUBSCRIPTION: b"7"}, SUBSCRIPTION, "cannot be read")
+    yield Damage("subscription of no incarnation", subscription(incarnation=0), SUBSCRIPTION, "begin with 1")
+    yield Damage("subscription from nowhere", subscription(starts={SEGMENT: "1:1"}), SUBSCRIPTION, "no place")
+    lost = paths.subscription("public/default/none", "s")
+    sane = subscription()[SUBSCRIPTION]
+    yield Damage("subscription without topic", {lost: sane}, lost, "does not exist")
+    yield Damage("subscription of nothing", {"/subscription/x": sane}, "/subscription/x", "malformed")
+    yield Damage("cursor of an earlier incarnation", subscription(incarnation=1), MARK, "at incarnation 1")
+    yield Damage("cursor nowhere", {MARK: packed({"before": "1:1"})}, MARK, "is not ledger:entry:index")
+    touching = packed({"ranges": [["1:1:0", "1:2:0"], ["1:2:0", "1:3:0"]]})
+    yield Damage("ranges that touch", {BUCKET: touching}, BUCKET, "overlap, touch")
+    yield Damage("bucket undecodable", {BUCKET: b"[]"}, BUCKET, "cannot be read")
+    elsewhere = paths.cursor_mark("nowhere", "s", 2)
+    yield Damage("cursor without segment", {elsewhere: packed({"before": "1:1:0"})}, elsewhere, "does not exist")
+    strange_cursor = paths.cursor("x", "s", 2) + "lease"
+    yield Damage("cursor of another kind", {strange_cursor: b"{}"}, strange_cursor, "malformed")
 
     def outcome(txn_id: TxnId, **fields: object) -> dict[str, bytes | None]:
         return {paths.outcome(SEGMENT, txn_id): packed(fields)}
