@@ -195,6 +195,8 @@ def test_a_key_that_was_taken_away_ends_what_was_remembered(tmp_path: Path, monk
     ("claims", "why"),
     [
         ({"exp": NOW_S - LEEWAY_S - 1_000_000_000}, "it has expired"),
+        ({"exp": float("inf")}, "it is no signed token"),
+        ({"exp": "soon"}, "it is no signed token"),
         ({"exp": None}, "it lacks the claim exp"),
         ({"sub": None}, "it lacks the claim sub"),
         ({"sub": ""}, "its claims do not fit"),
