@@ -113,7 +113,7 @@ class SignedTokens:
                     leeway=LEEWAY_S,
                     options={"require": ["exp", "sub"]},
                 )
-            except (jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:  # [[[[… as a header, too
+            except (jwt.PyJWTError, ValueError, RecursionError) as error:  # the last: [[[[… as a header
                 if not isinstance(failed, jwt.ExpiredSignatureError):
                     failed = error
         raise InvalidToken(_reason(failed)) from None
