@@ -1,8 +1,9 @@
-"""Work that goes on beside every call, and must not end unheard."""
+"""Work that goes on beside every call: it must not end unheard, nor try again without a pause."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine
 
 
@@ -21,3 +22,19 @@ def _tell(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
         context = {"message": f"{task.get_name()} has died", "exception": error, "task": task}
         task.get_loop().call_exception_handler(context)
+
+
+class Backoff:
+    """Growing, jittered pauses between attempts, so that clients which failed together do not return together."""
+
+    def __init__(self, first_s: float = 0.02, longest_s: float = 1.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self.next_s = first_s
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self.next_s * random.uniform(0.5, 1.0))
+        self.next_s = min(self.next_s * 2, self._longest_s)
+
+    def reset(self) -> None:
+        self.next_s = self._first_s

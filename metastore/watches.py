@@ -7,13 +7,12 @@ watch per prefix. Watch callbacks only enqueue; the owner of a `QueueWatch` drai
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from metastore.api import MetadataStore, Watch
-from metastore.background import in_background
+from metastore.background import Backoff, in_background
 from metastore.errors import StoreUnavailable
 from metastore.types import Changes, Event, Record, Resync, Revision, WatchItem
 
@@ -202,14 +201,13 @@ class Mirror:
 
     async def _list_until_answered(self) -> None:
         """List again after a gap; the store may be away for a while, so try until it answers."""
-        pause_s = 0.05
+        backoff = Backoff(first_s=0.05, longest_s=2.0)
         while True:
             try:
                 await self._list()
                 return
             except StoreUnavailable:
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(pause_s * 2, 2.0)
+                await backoff.pause()
 
     async def _list(self) -> None:
         listing = await self._store.scan(self.prefix)

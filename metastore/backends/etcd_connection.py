@@ -12,7 +12,6 @@ for writes. Connections come back by themselves, in growing, jittered pauses of 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +21,7 @@ import grpc.aio
 
 from metastore.backends.credentials import Login, Tls
 from metastore.backends.etcd_stubs import AuthenticateRequest, AuthStub, KVStub, LeaseStub, WatchStub
+from metastore.background import Backoff
 from metastore.errors import StoreClosed, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -108,22 +108,6 @@ def describe(error: grpc.aio.AioRpcError) -> str:
 def _lost(details: str) -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details, None)
-
-
-class Backoff:
-    """Growing, jittered pauses between attempts, so that clients which failed together do not return together."""
-
-    def __init__(self, first_s: float = 0.02, longest_s: float = 1.0) -> None:
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self.next_s = first_s
-
-    async def pause(self) -> None:
-        await asyncio.sleep(self.next_s * random.uniform(0.5, 1.0))
-        self.next_s = min(self.next_s * 2, self._longest_s)
-
-    def reset(self) -> None:
-        self.next_s = self._first_s
 
 
 class _Member:

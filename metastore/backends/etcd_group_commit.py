@@ -52,7 +52,6 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from metastore.backends.etcd_connection import (
-    Backoff,
     Connection,
     describe,
     is_compacted,
@@ -73,6 +72,7 @@ from metastore.backends.etcd_stubs import (
 )
 from metastore.backends.etcd_wire import MARKERS, Nested, Wire, first_failure
 from metastore.backends.joining import Footprint, Limits, take_group
+from metastore.background import Backoff
 from metastore.errors import (
     InvalidBatch,
     MetastoreError,

@@ -8,7 +8,7 @@ from math import ceil
 import grpc.aio
 
 from metastore.api import Ephemeral
-from metastore.backends.etcd_connection import Backoff, Connection, describe
+from metastore.backends.etcd_connection import Connection, describe
 from metastore.backends.etcd_stubs import (
     Compare,
     LeaseGrantRequest,
@@ -19,7 +19,7 @@ from metastore.backends.etcd_stubs import (
     RequestOp,
     TxnRequest,
 )
-from metastore.background import in_background
+from metastore.background import Backoff, in_background
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 
 MIN_TTL_S = 2  # etcd grants no shorter ones with its default election timeout

@@ -17,10 +17,10 @@ from itertools import groupby
 import grpc.aio
 
 from metastore.api import Watch
-from metastore.backends.etcd_connection import Backoff, Connection
+from metastore.backends.etcd_connection import Connection
 from metastore.backends.etcd_stubs import Event, WatchCreateRequest, WatchRequest, WatchResponse
 from metastore.backends.etcd_wire import Wire
-from metastore.background import in_background
+from metastore.background import Backoff, in_background
 from metastore.errors import StoreUnavailable
 from metastore.types import Changes, Revision
 from metastore.watches import ChangeLog

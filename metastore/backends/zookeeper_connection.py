@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from kazoo.protocol.states import KazooState
 
 from metastore.backends.credentials import InvalidCredentials, Login, Tls
 from metastore.backends.zookeeper_wire import NO_AUTH, Culprit, MultiRead, Node, Sync, get_data
+from metastore.background import Backoff
 from metastore.errors import StoreUnavailable
 
 OPERATIONS_PER_READ = 500
@@ -42,22 +42,6 @@ Found = Node | list[str] | None
 
 class LostError(Exception):
     """The connection was lost, or never there: the request may have been done, may be done later, or never."""
-
-
-class Backoff:
-    """Growing, jittered pauses between attempts, so that clients which failed together do not return together."""
-
-    def __init__(self, first_s: float = 0.02, longest_s: float = 1.0) -> None:
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._next_s = first_s
-
-    async def pause(self) -> None:
-        await asyncio.sleep(self._next_s * random.uniform(0.5, 1.0))
-        self._next_s = min(self._next_s * 2, self._longest_s)
-
-    def reset(self) -> None:
-        self._next_s = self._first_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from functools import partial
 from kazoo.protocol.serialization import GetChildren
 
 from metastore.api import Ephemeral
-from metastore.backends.zookeeper_connection import Backoff, Connection, LostError
+from metastore.backends.zookeeper_connection import Connection, LostError
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Culprit, Multi, Node, delete, get_children, get_data
-from metastore.background import in_background
+from metastore.background import Backoff, in_background
 from metastore.errors import CheckFailed, MetastoreError, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, Record, Version
 

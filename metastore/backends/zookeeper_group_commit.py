@@ -46,7 +46,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from metastore.backends.joining import Footprint, Limits, take_group
-from metastore.backends.zookeeper_connection import Backoff, Connection, LostError
+from metastore.backends.zookeeper_connection import Connection, LostError
 from metastore.backends.zookeeper_log import Change, encode, entry_name
 from metastore.backends.zookeeper_paths import Paths, parent
 from metastore.backends.zookeeper_plan import Belief, Beliefs, Facts, Part, Planner, UnknownError
@@ -63,6 +63,7 @@ from metastore.backends.zookeeper_wire import (
     get_data,
     set_data,
 )
+from metastore.background import Backoff
 from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, AtVersion, Batch, EmptyRange, Revision
 

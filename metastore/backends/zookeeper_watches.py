@@ -14,11 +14,11 @@ from contextlib import suppress
 from functools import partial
 
 from metastore.api import Watch
-from metastore.backends.zookeeper_connection import Backoff, Connection, LostError
+from metastore.backends.zookeeper_connection import Connection, LostError
 from metastore.backends.zookeeper_log import LogReader, TrimmedError
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Watched
-from metastore.background import in_background
+from metastore.background import Backoff, in_background
 from metastore.errors import StoreUnavailable
 from metastore.types import Revision
 from metastore.watches import ChangeLog
