@@ -214,9 +214,11 @@ async def told(url: str, data_dir: Path) -> AsyncIterator[Story]:
     async with AsyncExitStack() as exits:
         storage = LocalStorage.open(data_dir)
         exits.push_async_callback(storage.close)
-        store = await open_store(url)
+        on_etcd = url.startswith("etcd:")
+        # One request at a time: whether a second one was ever needed would show in the markers.
+        store = await (open_store(url, pipeline=1) if on_etcd else open_store(url))
         exits.push_async_callback(store.close)
-        story = Story(store, storage, fixed_revisions=url.startswith("etcd:"))
+        story = Story(store, storage, fixed_revisions=on_etcd)
         exits.push_async_callback(story.broker.stop)
         await story.broker.start()
         await story.tell()
