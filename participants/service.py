@@ -13,8 +13,8 @@ from metastore.errors import MetastoreError
 from metastore.txn import paths
 from participants.api.routes import router
 from participants.broker.broker import Broker
+from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.local import LocalStorage
-from participants.ledger.local_ledger import LedgerMetrics
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord
 from service.exposure import Exposure

@@ -23,21 +23,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from participants.ledger.append_queue import GroupOutcome
 from participants.ledger.disk import Disk, write_all
 from participants.ledger.frames import Draft, finish
 from participants.ledger.storage import LedgerError, LedgerMissing, StorageFailed, StorageFull
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOutcome:
-    """`error` is None when the group is durable; `fsync_seconds` when its sync was tried."""
-
-    error: StorageFull | StorageFailed | None = None
-    fsync_seconds: float | None = None
 
 
 def write_group(

@@ -22,11 +22,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Self
 
+from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.directory_lock import DirectoryLock
 from participants.ledger.disk import Disk, make_directory, read_file, replace_file
 from participants.ledger.group_commit import device_errors
 from participants.ledger.local_files import LedgerFiles
-from participants.ledger.local_ledger import LedgerMetrics, LocalOpenLedger, LocalSealedLedger
+from participants.ledger.local_ledger import LocalOpenLedger, LocalSealedLedger
 from participants.ledger.storage import (
     LedgerStopped,
     LedgerStorage,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_all
 from participants.ledger.local import LocalStorage
-from participants.ledger.local_ledger import LedgerMetrics
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerExists, LedgerStopped
 from tests.participants.ledger.faults import FaultyDisk

@@ -1,0 +1,186 @@
+"""Appends that wait for each other and travel in groups: what every open ledger does, wherever its bytes go.
+
+    append ──> _queue ──_start_groups──> _groups (on their way to the device, `groups_at_once` of them) ──> durable
+
+Groups are told in their order: one that lands before those ahead of it waits for them. The first append of an idle
+ledger waits for the end of the loop's current step, so that everything published in one step shares a group.
+
+A frame says how many entries were durable when its group was started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from metastore.txn.ids import TxnId
+from participants.ledger.frames import Draft, Frame, PayloadKind, draft
+from participants.ledger.position import Position
+from participants.ledger.recovery import GROUP_BYTES, new_offsets
+from participants.ledger.storage import Append, LedgerError, LedgerStopped, OpenLedger, StorageFailed, StorageFull
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMetrics:
+    """Called on the loop. `append_seconds`: from `append` to durable, per frame; `fsync_seconds`: per group."""
+
+    append_seconds: Callable[[float], None] | None = None
+    fsync_seconds: Callable[[float], None] | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """`error` is None when the group is durable; `fsync_seconds` when its sync was tried."""
+
+    error: LedgerError | None = None
+    fsync_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Pending:
+    draft: Draft
+    payload: bytes | memoryview
+    durable: asyncio.Future[None]
+    began: float
+
+
+class QueuedLedger(OpenLedger):
+    """See the module docstring. A storage says how a group is written, and how a ledger ends."""
+
+    groups_at_once = 1
+
+    def __init__(self, segment: str, ledger: int, metrics: LedgerMetrics) -> None:
+        self.id = ledger
+        self.segment = segment
+        self.metrics = metrics
+        self.offsets = new_offsets()
+        self.failure: LedgerError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._assigned = 0  # entries given out
+        self._queue: deque[Pending] = deque()
+        self._groups: deque[tuple[list[Pending], asyncio.Future[GroupOutcome]]] = deque()
+        self._start_scheduled = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._ending = False
+
+    @abstractmethod
+    def write(self, group: list[Pending], durable: int) -> asyncio.Future[GroupOutcome]:
+        """Begin to write a group, while `durable` entries are. What the device can cause is in the outcome."""
+
+    def landed(self, group: list[Pending]) -> None:
+        """A group is durable, and so is all before it: it becomes readable."""
+        for pending in group:
+            self.offsets.append(self.offsets[-1] + pending.draft.size)
+
+    @property
+    def entries(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self.offsets[-1]
+
+    @property
+    def last_assigned(self) -> Position:
+        return Position(self.id, self._assigned - 1)
+
+    @property
+    def stopped(self) -> LedgerError | None:
+        if self.failure is None and self._ending:
+            return LedgerStopped(f"ledger {self.id} of {self.segment} was sealed or closed")
+        return self.failure
+
+    def append(
+        self,
+        payload: bytes | memoryview,
+        *,
+        kind: PayloadKind,
+        count: int,
+        publish_ms: int,
+        txn_id: TxnId | None = None,
+        writer: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+    ) -> Append:
+        stopped = self.stopped
+        if stopped is not None:
+            raise LedgerStopped(f"ledger {self.id} of {self.segment} takes no appends: {stopped}") from stopped
+        position = Position(self.id, self._assigned)
+        frame = draft(Frame(position, payload, kind, count, publish_ms, txn_id, writer, producer, sequence))
+        durable = self._loop.create_future()
+        self._assigned += 1
+        self._queue.append(Pending(frame, payload, durable, self.metrics.clock()))
+        self._idle.clear()
+        if len(self._groups) < self.groups_at_once and not self._start_scheduled:
+            self._start_scheduled = True
+            self._loop.call_soon(self._start_groups)
+        return Append(position, durable)
+
+    async def no_more_appends(self) -> None:
+        """Refuse appends from now on; returns once those that were begun have ended."""
+        self._ending = True
+        await self._idle.wait()
+
+    def _start_groups(self) -> None:
+        self._start_scheduled = False
+        while self._queue and len(self._groups) < self.groups_at_once:
+            group: list[Pending] = []
+            size = 0
+            # Bounded, because recovery relies on how far back an unsynced group can reach.
+            while self._queue and size < GROUP_BYTES:
+                size += self._queue[0].draft.size
+                group.append(self._queue.popleft())
+            writing = self.write(group, self.entries)
+            self._groups.append((group, writing))
+            writing.add_done_callback(self._written)
+        if not self._groups:
+            self._idle.set()
+
+    def _written(self, _: object) -> None:
+        while self._groups and self._groups[0][1].done():
+            group, writing = self._groups.popleft()
+            error = writing.exception()  # only a fault in this package, or no memory: nothing is known then
+            outcome = GroupOutcome(StorageFailed(f"the writer failed: {error!r}")) if error else writing.result()
+            if self.failure is not None:
+                continue  # told already: it was behind the one that failed
+            if outcome.error is not None:
+                self._fail(group, outcome.error)
+                continue
+            self.landed(group)
+            self._start_groups()  # first of all: the device should not wait for what follows
+            self._resolve(group, outcome)
+        if not self._groups and not self._queue:
+            self._idle.set()
+
+    def _resolve(self, group: list[Pending], outcome: GroupOutcome) -> None:
+        for pending in group:
+            if not pending.durable.done():  # cancelled
+                pending.durable.set_result(None)
+        metrics = self.metrics
+        if metrics.fsync_seconds is not None and outcome.fsync_seconds is not None:
+            metrics.fsync_seconds(outcome.fsync_seconds)
+        if metrics.append_seconds is not None:
+            now = metrics.clock()
+            for pending in group:
+                metrics.append_seconds(now - pending.began)
+        if self.on_durable is not None:
+            self.on_durable()
+
+    def _fail(self, group: list[Pending], error: LedgerError) -> None:
+        """Fail the group and all that waits behind it, in one step: their positions follow those of the group."""
+        if isinstance(error, StorageFull):
+            assert not self._groups, "no group is on its way behind one that can be undone"
+            self._assigned = self.entries
+        else:
+            self.failure = error
+        failed = [*group, *(pending for behind, _ in self._groups for pending in behind), *self._queue]
+        self._queue.clear()
+        for pending in failed:
+            if not pending.durable.done():
+                pending.durable.set_exception(type(error)(*error.args))
