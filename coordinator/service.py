@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI
 
 from coordinator import gc_sweep, survey
-from coordinator.api.routes import hanging_routes, transaction_key_routes, transaction_routes
+from coordinator.api.routes import hanging_routes, listing_routes, transaction_key_routes, transaction_routes
 from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
@@ -27,6 +27,7 @@ from metastore.api import MetadataStore
 from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
+from service.quick import add_routes
 from service.server import HttpServer
 
 DEFAULT_PORT = 8470
@@ -128,7 +129,8 @@ class CoordinatorService:
     def _create_app(self) -> FastAPI:
         app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), self.metrics.registry, self._exposure)
         add_operations(app, self._store, waiting_for=lambda: self.presence.waiting_for)
-        app.include_router(transaction_routes(self.transactions, self.listings))
-        app.include_router(transaction_key_routes(self.transactions, self.listings))
-        app.include_router(hanging_routes(self.listings))
+        add_routes(app, transaction_routes(self.transactions), first=True)
+        add_routes(app, listing_routes(self.transactions, self.listings))
+        add_routes(app, transaction_key_routes(self.transactions, self.listings))
+        add_routes(app, hanging_routes(self.listings))
         return app

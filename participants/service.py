@@ -20,6 +20,7 @@ from participants.records import ProcessRecord
 from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
+from service.quick import add_routes
 from service.server import HttpServer
 
 REGISTRATION_TTL_MS = 10_000
@@ -84,7 +85,7 @@ class BrokerService:
             metrics=self._metrics,
             reconcile_interval_ms=self._reconcile_interval_ms,
         )
-        self.app.include_router(router(self.broker))
+        add_routes(self.app, router(self.broker), first=True)
         await self.broker.start()
         await self._server.start()
         await self.broker.open_all()

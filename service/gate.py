@@ -30,6 +30,8 @@ from service.security.principal import ANYONE, Principal
 
 CALLER = "metatxn.caller"
 """Where the principal stands in the scope of a request."""
+BODY = "metatxn.body"
+"""Where its whole body stands."""
 ADMIN_PATHS = "/admin/"
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 _OPEN_ASSETS = "/docs-assets/"
@@ -103,6 +105,7 @@ class Gate:
     # -- through -----------------------------------------------------------------------------------------------
 
     async def _let_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[BODY] = b""
         if _has_body(scope):
             try:
                 body = await self._body(scope, receive)
@@ -111,6 +114,7 @@ class Gate:
                 return
             if body is None:
                 return  # the client has gone
+            scope[BODY] = body
             receive = _replayed(body, receive)
         await _InTime(scope, send).run(self._app, receive, self._limits.request_timeout_ms / 1000)
 
@@ -193,7 +197,9 @@ class _InTime:
 
 def _check_head(scope: Scope, limits: Limits) -> None:
     headers = scope["headers"]
-    size = sum(len(name) + len(value) for name, value in headers)
+    size = 0
+    for name, value in headers:
+        size += len(name) + len(value)
     if len(headers) > limits.max_headers or size > limits.max_header_bytes:
         detail = f"headers: at most {limits.max_headers} with {limits.max_header_bytes} bytes together are taken"
         raise Refused(
@@ -203,7 +209,10 @@ def _check_head(scope: Scope, limits: Limits) -> None:
 
 def _has_body(scope: Scope) -> bool:
     """A request without either header ends with its head (RFC 9112 §6.3)."""
-    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
+            return True
+    return False
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -27,7 +26,8 @@ from service.security.principal import Principal
 from service.text import no_control_characters
 
 _BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
-_CONTENT_TYPE = b"content-type"
+CONTENT_TYPE = b"content-type"
+JSON = b"application/json"
 _NOT_CHOSEN = (b"", b"application/x-www-form-urlencoded")
 log = structlog.get_logger()
 
@@ -73,11 +73,13 @@ class RawPath:
         await self._app(scope, receive, send)
 
 
-def _json_unless_named(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    named = [(name, value) for name, value in headers if not (name == _CONTENT_TYPE and value in _NOT_CHOSEN)]
-    if not any(name == _CONTENT_TYPE for name, _ in named):
-        named.append((_CONTENT_TYPE, b"application/json"))
-    return named
+def _json_unless_named(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    types = [value for name, value in headers if name == CONTENT_TYPE]
+    chosen = [(CONTENT_TYPE, value) for value in types if value not in _NOT_CHOSEN]
+    if types and len(chosen) == len(types):
+        return headers
+    others = [header for header in headers if header[0] != CONTENT_TYPE] if types else headers
+    return [*others, *(chosen or [(CONTENT_TYPE, JSON)])]
 
 
 def from_store(error: MetastoreError) -> ServiceError:

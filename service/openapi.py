@@ -16,6 +16,7 @@ from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
 _REFERENCE = "#/components/schemas/{model}"
 _SCHEME = "bearer"
 _WITHOUT_TOKEN = ("/healthz", "/readyz")
+_NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}  # else each request looks for a provider
 _AT_THE_GATE = (ErrorCode.RATE_LIMITED,)
 _WITH_TOKEN = (ErrorCode.UNAUTHENTICATED, ErrorCode.NOT_ALLOWED)
 _WITH_BODY = (ErrorCode.PAYLOAD_TOO_LARGE,)
@@ -44,7 +45,12 @@ def documented_app(title: str, description: str, version: str, *, needs_token: b
     Every operation shows what the gate can refuse it with; that it needs a token, only where one is asked for.
     """
     app = FastAPIOffline(
-        redoc_url=None, static_url="/docs-assets", title=title, description=description, version=version
+        redoc_url=None,
+        static_url="/docs-assets",
+        title=title,
+        description=description,
+        version=version,
+        telemetry=_NO_TELEMETRY,
     )
     described = app.openapi
 

@@ -44,9 +44,11 @@ from coordinator.transaction_keys import Begun
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
+from service.answers import model_response
 from service.http import Caller, PathText, from_store
 from service.openapi import problems
 from service.problems import ErrorCode
+from service.quick import QuickRoute
 
 ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
 WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)
@@ -105,17 +107,19 @@ def _item(answer: ItemAnswer) -> BatchItemAnswer:
     return BatchItemAnswer(status=problem.status, problem=problem)
 
 
-def transaction_routes(transactions: Transactions, listings: Listings) -> APIRouter:
-    router = APIRouter(prefix="/v1/txns", tags=["transactions"])
+def transaction_routes(transactions: Transactions) -> APIRouter:
+    """One transaction, or many of them in a batch."""
+    router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=QuickRoute)
 
     @router.post(
         "",
         status_code=201,
+        response_model=TransactionHeader,
         response_model_exclude_none=True,
         responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
         | {200: {"model": TransactionHeader, "description": "The same transaction is open, or its version committed"}},
     )
-    async def begin(response: Response, caller: Caller, body: BeginRequest | None = None) -> TransactionHeader:
+    async def begin(caller: Caller, body: BeginRequest | None = None) -> Response:
         """Begin a transaction.
 
         Under a `transaction_key` only one is open: an older one is aborted, the same `epoch` and `version` find the
@@ -123,23 +127,7 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
         With authentication the caller is its `owner`.
         """
         begun = await transactions.on_behalf_of(caller).begin(body)
-        response.status_code = 201 if begun.created else 200
-        return begun.header
-
-    @router.get("", response_model=TransactionPage, responses=problems(*ALWAYS))
-    async def list_transactions(query: Annotated[TransactionQuery, Query()], caller: Caller) -> Response:
-        """Transactions that match every filter. A page may hold fewer than `limit` and still have a next one.
-
-        With authentication they are the caller's own; an administrator sees all.
-        """
-        wanted = Filter(
-            state=query.state,
-            older_than_ms=query.older_than_ms,
-            segment=query.segment,
-            transaction_key=query.transaction_key,
-            owner=visible_owner(query.owner, caller),
-        )
-        return _page(await listings.transactions(wanted, query.limit, query.page_token))
+        return model_response(begun.header, 201 if begun.created else 200)
 
     @router.post("/batch", response_model_exclude_none=True, responses=problems(*ALWAYS))
     async def batch(body: BatchRequest, caller: Caller) -> BatchAnswer:
@@ -187,6 +175,27 @@ def transaction_routes(transactions: Transactions, listings: Listings) -> APIRou
         """First phase of an external two-phase commit: from now on only commit or abort."""
         timeout_ms = body.prepared_timeout_ms if body else None
         return await transactions.on_behalf_of(caller).prepare(TxnId.parse(txn_id), timeout_ms)
+
+    return router
+
+
+def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
+    router = APIRouter(prefix="/v1/txns", tags=["transactions"])
+
+    @router.get("", response_model=TransactionPage, responses=problems(*ALWAYS))
+    async def list_transactions(query: Annotated[TransactionQuery, Query()], caller: Caller) -> Response:
+        """Transactions that match every filter. A page may hold fewer than `limit` and still have a next one.
+
+        With authentication they are the caller's own; an administrator sees all.
+        """
+        wanted = Filter(
+            state=query.state,
+            older_than_ms=query.older_than_ms,
+            segment=query.segment,
+            transaction_key=query.transaction_key,
+            owner=visible_owner(query.owner, caller),
+        )
+        return _page(await listings.transactions(wanted, query.limit, query.page_token))
 
     @router.get("/{txn_id}/ops", response_model=OperationPage, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()], caller: Caller) -> Response:

@@ -1,0 +1,142 @@
+"""Goal: a quick route saves time and changes nothing.
+
+Method: the same endpoint as a quick route and as one of FastAPI's, in the same application; whatever is asked, both
+answer with the same status, the same media type and the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+from coordinator.api.models import BatchItem, BeginRequest, Request
+from coordinator.api.routes import TxnIdPath
+from service.http import Caller, create_app
+from service.problems import ErrorCode, ServiceError
+from service.quick import QuickRoute, add_routes
+
+ID = "0000000000000000000000000000002a"
+UTF16 = '{"owner": "é"}'.encode("utf-16")
+JSON_TYPE = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+class Items(Request):
+    items: list[BatchItem]
+
+
+class Seen(BaseModel):
+    txn_id: str | None = None
+    caller: str | None = None
+    body: Any = None
+
+
+def _routes(prefix: str, route_class: type[APIRoute]) -> APIRouter:
+    router = APIRouter(prefix=prefix, route_class=route_class)
+
+    @router.post("/txns", status_code=201, response_model_exclude_none=True)
+    async def begin(caller: Caller, body: BeginRequest | None = None) -> Seen:
+        return Seen(caller=caller.name, body=body)
+
+    @router.post("/txns/batch", response_model_exclude_none=True)
+    async def batch(body: Items) -> Seen:
+        return Seen(body=body)
+
+    @router.post("/txns/{txn_id}/commit", response_model_exclude_none=True)
+    async def commit(txn_id: TxnIdPath) -> Seen:
+        return Seen(txn_id=txn_id)
+
+    @router.post("/txns/{txn_id}/refused", response_model_exclude_none=True)
+    async def refused(txn_id: TxnIdPath) -> Seen:
+        raise ServiceError(ErrorCode.TXN_NOT_FOUND, "unknown", txn_id=txn_id)
+
+    return router
+
+
+def _app() -> FastAPI:
+    app = create_app("test", "test", "0", CollectorRegistry())
+    add_routes(app, _routes("/plain", APIRoute))
+    add_routes(app, _routes("/quick", QuickRoute), first=True)
+    return app
+
+
+def _client(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
+
+
+ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "nothing": ("POST", "/txns", {}),
+    "an empty object": ("POST", "/txns", {"json": {}}),
+    "null": ("POST", "/txns", {"content": "null", "headers": JSON_TYPE}),
+    "all fields": (
+        "POST",
+        "/txns",
+        {"json": {"timeout_ms": 5, "owner": "é", "transaction_key": "k", "epoch": 1, "properties": {"a": "b"}}},
+    ),
+    "a field twice": ("POST", "/txns", {"content": '{"timeout_ms": 1, "timeout_ms": 2}', "headers": JSON_TYPE}),
+    "an unknown field": ("POST", "/txns", {"json": {"timeout": 5}}),
+    "a number as text": ("POST", "/txns", {"json": {"timeout_ms": "5"}}),
+    "a number with a point": ("POST", "/txns", {"content": '{"timeout_ms": 5.0}', "headers": JSON_TYPE}),
+    "no number": ("POST", "/txns", {"content": '{"timeout_ms": NaN}', "headers": JSON_TYPE}),
+    "endless digits": ("POST", "/txns", {"content": '{"timeout_ms": ' + "9" * 5000 + "}", "headers": JSON_TYPE}),
+    "half of a surrogate pair": ("POST", "/txns", {"content": r'{"owner": "\ud800"}', "headers": JSON_TYPE}),
+    "broken JSON": ("POST", "/txns", {"content": '{"owner"', "headers": JSON_TYPE}),
+    "broken UTF-8": ("POST", "/txns", {"content": b'{"owner": "\xff"}', "headers": JSON_TYPE}),
+    "UTF-16": ("POST", "/txns", {"content": UTF16, "headers": JSON_TYPE}),
+    "deep nesting": ("POST", "/txns", {"content": "[" * 100_000, "headers": JSON_TYPE}),
+    "as curl -d names it": ("POST", "/txns", {"content": '{"timeout_ms": 5}', "headers": FORM}),
+    "no type": ("POST", "/txns", {"content": '{"timeout_ms": 5}'}),
+    "JSON of a kind": ("POST", "/txns", {"content": "{}", "headers": {"Content-Type": "application/x+json"}}),
+    "with a charset": ("POST", "/txns", {"content": "{}", "headers": {"Content-Type": "application/json; a=b"}}),
+    "another type": ("POST", "/txns", {"content": "{}", "headers": {"Content-Type": "text/plain"}}),
+    "a type for nothing": ("POST", "/txns", {"headers": {"Content-Type": "text/plain"}}),
+    "a query": ("POST", "/txns?timeout_ms=7", {}),
+    "another method": ("PUT", "/txns", {}),
+    "a required body": ("POST", "/txns/batch", {"json": {"items": [{"op": "commit", "txn_id": ID}]}}),
+    "a required body left out": ("POST", "/txns/batch", {}),
+    "null for a required body": ("POST", "/txns/batch", {"content": "null", "headers": JSON_TYPE}),
+    "a bad item": ("POST", "/txns/batch", {"json": {"items": [{"op": "commit", "txn_id": "2a"}]}}),
+    "an item of no kind": ("POST", "/txns/batch", {"json": {"items": [{"op": "end"}]}}),
+    "an id": ("POST", f"/txns/{ID}/commit", {}),
+    "an encoded id": ("POST", f"/txns/%30{ID[1:]}/commit", {}),
+    "no id": ("POST", "/txns/2a/commit", {}),
+    "a broken escape": ("POST", "/txns/%2/commit", {}),
+    "another slash": ("POST", f"/txns/{ID}%2F/commit", {}),
+    "a trailing slash": ("POST", f"/txns/{ID}/commit/", {}),
+    "a refusal": ("POST", f"/txns/{ID}/refused", {}),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+async def test_both_ways_answer_alike(asked: tuple[str, str, dict[str, Any]]) -> None:
+    method, path, options = asked
+    async with _client(_app()) as client:
+        plain = await client.request(method, f"/plain{path}", **options)
+        quick = await client.request(method, f"/quick{path}", **options)
+    assert quick.status_code == plain.status_code
+    assert quick.content == plain.content
+    assert {**quick.headers, "location": ""} == {**plain.headers, "location": ""}
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "all fields", "as curl -d names it", "no type", "a required body", "an id"]
+)
+async def test_what_fits_does_not_meet_the_slow_way(name: str) -> None:
+    app = _app()
+    for route in app.router.routes:
+        if isinstance(route, QuickRoute):
+            route.app = _slow
+    method, path, options = ASKED[name]
+    async with _client(app) as client:
+        assert (await client.request(method, f"/quick{path}", **options)).is_success
+
+
+async def _slow(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("this request fits, and FastAPI was asked for it")
