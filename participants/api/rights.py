@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from metastore.txn.ids import TxnId
 from participants.broker.broker import Broker
 from participants.broker.names import topic_name, topic_of_segment
-from participants.segment.segment import refusal
+from participants.txn.refusals import refusal
 from service.http import Caller, PathText
 from service.problems import ErrorCode, ServiceError
 from service.security.principal import Principal, Right

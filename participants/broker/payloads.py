@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from participants.api.models import Message, ReadMessage
 from participants.broker.names import MessageId
 from participants.ledger.chain import RawFrame
-from participants.ledger.frames import PayloadKind
+from participants.ledger.frames import FrameHeader, PayloadKind
 from service.problems import ErrorCode, ServiceError
 
 KEY_COLUMN = b"metatxn.key"
@@ -69,6 +69,11 @@ def inspect_arrow(payload: bytes) -> ArrowPayload:
             return ArrowPayload(reader.schema, rows)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body: not an Arrow stream: {error}", field="body") from None
+
+
+def message_count(header: FrameHeader) -> int:
+    """How many messages `read_messages` finds in the entry: opaque bytes are one, whatever they were counted as."""
+    return 1 if header.kind is PayloadKind.BYTES else header.count
 
 
 def read_messages(segment: str, frame: RawFrame) -> list[ReadMessage]:

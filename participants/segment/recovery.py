@@ -9,7 +9,8 @@ the length of the last ledger; not on the history of transactions. The order mat
 3. this segment's operation records, by index, *after* 2: nobody can add one under an older generation any more;
 4. pins and dedup from the frames behind the lowest `after`. An intent without a frame pins nothing;
 5. only then the headers: first followed, then read, so that no decision can fall in between. A decision that came
-   before the frames were known would find nothing to hide.
+   before the frames were known would find nothing to hide;
+6. the subscriptions' cursors and pending acks, likewise by index, likewise followed before they are read.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         for ledger_id in before - {ledger.id for ledger in record.ledgers}:
             await around.storage.delete(segment_id, ledger_id)
         await _recover_transactions(segment, around)
+        await segment.subscriptions.recover()
     except BaseException:
         # Half of a segment must not act on decisions. Its ledger may be recorded: the next opening seals it.
         await segment.close()

@@ -34,9 +34,11 @@ from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord
 from participants.segment.dedup import DedupTable, Remembered, Scope
 from participants.signal import Signal
+from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.materializer import materialize
+from participants.txn.refusals import prepared, refusal
 from service.problems import ErrorCode, ServiceError
 from service.retry import until_it_succeeds
 
@@ -105,6 +107,7 @@ class Segment:
         self._mirror = mirror
         self._clock = clock
         self._metrics = metrics
+        self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics.op_writes.inc)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
@@ -120,7 +123,7 @@ class Segment:
         EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE: nothing was appended, nothing of it
         will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
         """
-        self._assert_serving()
+        self.assert_serving()
         if len(entry.payload) > MAX_PAYLOAD_BYTES:
             raise ServiceError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
@@ -137,7 +140,7 @@ class Segment:
                 return (_same(entry, known) if known else position), True
         if self.ledgers.open is None:
             raise self._sealed()
-        publish = self._spawn(self._publish(entry, scope))
+        publish = self.spawn(self._publish(entry, scope))
         if entry.sequence is not None:
             self.dedup.begin(scope, entry.sequence, publish)
         return await self._answer(publish), False
@@ -200,7 +203,7 @@ class Segment:
     def _begin_append_of(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> Append:
         """The last look at the decision and the begin of the append, with no await in between (DESIGN §5.5)."""
         try:
-            self._assert_serving()
+            self.assert_serving()
             if transaction.decision is not None:
                 raise refusal(transaction.txn_id, transaction.decision.header)
             append = self._begin_append(entry)
@@ -226,7 +229,7 @@ class Segment:
             )
         except LedgerStopped as error:
             self.lose(f"its ledger is stopped: {error}")
-            raise self._not_serving() from None
+            raise self.not_serving() from None
 
     async def _until_durable(
         self, append: Append, entry: Entry, scope: Scope, transaction: TrackedTransaction | None
@@ -329,14 +332,14 @@ class Segment:
         if header is not None and header.finalized_ms is not None:
             self._metrics.decision_to_visible.observe(max(0, self._clock() - header.finalized_ms) / 1000)
         self._advanced()
-        self._spawn(self._materialize(transaction, outcome))
+        self.spawn(self._materialize(transaction, outcome))
 
     async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
         async def once() -> None:
             try:
                 await materialize(self._store, self.id, self.ownership.check, transaction.txn_id, outcome)
             except CheckFailed as lost:
-                self._deposed_by(lost)
+                self.deposed_by(lost)
 
         await until_it_succeeds(
             once, MetastoreError, lambda error: log.warning("materialize again", segment=self.id, error=str(error))
@@ -367,6 +370,7 @@ class Segment:
             if transaction.decision is None:
                 self._metrics.reconcile_repairs.inc()
                 self._decide(transaction, Decision(Header.decode(record.value) if record else None))
+        await self.subscriptions.reconcile()
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -400,7 +404,7 @@ class Segment:
                 action="Read again at a newer revision.",
                 field="revision",
             )
-        self._assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
+        self.assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
         visible = [frame for frame in found if self._in_snapshot(frame, decided)]
         page = self._page(visible, found, after, end)
         page.revision = revision
@@ -430,7 +434,7 @@ class Segment:
             if record is not None and not record.first:
                 self._decide(transaction, Decision(Header.decode(record.value)))
         while any(t.decision is not None and not t.released for t in self.buffer.tracked()):
-            self._assert_serving()
+            self.assert_serving()
             await self.changed.wait()
         return revision
 
@@ -489,6 +493,7 @@ class Segment:
         self.changed.notify()
         for transaction in self.buffer.tracked():
             self._mirror.unfollow(transaction.txn_id, self._on_final)
+        self.subscriptions.close()
         ledger = self.ledgers.open
         # A failed ledger stays as it is until recovery seals it: this object alone knows how far it was durable.
         if ledger is not None and ledger.stopped is None:
@@ -509,11 +514,11 @@ class Segment:
         self._metrics.horizon_lag.labels(self.id).set(lag)
         self.changed.notify()
 
-    def _assert_serving(self) -> None:
+    def assert_serving(self) -> None:
         if self.lost:
-            raise self._not_serving()
+            raise self.not_serving()
 
-    def _not_serving(self) -> ServiceError:
+    def not_serving(self) -> ServiceError:
         return ServiceError(
             ErrorCode.STORE_UNAVAILABLE,
             f"segment {self.id} is being opened again: {self.lost}",
@@ -533,23 +538,21 @@ class Segment:
         """What a guard of the intent that did not hold means to the publisher."""
         txn_id = transaction.txn_id
         if lost.check == self.ownership.check:
-            self._deposed_by(lost)
-            return self._not_serving()
+            self.deposed_by(lost)
+            return self.not_serving()
         if isinstance(lost.check, FirstVersion):
             header = Header.decode(lost.current.value) if lost.current else None
             if header is not None and self.buffer.get(txn_id) is transaction:
                 self._decide(transaction, Decision(header))
             return refusal(txn_id, header)
-        return ServiceError(
-            ErrorCode.TXN_CONFLICT, f"transaction {txn_id} is prepared and takes no more writes", txn_id=str(txn_id)
-        )
+        return prepared(txn_id)
 
-    def _deposed_by(self, lost: CheckFailed) -> None:
+    def deposed_by(self, lost: CheckFailed) -> None:
         if lost.check != self.ownership.check:
             raise lost
         self.lose("another generation owns it now")
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -566,20 +569,3 @@ def _same(entry: Entry, known: Remembered) -> Position:
             field="sequence",
         )
     return known.position
-
-
-def refusal(txn_id: TxnId, header: Header | None) -> ServiceError:
-    """Why a transaction takes no more operations: its final header, or None when it is unknown."""
-    if header is None:
-        return ServiceError(ErrorCode.TXN_NOT_FOUND, f"transaction {txn_id} is not known", txn_id=str(txn_id))
-    if header.expired_by is not None:
-        return ServiceError(
-            ErrorCode.EXPIRED_TRANSACTION,
-            f"transaction {txn_id} was aborted by {header.expired_by} at {header.finalized_ms}",
-            txn_id=str(txn_id),
-        )
-    return ServiceError(
-        ErrorCode.TXN_CONFLICT,
-        f"transaction {txn_id} was {header.state} at {header.finalized_ms} and takes no more operations",
-        txn_id=str(txn_id),
-    )

@@ -7,7 +7,7 @@ import pytest
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
-from participants.segment.segment import refusal
+from participants.txn.refusals import refusal
 from service.problems import KINDS, ErrorCode
 
 

@@ -1,0 +1,148 @@
+"""The cursor of one subscription on one segment: what is acknowledged, and how that is cut into records.
+
+Pure: no I/O. Everything before `mark_delete` is acknowledged, and some ranges behind it. What readers never see
+(aborted and void entries, entries without a message) counts as acknowledged once it was passed.
+
+The records are one mark-delete and any number of buckets: each holds what is acknowledged from its own name up to the
+name of the next, in at most `RANGES_PER_BUCKET` ranges, so that an acknowledgement writes a bounded number of bytes
+however fragmented the rest is. The first bucket reaches down to the mark-delete. A full bucket is cut in the middle,
+two neighbours that hold little become one, and an empty one goes.
+
+    mark-delete      bucket 1:5:0                          bucket 1:90:2
+    ──────────┤   [1:5:0, 1:6:0) … [1:80:0, 1:81:0)  │  [1:90:2, 1:90:3) …
+
+A change of the cuts moves ranges between records. So a write that takes several applies puts the mark-delete first,
+then buckets that are new, then the others, and deletes last: whatever it stops at, all that was stored still is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedList
+
+from participants.subscription.places import START, Place, Span
+from participants.subscription.ranges import RangeSet
+
+RANGES_PER_BUCKET = 128
+"""A range is at most 112 bytes of JSON, so a bucket stays below 16 KiB."""
+
+
+@dataclass(slots=True)
+class CursorChanges:
+    """What is to be stored: the mark-delete if it has moved, buckets to put and buckets to delete, by name."""
+
+    mark_delete: Place | None = None
+    puts: dict[Place, list[Span]] = field(default_factory=dict)
+    deletes: set[Place] = field(default_factory=set)
+
+
+class Cursor:
+    def __init__(self, mark_delete: Place, buckets: Iterable[tuple[Place, Iterable[Span]]] = ()) -> None:
+        """New, or as it was stored. Buckets may overlap after a write that was interrupted."""
+        self.mark_delete = mark_delete
+        self.changes = 0
+        """Counts what is to be stored."""
+        self._acked = RangeSet()
+        self._buckets: SortedList[Place] = SortedList()
+        self._dirty: set[Place] = set()
+        self._mark_dirty = False
+        for name, spans in buckets:
+            self._buckets.add(name)
+            for span in spans:
+                self._acked.add(span)
+        self._advance()
+        self._drop_empty()
+
+    # -- what is acknowledged ----------------------------------------------------------------------------------
+
+    def __contains__(self, place: Place) -> bool:
+        return place < self.mark_delete or place in self._acked
+
+    def overlaps(self, span: Span) -> bool:
+        """Whether any place of `span` is acknowledged."""
+        return span.start < self.mark_delete or self._acked.overlaps(span)
+
+    def covers(self, span: Span) -> bool:
+        return span.end <= self.mark_delete or self._acked.covers(span)
+
+    def add(self, span: Span) -> None:
+        """Acknowledge `span`."""
+        if self.covers(span):
+            return
+        self.changes += 1
+        span = Span(max(span.start, self.mark_delete), span.end)
+        self._acked.add(span)
+        if span.start > self.mark_delete:
+            self._touch(span)
+        else:
+            self._advance()
+            self._drop_empty()
+
+    def add_before(self, place: Place) -> None:
+        """Acknowledge everything before `place`."""
+        if place > self.mark_delete:
+            self.add(Span(self.mark_delete, place))
+
+    def _advance(self) -> None:
+        """Move the mark-delete over what follows it without a gap."""
+        while (first := self._acked.first()) is not None and first.start <= self.mark_delete:
+            if first.end > self.mark_delete:
+                self.mark_delete, self._mark_dirty = first.end, True
+            self._acked.remove_before(self.mark_delete)
+
+    # -- records -----------------------------------------------------------------------------------------------
+
+    def take_changes(self) -> CursorChanges:
+        """What has changed since they were last taken. Give them back with `untake` if they could not be stored."""
+        taken = CursorChanges(self.mark_delete if self._mark_dirty else None)
+        for name in self._dirty:
+            if name in self._buckets:
+                taken.puts[name] = self._acked.between(*self._bounds(self._buckets.index(name)))
+            else:
+                taken.deletes.add(name)
+        self._dirty.clear()
+        self._mark_dirty = False
+        return taken
+
+    def untake(self, changes: CursorChanges) -> None:
+        self._mark_dirty |= changes.mark_delete is not None
+        self._dirty |= changes.puts.keys() | changes.deletes
+
+    def _bounds(self, number: int) -> tuple[Place, Place | None]:
+        start = self._buckets[number] if number else START
+        return start, self._buckets[number + 1] if number + 1 < len(self._buckets) else None
+
+    def _size(self, number: int) -> int:
+        return self._acked.count(*self._bounds(number))
+
+    def _touch(self, span: Span) -> None:
+        """`span` was added: its buckets have to be written, and perhaps cut anew."""
+        if not self._buckets:
+            self._buckets.add(span.start)
+        first = max(self._buckets.bisect_right(span.start) - 1, 0)
+        end = max(self._buckets.bisect_left(span.end), first + 1)
+        self._dirty.update(self._buckets[first:end])
+        for number in reversed(range(max(first - 1, 0), end)):
+            self._join_next(number)
+        self._cut(max(self._buckets.bisect_right(span.start) - 1, 0))
+
+    def _join_next(self, number: int) -> None:
+        following = number + 1
+        if following < len(self._buckets) and self._size(number) + self._size(following) <= RANGES_PER_BUCKET // 2:
+            self._dirty |= {self._buckets[number], self._buckets[following]}
+            del self._buckets[following]
+
+    def _cut(self, number: int) -> None:
+        if self._size(number) > RANGES_PER_BUCKET:
+            ranges = self._acked.between(*self._bounds(number))
+            upper = ranges[len(ranges) // 2].start
+            self._dirty |= {self._buckets[number], upper}
+            self._buckets.add(upper)
+
+    def _drop_empty(self) -> None:
+        """The mark-delete has moved: only buckets at the front can have become empty, or lost something."""
+        while self._buckets and not self._size(0):
+            self._dirty.add(self._buckets[0])
+            del self._buckets[0]

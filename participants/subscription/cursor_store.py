@@ -1,0 +1,175 @@
+"""Keeps a cursor durable: one write at a time, everything that was acknowledged meanwhile goes into the next.
+
+Every write checks the ownership of the segment and the subscription's incarnation, and every record its own version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
+from metastore.txn import paths
+from metastore.txn.records import AckedBucket, MarkDelete
+from metastore.types import AtVersion, Record
+from participants.subscription.cursor import Cursor, CursorChanges
+from participants.subscription.definitions import Definition
+from participants.subscription.places import Place, Span
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+RECORDS_PER_APPLY = 30
+"""Each at most 16 KiB, so that an apply stays below a half of the megabyte that a store takes."""
+
+Write = tuple[str, bytes | None]
+"""A key and what to put there; None: delete it."""
+
+
+class CursorStore:
+    """`lost` is told of a check that did not hold: of the ownership, or of the incarnation."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        segment: str,
+        owner: AtVersion,
+        definition: Definition,
+        cursor: Cursor,
+        versions: dict[str, int],
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        lost: Callable[[CheckFailed], None],
+    ) -> None:
+        self._store = store
+        self._cursor = cursor
+        self._versions = versions
+        self._guards = (owner, definition.check)
+        self._key = (segment, definition.name, definition.record.incarnation)
+        self._spawn = spawn
+        self._lost = lost
+        self._durable = cursor.changes
+        self._writer: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    @classmethod
+    async def load(cls, store: MetadataStore, segment: str, definition: Definition) -> tuple[Cursor, dict[str, int]]:
+        """The cursor as it is stored, and the versions of its records."""
+        key = (segment, definition.name, definition.record.incarnation)
+        found = await store.scan(paths.cursor(*key))
+        mark, buckets = definition.start_on(segment), []
+        for record in found.records:
+            if record.key == paths.cursor_mark(*key):
+                mark = Place.parse(MarkDelete.decode(record.value).before)
+            else:
+                spans = [Span(Place.parse(a), Place.parse(b)) for a, b in AckedBucket.decode(record.value).ranges]
+                buckets.append((Place.parse(record.key.rpartition("/")[2]), spans))
+        return Cursor(mark, buckets), {record.key: record.version for record in found.records}
+
+    async def persist(self) -> None:
+        """Until what is acknowledged now is durable. Raises the store's error of the attempt that failed; the write
+        is done again in the background all the same."""
+        if self._cursor.changes == self._durable:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._cursor.changes, done))
+        if self._writer is None or self._writer.done():
+            self._writer = self._spawn(self._write_all())
+        try:
+            await asyncio.shield(done)
+        finally:
+            done.cancel()
+
+    async def _write_all(self) -> None:
+        try:
+            while self._cursor.changes > self._durable:
+                await until_it_succeeds(self._write_once, MetastoreError, self._failed)
+        except _GuardLostError as guard:
+            self._lost(guard.lost)
+        finally:
+            self._answer(OutcomeUnknown("the segment was closed before the acknowledgement was stored"))
+
+    async def _write_once(self) -> None:
+        target, changes = self._cursor.changes, self._cursor.take_changes()
+        try:
+            writes = self._writes(changes)
+            while chunk := list(islice(writes, RECORDS_PER_APPLY)):
+                await self._apply(chunk)
+        except BaseException:
+            self._cursor.untake(changes)
+            raise
+        self._durable = target
+        self._answer(None)
+
+    def _writes(self, changes: CursorChanges) -> Iterator[Write]:
+        """In the order that loses nothing wherever it stops (see `cursor`)."""
+        if changes.mark_delete is not None:
+            yield paths.cursor_mark(*self._key), MarkDelete(before=str(changes.mark_delete)).encode()
+        keys = {name: paths.cursor_bucket(*self._key, name) for name in (*changes.puts, *changes.deletes)}
+        for name in sorted(changes.puts, key=lambda name: keys[name] in self._versions):
+            ranges = tuple((str(start), str(end)) for start, end in changes.puts[name])
+            yield keys[name], AckedBucket(ranges=ranges).encode()
+        for name in changes.deletes:
+            yield keys[name], None
+
+    async def _apply(self, writes: list[Write]) -> None:
+        """Records are only written here: one at another version was written by a request of ours whose answer was
+        lost. It holds less than what is written now."""
+        while True:
+            batch = self._store.batch().check(*self._guards)
+            for key, value in writes:
+                version = self._versions.get(key)
+                if version is None and value is not None:
+                    batch.create(key, value)
+                elif version is not None:
+                    known = Record(key, b"", version, first=False)
+                    batch.replace(known, value) if value is not None else batch.remove(known)
+            try:
+                applied = await self._store.apply(batch)
+                break
+            except CheckFailed as lost:
+                if lost.check in self._guards:
+                    raise _GuardLostError(lost) from lost
+                await self._learn_versions([key for key, _ in writes])
+        for key, value in writes:
+            if value is not None:
+                self._versions[key] = applied.revision
+            else:
+                self._versions.pop(key, None)
+
+    async def _learn_versions(self, keys: list[str]) -> None:
+        for key, record in (await self._store.get_many(keys)).records.items():
+            if record is not None:
+                self._versions[key] = record.version
+            else:
+                self._versions.pop(key, None)
+
+    def _failed(self, error: BaseException | None) -> None:
+        assert isinstance(error, MetastoreError)
+        log.warning("a cursor is not stored yet", segment=self._key[0], subscription=self._key[1], error=str(error))
+        self._answer(error)
+
+    def _answer(self, error: MetastoreError | None) -> None:
+        """Those whose change is durable now; with an error everybody."""
+        waiting, self._waiting = self._waiting, []
+        for target, done in waiting:
+            if done.done():
+                continue
+            if error is not None:
+                done.set_exception(error)
+            elif target <= self._durable:
+                done.set_result(None)
+            else:
+                self._waiting.append((target, done))
+
+
+class _GuardLostError(Exception):
+    """Not to be tried again."""
+
+    def __init__(self, lost: CheckFailed) -> None:
+        super().__init__(str(lost))
+        self.lost = lost

@@ -1,0 +1,142 @@
+"""Subscriptions as they are stored: created, found, dropped. One record each, on its topic (see `SubscriptionRecord`).
+
+Every write of a segment on behalf of a subscription checks this record. So one apply drops it everywhere at once, and
+what is left of it is deleted afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
+from metastore.keys import unescape
+from metastore.txn import paths
+from metastore.txn.records import SubscriptionRecord
+from metastore.types import AtVersion, Record
+from participants.subscription.places import START, Place
+from service.problems import ErrorCode, ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One incarnation of a subscription. `check` holds for as long as it is not dropped."""
+
+    topic: str
+    name: str
+    record: SubscriptionRecord
+    check: AtVersion
+
+    def start_on(self, segment: str) -> Place:
+        """Where it begins. Not at `latest` on a segment that was made later: its messages belong to nobody else."""
+        start = (self.record.starts or {}).get(segment)
+        return Place.parse(start) if start is not None else START
+
+    def missing(self) -> ServiceError:
+        return _not_found(self.topic, self.name)
+
+
+def _not_found(topic: str, name: str) -> ServiceError:
+    return ServiceError(
+        ErrorCode.NOT_FOUND,
+        f"topic {topic} has no subscription {name}",
+        action="Create it first, with PUT.",
+        topic=topic,
+        subscription=name,
+    )
+
+
+def _definition(topic: str, record: Record) -> Definition:
+    name = unescape(record.key.rpartition("/")[2])
+    return Definition(topic, name, SubscriptionRecord.decode(record.value), AtVersion(record.key, record.version))
+
+
+class Definitions:
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def of_topic(self, topic: str) -> list[Definition]:
+        """All of them, dropped ones included."""
+        found = await self._store.scan(paths.subscriptions(topic))
+        return [_definition(topic, record) for record in found.records]
+
+    async def get(self, topic: str, name: str) -> Definition:
+        """Raises NOT_FOUND."""
+        record = await self._store.get(paths.subscription(topic, name))
+        found = _definition(topic, record) if record else None
+        if found is None or found.record.deleted:
+            raise _not_found(topic, name)
+        return found
+
+    async def create(
+        self,
+        topic: str,
+        name: str,
+        wanted: SubscriptionRecord,
+        starts: Callable[[], Awaitable[Mapping[str, Place]]],
+    ) -> Definition:
+        """The subscription as `wanted` describes it, or the one that is there and is the same.
+
+        `starts` is asked for places only when it is made and begins with `latest`. Raises ALREADY_EXISTS when there
+        is another one of this name, NOT_FOUND without the topic.
+        """
+        key = paths.subscription(topic, name)
+        while True:
+            records = (await self._store.get_many([key, paths.topic(topic)])).records
+            known, topic_record = records[key], records[paths.topic(topic)]
+            if topic_record is None:
+                raise ServiceError(ErrorCode.NOT_FOUND, f"topic {topic} does not exist", topic=topic)
+            before = SubscriptionRecord.decode(known.value) if known else None
+            if known is not None and before is not None and not before.deleted:
+                _check_same(topic, name, before, wanted)
+                return _definition(topic, known)
+            places = await starts() if wanted.initial == "latest" else {}
+            record = wanted.model_copy(
+                update={
+                    "incarnation": before.incarnation + 1 if before else 1,
+                    "starts": {segment: str(place) for segment, place in places.items()} or None,
+                }
+            )
+            batch = self._store.batch()
+            if known is not None:
+                batch.replace(known, record.encode())
+            else:
+                batch.create(key, record.encode())
+            try:
+                applied = await self._store.apply(batch)
+            except CheckFailed:
+                continue
+            return Definition(topic, name, record, AtVersion(key, applied.revision))
+
+    async def drop(self, topic: str, name: str) -> Definition:
+        """From now on nothing of it can be stored. Answers what was dropped, also when it was dropped before.
+
+        Raises NOT_FOUND for one that never was.
+        """
+        while True:
+            known = await self._store.get(paths.subscription(topic, name))
+            if known is None:
+                raise _not_found(topic, name)
+            found = _definition(topic, known)
+            if found.record.deleted:
+                return found
+            tombstone = found.record.model_copy(update={"deleted": True, "starts": None})
+            try:
+                await self._store.apply(self._store.batch().replace(known, tombstone.encode()))
+            except CheckFailed:
+                continue
+            return found
+
+
+def _check_same(topic: str, name: str, known: SubscriptionRecord, wanted: SubscriptionRecord) -> None:
+    fields = ("type", "initial", "dead_letter_topic", "max_redeliveries")
+    different = [field for field in fields if getattr(known, field) != getattr(wanted, field)]
+    if different:
+        raise ServiceError(
+            ErrorCode.ALREADY_EXISTS,
+            f"topic {topic} has a subscription {name} with another {', '.join(different)}",
+            action="Use it as it is, drop it first, or choose another name.",
+            topic=topic,
+            subscription=name,
+        )

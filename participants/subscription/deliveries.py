@@ -1,0 +1,127 @@
+"""What one subscription has taken from a segment and not seen acknowledged yet: who has it, and how often it was given.
+
+Pure: no I/O, no clock. Messages are read once, in order, up to `next_read`; everything before that is acknowledged or
+outstanding here, in one of these states:
+
+    held by a consumer ──returned──▶ waiting to be given again ──▶ held …
+         │       ▲                        │
+         └───────┴──── PENDING_ACK ───────┘      decided by `PendingAcks`, not here: nobody holds it, nor does it wait
+
+A message that was returned more often than `max_redeliveries` allows does not wait: `returned` hands it out as dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from sortedcontainers import SortedDict, SortedSet
+
+from participants.ledger.position import Position
+from participants.subscription.places import Place, Span
+
+MAX_OUTSTANDING = 50_000
+"""Messages of one segment that may be unacknowledged before no more are read: what bounds the memory."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One message, of an entry that holds `size`. `times` it was given to a consumer."""
+
+    size: int
+    times: int
+    consumer: str | None = None
+    dead: bool = False
+    """It is on its way to the dead-letter topic and nowhere else."""
+
+
+class Deliveries:
+    def __init__(self, start: Place, max_redeliveries: int | None) -> None:
+        self.next_read = start
+        self._max_redeliveries = max_redeliveries
+        self._outstanding: SortedDict[Place, Delivery] = SortedDict()
+        self._waiting: SortedSet[Place] = SortedSet()
+
+    @property
+    def full(self) -> bool:
+        return len(self._outstanding) >= MAX_OUTSTANDING
+
+    def items(self) -> Iterable[tuple[Place, Delivery]]:
+        return self._outstanding.items()
+
+    def get(self, place: Place) -> Delivery | None:
+        return self._outstanding.get(place)
+
+    def size_of(self, position: Position) -> int | None:
+        """How many messages the entry holds, if one of them is outstanding."""
+        first = next(self._within(Span(Place.at(position), Place.behind(position))), None)
+        return self._outstanding[first].size if first is not None else None
+
+    # -- giving ------------------------------------------------------------------------------------------------
+
+    def first_waiting(self) -> Place | None:
+        return self._waiting[0] if self._waiting else None
+
+    def waiting_in(self, position: Position) -> list[Place]:
+        """The messages of one entry that wait to be given again, in order."""
+        return list(self._waiting.irange(Place.at(position), Place.behind(position), inclusive=(True, False)))
+
+    def give(self, place: Place, size: int, consumer: str) -> int:
+        """To `consumer`. Answers how often it was given before."""
+        delivery = self._outstanding.setdefault(place, Delivery(size, 0))
+        delivery.times += 1
+        delivery.consumer = consumer
+        self._waiting.discard(place)
+        return delivery.times - 1
+
+    def pass_over(self, place: Place, size: int) -> None:
+        """It is PENDING_ACK when it is read for the first time: somebody was given it in an earlier life."""
+        self._outstanding.setdefault(place, Delivery(size, 1))
+
+    # -- taking back -------------------------------------------------------------------------------------------
+
+    def gone(self, span: Span) -> None:
+        """Acknowledged."""
+        for place in list(self._within(span)):
+            del self._outstanding[place]
+            self._waiting.discard(place)
+
+    def reserved(self, span: Span) -> None:
+        """PENDING_ACK: whoever holds it keeps it, but nobody is given it until its transaction ends."""
+        for place in self._within(span):
+            self._waiting.discard(place)
+
+    def places_in(self, span: Span) -> list[Place]:
+        return list(self._within(span))
+
+    def held_by(self, consumer: str) -> list[Place]:
+        return [place for place, delivery in self._outstanding.items() if delivery.consumer == consumer]
+
+    def let_go(self, place: Place) -> None:
+        """Its consumer is gone while it is PENDING_ACK."""
+        self._outstanding[place].consumer = None
+
+    def held(self) -> list[Place]:
+        """By any consumer."""
+        return [place for place, delivery in self._outstanding.items() if delivery.consumer is not None]
+
+    def has_dead(self, span: Span) -> bool:
+        return any(self._outstanding[place].dead for place in self._within(span))
+
+    def returned(self, places: Iterable[Place]) -> list[Place]:
+        """They wait to be given again. Answers those that were given too often and are dead from now on."""
+        dead = []
+        for place in places:
+            delivery = self._outstanding.get(place)
+            if delivery is None or delivery.dead:
+                continue
+            delivery.consumer = None
+            if self._max_redeliveries is not None and delivery.times > self._max_redeliveries:
+                delivery.dead = True
+                dead.append(place)
+            else:
+                self._waiting.add(place)
+        return dead
+
+    def _within(self, span: Span) -> Iterator[Place]:
+        return self._outstanding.irange(span.start, span.end, inclusive=(True, False))

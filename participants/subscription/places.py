@@ -1,0 +1,77 @@
+"""Places between the messages of a segment: `ledger:entry:message`, in their order.
+
+A place stands just before the message it names. What is acknowledged, pending or skipped is a half-open range of
+places, so that the messages of one entry, whole entries, and everything up to an entry are all the same thing:
+
+    message 2 of entry 1:7, which holds 10       [1:7:2, 1:7:3)
+    the last message of it                       [1:7:9, 1:8:0)     so that it touches the next entry
+    the whole entry                              [1:7:0, 1:8:0)
+    everything up to message 2                   [0:0:0, 1:7:3)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from participants.ledger.position import Position
+
+
+class Place(NamedTuple):
+    ledger: int
+    entry: int
+    message: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger}:{self.entry}:{self.message}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads what `str` wrote. Raises `ValueError`."""
+        ledger, entry, message = map(int, text.split(":"))
+        return cls(ledger, entry, message)
+
+    @classmethod
+    def at(cls, position: Position) -> Self:
+        """Before the first message of the entry at `position`."""
+        return cls(position.ledger, position.entry, 0)
+
+    @classmethod
+    def behind(cls, position: Position) -> Self:
+        """Before the first message of the entry that follows `position`, which may be a bound."""
+        return cls(position.ledger, position.entry + 1, 0)
+
+    @property
+    def position(self) -> Position:
+        """Of the entry that the message lies in."""
+        return Position(self.ledger, self.entry)
+
+    @property
+    def read_after(self) -> Position:
+        """Reading behind it begins with the entry that the message lies in."""
+        return Position(self.ledger, self.entry - 1)
+
+    @property
+    def last_before(self) -> Position:
+        """The last entry that lies wholly before this place; a bound when there is none in its ledger."""
+        return Position(self.ledger, self.entry - 1)
+
+
+START = Place(0, 0, 0)
+
+
+class Span(NamedTuple):
+    """The places from `start` up to before `end`."""
+
+    start: Place
+    end: Place
+
+
+def message_span(position: Position, index: int, size: int) -> Span:
+    """One message of an entry that holds `size` of them."""
+    assert 0 <= index < size
+    start = Place(position.ledger, position.entry, index)
+    return Span(start, Place.behind(position) if index == size - 1 else start._replace(message=index + 1))
+
+
+def entry_span(position: Position) -> Span:
+    return Span(Place.at(position), Place.behind(position))

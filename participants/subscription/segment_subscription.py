@@ -1,0 +1,593 @@
+"""One subscription on one owned segment: acknowledges, carries decisions into the cursor, and hands out messages.
+
+Touched only from the event loop of its process. The order of steps is the protocol (DESIGN §5.10):
+
+    check ─▶ reserve ─▶ operation (one guarded apply) ─▶ stored ─▶ acknowledged
+    decision ─▶ operations read, then into the cursor ─▶ reservations end ─▶ cursor durable ─▶ operations deleted
+
+Between `check` and `reserve` nothing is awaited. What a commit acknowledges is found by a range read begun after the
+decision, never from memory: no operation can be added behind it. Any step may crash or be done twice; header, cursor
+and operations still say it all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.records import AckOp, Header, decode_op
+from metastore.txn.states import TxnState
+from metastore.txn.store import put_ack_ops
+from metastore.types import FirstVersion
+from participants.api.models import ReadMessage
+from participants.broker.payloads import message_count, read_messages
+from participants.ledger.chain import RawFrame
+from participants.ledger.position import Position
+from participants.subscription.cursor import Cursor
+from participants.subscription.cursor_store import CursorStore
+from participants.subscription.definitions import Definition
+from participants.subscription.deliveries import Deliveries
+from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAcks
+from participants.subscription.places import START, Place, Span, entry_span, message_span
+from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
+from participants.txn.header_mirror import HeaderMirror
+from participants.txn.refusals import prepared, refusal
+from service.problems import ErrorCode, ServiceError
+from service.retry import until_it_succeeds
+
+if TYPE_CHECKING:
+    from participants.segment.segment import Segment
+
+log = structlog.get_logger()
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A message for a consumer. `size_bytes` is its share of the entry."""
+
+    message: ReadMessage
+    redelivery_count: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """Messages that can be read and are not acknowledged: all of them, those that were given to somebody and are not
+    PENDING_ACK, and those that are, by transaction."""
+
+    mark_delete: Position
+    backlog: int = 0
+    unacked: int = 0
+    pending: defaultdict[TxnId, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class SegmentSubscription:
+    """See the module docstring. Made by `SegmentSubscriptions`."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        definition: Definition,
+        cursor: Cursor,
+        versions: dict[str, int],
+        *,
+        store: MetadataStore,
+        mirror: HeaderMirror,
+        ops_written: Callable[[int], None],
+    ) -> None:
+        self.segment = segment
+        self.definition = definition
+        self.cursor = cursor
+        self.pending = PendingAcks()
+        self.deliveries = Deliveries(cursor.mark_delete, definition.record.max_redeliveries)
+        self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
+        """Told of messages that were given too often; they are `buried` once they are published elsewhere."""
+        self.dropped = False
+        self._store = store
+        self._mirror = mirror
+        self._ops_written = ops_written
+        self._cursor_store = CursorStore(
+            store,
+            segment.id,
+            segment.ownership.check,
+            definition,
+            cursor,
+            versions,
+            spawn=segment.spawn,
+            lost=self._guard_lost,
+        )
+        self._in_flight: dict[tuple[TxnId, Ack], asyncio.Task[None]] = {}
+        self._finishing: set[TxnId] = set()
+        self._reading = asyncio.Lock()
+        self._next_op = 0
+
+    # -- acknowledging -----------------------------------------------------------------------------------------
+
+    async def single_acks(self, ids: Iterable[tuple[Position, int]], writer: str | None) -> list[Ack]:
+        """The acknowledgements of these messages: all messages of an entry together are one.
+
+        Raises INVALID_ARGUMENT for a message that cannot be read.
+        """
+        indexes: dict[Position, set[int]] = defaultdict(set)
+        for position, index in ids:
+            indexes[position].add(index)
+        acks = []
+        for position, wanted in indexes.items():
+            size = await self._size_of(position, max(wanted))
+            if len(wanted) == size:
+                acks.append(Ack(position, writer=writer))
+            else:
+                acks += [Ack(position, index, size, writer=writer) for index in sorted(wanted)]
+        return acks
+
+    async def cumulative_ack(self, position: Position, index: int, writer: str | None) -> Ack:
+        """Raises as `single_acks`."""
+        size = await self._size_of(position, index)
+        last = index == size - 1
+        return Ack(position, None if last else index, None if last else size, cumulative=True, writer=writer)
+
+    async def _size_of(self, position: Position, index: int) -> int:
+        size = self.deliveries.size_of(position)
+        if size is None:
+            frame = await self._frame(position)
+            size = message_count(frame.header) if frame is not None else 0
+        if index >= size:
+            problem = f"message_ids: segment {self.segment.id} has no message {index} at {position} that can be read"
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="message_ids")
+        return size
+
+    def check(self, txn_id: TxnId | None, acks: Iterable[Ack]) -> None:
+        """Raises TXN_CONFLICT, or why the transaction takes no acks, when any of `acks` loses. Changes nothing."""
+        self._assert_serving()
+        if txn_id is not None and (final := self._mirror.final(txn_id)) is not None:
+            raise refusal(txn_id, final[0])
+        for ack in acks:
+            if txn_id is None and self.cursor.covers(ack.span):
+                continue  # acknowledged again
+            try:
+                self.pending.check(txn_id, ack, self.cursor)
+                if txn_id is not None and not ack.cumulative and self.deliveries.has_dead(ack.span):
+                    raise AckConflict(ack.span.start, "it is on its way to the dead-letter topic")
+            except AckConflict as conflict:
+                raise self._conflict(ack, conflict) from None
+
+    def reserve(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
+        """Right after `check`, with nothing awaited in between."""
+        self._mirror.follow(txn_id, self._on_final)  # before anything is stored, so that no decision is missed
+        for ack in acks:
+            self.pending.reserve(txn_id, ack)
+            self.deliveries.reserved(ack.span)
+
+    async def store_acks(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
+        """Store the operations of reserved acknowledgements. What is stored, or on its way, is not sent again.
+
+        Raises `ServiceError` and the store's errors.
+        """
+        sent: set[asyncio.Task[None]] = set()
+        missing: list[Ack] = []
+        for ack in acks:
+            if (in_flight := self._in_flight.get((txn_id, ack))) is not None:
+                sent.add(in_flight)
+            elif self.pending.state(txn_id, ack) is not AckState.STORED:
+                missing.append(ack)
+        for start in range(0, len(missing), RECORDS_PER_APPLY):
+            chunk = missing[start : start + RECORDS_PER_APPLY]
+            task = self.segment.spawn(self._store_ops(txn_id, chunk))
+            sent.add(task)
+            self._in_flight.update({(txn_id, ack): task for ack in chunk})
+        for outcome in await asyncio.gather(*map(asyncio.shield, sent), return_exceptions=True):
+            if isinstance(outcome, asyncio.CancelledError):
+                raise self._not_durable("the segment was closed")
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _store_ops(self, txn_id: TxnId, acks: Sequence[Ack]) -> None:
+        batch = self._store.batch().check(self.segment.ownership.check, self.definition.check)
+        put_ack_ops(batch, txn_id, self.segment.ownership.generation, [self._op(ack) for ack in acks])
+        try:
+            await self._store.apply(batch)
+        except BaseException as error:
+            if isinstance(error, MetastoreError) and error.definite:
+                self._release(txn_id, acks)
+            else:
+                for ack in acks:
+                    self.pending.unknown(txn_id, ack)
+            if isinstance(error, CheckFailed):
+                raise self._refused(txn_id, error) from None
+            raise
+        finally:
+            for ack in acks:
+                del self._in_flight[txn_id, ack]
+        self._ops_written(len(acks))
+        for ack in acks:
+            self.pending.stored(txn_id, ack)
+
+    def _op(self, ack: Ack) -> tuple[int, AckOp]:
+        self._next_op += 1
+        return self._next_op, AckOp(
+            segment=self.segment.id,
+            subscription=self.definition.name,
+            incarnation=self.definition.record.incarnation,
+            position=str(ack.position),
+            batch_index=ack.index,
+            batch_size=ack.size,
+            cumulative=True if ack.cumulative else None,
+            writer=ack.writer,
+        )
+
+    def _release(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
+        """They certainly left nothing in the store. Whoever was given the messages still has them."""
+        for ack in acks:
+            self.pending.release(txn_id, ack)
+        self._settle([ack.span for ack in acks], keep_held=True)
+        if self.pending.get(txn_id) is None and txn_id not in self._finishing:
+            self._mirror.unfollow(txn_id, self._on_final)
+
+    async def acknowledge(self, acks: Iterable[Ack]) -> None:
+        """Outside of a transaction, right after `check`. Returns once it is durable.
+
+        Raises OUTCOME_UNKNOWN while it is not: this broker gives the messages to nobody, and goes on trying.
+        """
+        for ack in acks:
+            self.cursor.add(ack.span)
+            self.deliveries.gone(ack.span)
+        try:
+            await self._cursor_store.persist()
+        except MetastoreError as error:
+            raise self._not_durable(str(error)) from None
+
+    # -- decisions ---------------------------------------------------------------------------------------------
+
+    async def adopt(self) -> None:
+        """Take up the operations in the store that memory lacks: all of them at recovery.
+
+        The headers are followed before they are read, so that no decision falls in between.
+        """
+        name = self.definition.name
+        prefix = paths.acks_by_subscription(self.segment.id, name)
+        entries = await self._store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
+        found = {TxnId.parse(entry.split("/")[2]) for entry in entries}
+        missing = [txn_id for txn_id in found if self.pending.get(txn_id) is None and txn_id not in self._finishing]
+        for txn_id in missing:
+            self._mirror.follow(txn_id, self._on_final)
+        acks = {txn_id: await self._stored_acks(txn_id) for txn_id in missing}
+        headers = await self._mirror.read(missing)
+        for txn_id, record in headers.items():
+            header = Header.decode(record.value) if record is not None else None
+            if header is None or header.state is not TxnState.ABORTED:
+                for ack in acks[txn_id]:
+                    self.pending.restore(txn_id, ack)
+                    self.deliveries.reserved(ack.span)
+            if header is None or header.state.final:
+                self._decide(txn_id, header)
+            elif (final := self._mirror.final(txn_id)) is not None:
+                self._decide(txn_id, final[0])
+
+    async def _stored_acks(self, txn_id: TxnId, counted: Sequence[str] | None = None) -> list[Ack]:
+        """From the operations in the store, those of this incarnation; with `counted`, of these writers and of none."""
+        prefix = paths.ack_ops_of_subscription(txn_id, self.segment.id, self.definition.name)
+        start, acks, more = prefix, [], True
+        while more:
+            found = await self._store.range(start, prefix_end(prefix), limit=RECORDS_PER_READ)
+            for record in found.records:
+                op = decode_op(record.value)
+                assert isinstance(op, AckOp)
+                void = counted is not None and op.writer is not None and op.writer not in counted
+                if op.incarnation == self.definition.record.incarnation and not void:
+                    position = Position.parse(op.position)
+                    acks.append(Ack(position, op.batch_index, op.batch_size, bool(op.cumulative), op.writer))
+                start = record.key + "\0"
+            more = found.more
+        return acks
+
+    def _on_final(self, txn_id: TxnId, header: Header) -> None:
+        if self.pending.get(txn_id) is not None:
+            self._decide(txn_id, header)
+
+    def _decide(self, txn_id: TxnId, header: Header | None) -> None:
+        """`header` None: collected long ago, which counts as committed (DESIGN §5.6)."""
+        if txn_id in self._finishing:
+            return
+        self._finishing.add(txn_id)
+        if header is not None and header.state is TxnState.ABORTED:
+            self._end(txn_id)
+        self.segment.spawn(self._finish(txn_id, header))
+
+    async def _finish(self, txn_id: TxnId, header: Header | None) -> None:
+        prefix = paths.ack_ops_of_subscription(txn_id, self.segment.id, self.definition.name)
+
+        async def once() -> None:
+            if self.segment.lost or self.dropped:
+                return
+            try:
+                if header is None or header.state is TxnState.COMMITTED:
+                    await self._commit(txn_id, header.writers if header is not None else None)
+                await delete_range(self._store, self.segment.ownership.check, prefix, prefix_end(prefix))
+            except CheckFailed as lost:
+                if lost.check != self.segment.ownership.check:
+                    raise
+                self._guard_lost(lost)
+
+        await until_it_succeeds(once, MetastoreError, self._report)
+        self._finishing.discard(txn_id)
+        self._mirror.unfollow(txn_id, self._on_final)
+
+    async def _commit(self, txn_id: TxnId, counted: Sequence[str] | None) -> None:
+        """The cursor is durable before this returns, and only then may the operations go (DESIGN §5.10)."""
+        for ack in await self._stored_acks(txn_id, counted):
+            self.cursor.add(ack.span)
+        self._end(txn_id)
+        await self._cursor_store.persist()
+
+    def _end(self, txn_id: TxnId) -> None:
+        """What it held is deleted by now, or returns: unless another transaction holds it."""
+        ended = self.pending.end(txn_id)
+        if ended is not None:
+            cumulative = [Span(START, ended.cumulative)] if ended.cumulative is not None else []
+            self._settle([*ended.ranges, *cumulative])
+
+    def _settle(self, spans: Iterable[Span], *, keep_held: bool = False) -> None:
+        """Messages that were PENDING_ACK: what is deleted by now leaves, the rest waits to be given again."""
+        back = []
+        for span in spans:
+            for place in self.deliveries.places_in(span):
+                delivery = self.deliveries.get(place)
+                assert delivery is not None
+                if place in self.cursor:
+                    self.deliveries.gone(message_span(place.position, place.message, delivery.size))
+                elif self.pending.holder(place) is None and not (keep_held and delivery.consumer is not None):
+                    back.append(place)
+        self._give_back(back)
+
+    def _give_back(self, places: Iterable[Place]) -> None:
+        if dead := self.deliveries.returned(places):
+            self.on_dead(self, dead)
+        self.segment.changed.notify()
+
+    async def reconcile(self) -> None:
+        """Find decisions that no watch has told, and operations that memory lacks (DESIGN §5.8)."""
+        await self.adopt()
+        candidates = {each.txn_id: len(each.acks) for each in self.pending if not self._is_sending(each.txn_id)}
+        headers = await self._mirror.read(candidates)
+        for txn_id, record in headers.items():
+            known = self.pending.get(txn_id)
+            if known is None or (record is not None and record.first):
+                continue
+            if record is None and (self._is_sending(txn_id) or len(known.acks) != candidates[txn_id]):
+                continue  # an operation was sent after the candidates were chosen: this read proves nothing about it
+            self._decide(txn_id, Header.decode(record.value) if record is not None else None)
+
+    def _is_sending(self, txn_id: TxnId) -> bool:
+        return any(txn_id == sending for sending, _ in self._in_flight)
+
+    # -- giving ------------------------------------------------------------------------------------------------
+
+    async def take(self, consumer: str, limit: int, max_bytes: int) -> list[Given]:
+        """Messages for `consumer`: those that wait to be given again first, then new ones, in order. May be one entry
+        more than `max_bytes`."""
+        async with self._reading:
+            self._assert_serving()
+            given: list[Given] = []
+
+            def room() -> int:
+                full = sum(each.size_bytes for each in given) >= max_bytes
+                return 0 if full else limit - len(given)
+
+            while room() and (place := self.deliveries.first_waiting()) is not None:
+                frame = await self._frame(place.position)
+                if frame is None:  # trimmed away meanwhile
+                    self._skip(entry_span(place.position))
+                    continue
+                again = self.deliveries.waiting_in(place.position)[: room()]
+                given += self._give(frame, [place.message for place in again], consumer)
+            more = True
+            while more and room() and not self.deliveries.full:
+                more = await self._read_on(given, room, consumer)
+            return given
+
+    async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: str) -> bool:
+        """Give messages of the next page; whether there is more to read."""
+        at = max(self.deliveries.next_read, self.cursor.mark_delete)
+        page = await self.segment.read_committed(at.read_after, READ_BYTES)
+        for frame in page.frames:
+            header = frame.header
+            at = self._skip_to(at, Place.at(header.position))
+            size = message_count(header)
+            while at.position == header.position and at.message < size and room():
+                at = self._next_of_entry(frame, at, given, room(), consumer)
+            if at.position == header.position and at.message < size:
+                self.deliveries.next_read = at
+                return True
+            at = self._skip_to(at, Place.behind(header.position))
+        self.deliveries.next_read = self._skip_to(at, Place.behind(page.next))
+        return not page.end
+
+    def _next_of_entry(self, frame: RawFrame, at: Place, given: list[Given], room: int, consumer: str) -> Place:
+        """Give up to `room` messages of an entry, from `at` on. Answers the place behind them."""
+        position, size = frame.header.position, message_count(frame.header)
+        indexes: list[int] = []
+        index = at.message
+        while index < size and len(indexes) < room:
+            place = Place(position.ledger, position.entry, index)
+            if place not in self.cursor:
+                if self.pending.holder(place) is None:
+                    indexes.append(index)
+                else:
+                    self.deliveries.pass_over(place, size)
+            index += 1
+        given += self._give(frame, indexes, consumer)
+        return Place.behind(position) if index == size else at._replace(message=index)
+
+    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: str) -> list[Given]:
+        if not indexes:
+            return []
+        header = frame.header
+        messages = read_messages(self.segment.id, frame)
+        share = (header.end - header.start) // len(messages)
+        return [
+            Given(
+                messages[index],
+                self.deliveries.give(Place.at(header.position)._replace(message=index), len(messages), consumer),
+                share,
+            )
+            for index in indexes
+        ]
+
+    def _skip_to(self, at: Place, end: Place) -> Place:
+        """What lies in between is never shown to readers: it counts as acknowledged."""
+        if at < end:
+            self._skip(Span(at, end))
+        return max(at, end)
+
+    def _skip(self, span: Span) -> None:
+        self.cursor.add(span)
+        self.deliveries.gone(span)
+
+    async def _frame(self, position: Position) -> RawFrame | None:
+        """The entry at `position`; None unless readers may see it."""
+        if position.entry < 0:
+            return None
+        page = await self.segment.read_committed(position.before, 1)
+        frame = page.frames[0] if page.frames else None
+        return frame if frame is not None and frame.header.position == position else None
+
+    # -- taking back -------------------------------------------------------------------------------------------
+
+    def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None) -> int:
+        """Messages that a consumer holds wait to be given again: these, or all. What is PENDING_ACK stays put."""
+        if ids is None:
+            places = self.deliveries.held()
+        else:
+            wanted = (Place.at(position)._replace(message=index) for position, index in ids)
+            places = [p for p in wanted if (known := self.deliveries.get(p)) is not None and known.consumer is not None]
+        back = [place for place in places if self.pending.holder(place) is None]
+        self._give_back(back)
+        return len(back)
+
+    def consumer_gone(self, consumer: str) -> None:
+        back = []
+        for place in self.deliveries.held_by(consumer):
+            if self.pending.holder(place) is None:
+                back.append(place)
+            else:
+                self.deliveries.let_go(place)
+        self._give_back(back)
+
+    async def dead_message(self, place: Place) -> ReadMessage | None:
+        """None when it cannot be read any more."""
+        frame = await self._frame(place.position)
+        return read_messages(self.segment.id, frame)[place.message] if frame is not None else None
+
+    async def bury(self, place: Place) -> None:
+        """It is in the dead-letter topic: acknowledge it. Raises the store's errors."""
+        delivery = self.deliveries.get(place)
+        if delivery is not None:
+            span = message_span(place.position, place.message, delivery.size)
+            self.cursor.add(span)
+            self.deliveries.gone(span)
+        await self._cursor_store.persist()
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    async def counts(self) -> Counts:
+        """Reads everything behind the mark-delete: its cost is the backlog's size."""
+        found = Counts(self.cursor.mark_delete.last_before)
+        at, end = self.cursor.mark_delete.read_after, False
+        while not end:
+            page = await self.segment.read_committed(at, READ_BYTES)
+            for frame in page.frames:
+                self._count(frame.header.position, message_count(frame.header), found)
+            at, end = page.next, page.end
+        return found
+
+    def _count(self, position: Position, size: int, found: Counts) -> None:
+        for index in range(size):
+            place = Place.at(position)._replace(message=index)
+            if place in self.cursor:
+                continue
+            found.backlog += 1
+            holder, delivery = self.pending.holder(place), self.deliveries.get(place)
+            if holder is not None:
+                found.pending[holder] += 1
+            elif delivery is not None and delivery.times:
+                found.unacked += 1
+
+    @property
+    def read_to_the_end(self) -> bool:
+        """Everything that readers may see now was given to somebody."""
+        return self.deliveries.next_read >= Place.behind(self.segment.buffer.max_read_position)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Its tasks belong to the segment and end with it."""
+        for txn_id in {*(each.txn_id for each in self.pending), *self._finishing}:
+            self._mirror.unfollow(txn_id, self._on_final)
+
+    def drop(self) -> None:
+        """The subscription is dropped: nothing of it can be stored any more."""
+        self.dropped = True
+        self.close()
+        self.segment.changed.notify()
+
+    def _assert_serving(self) -> None:
+        self.segment.assert_serving()
+        if self.dropped:
+            raise self.definition.missing()
+
+    def _guard_lost(self, lost: CheckFailed) -> None:
+        if lost.check == self.definition.check:
+            self.drop()
+        else:
+            self.segment.deposed_by(lost)
+
+    def _refused(self, txn_id: TxnId, lost: CheckFailed) -> Exception:
+        """What a guard of the operation that did not hold means to whoever acknowledges."""
+        if lost.check == self.segment.ownership.check:
+            self._guard_lost(lost)
+            return self.segment.not_serving()
+        if lost.check == self.definition.check:
+            self._guard_lost(lost)
+            return self.definition.missing()
+        if isinstance(lost.check, FirstVersion):
+            header = Header.decode(lost.current.value) if lost.current else None
+            if header is not None:
+                self._on_final(txn_id, header)
+            return refusal(txn_id, header)
+        return prepared(txn_id)
+
+    def _conflict(self, ack: Ack, conflict: AckConflict) -> ServiceError:
+        return ServiceError(
+            ErrorCode.TXN_CONFLICT,
+            f"message {conflict.place} of segment {self.segment.id} cannot be acknowledged: {conflict}"
+            + (f" in transaction {conflict.holder}" if conflict.holder is not None else ""),
+            action="Abort, and do the work again in a new transaction without this message."
+            if conflict.holder is None
+            else "Wait until that transaction ends, or abort.",
+            segment=self.segment.id,
+            position=str(ack.position),
+            holder=str(conflict.holder) if conflict.holder is not None else None,
+        )
+
+    def _not_durable(self, reason: str) -> ServiceError:
+        return ServiceError(
+            ErrorCode.OUTCOME_UNKNOWN,
+            f"the acknowledgement on segment {self.segment.id} may not be durable: {reason}",
+            action="Send it again.",
+            segment=self.segment.id,
+        )
+
+    def _report(self, error: BaseException | None) -> None:
+        name = self.definition.name
+        log.warning("carry the decision out again", segment=self.segment.id, subscription=name, error=str(error))

@@ -1,0 +1,109 @@
+"""The subscriptions of one owned segment. Recovery reads their cursors and pending acks before the segment is ready;
+one that is created later is read when it is first asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError
+from participants.subscription.cursor_store import CursorStore
+from participants.subscription.definitions import Definition, Definitions
+from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.traces import delete_incarnations
+from participants.txn.header_mirror import HeaderMirror
+from service.retry import until_it_succeeds
+
+if TYPE_CHECKING:
+    from participants.segment.segment import Segment
+
+log = structlog.get_logger()
+
+
+class SegmentSubscriptions:
+    def __init__(
+        self, segment: Segment, store: MetadataStore, mirror: HeaderMirror, ops_written: Callable[[int], None]
+    ) -> None:
+        self._segment = segment
+        self._store = store
+        self._mirror = mirror
+        self._ops_written = ops_written
+        self._open: dict[str, SegmentSubscription] = {}
+        self._opening = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[SegmentSubscription]:
+        return iter(list(self._open.values()))
+
+    async def recover(self) -> None:
+        """Open all of the topic's, and delete what dropped ones have left. Raises the store's errors."""
+        for definition in await Definitions(self._store).of_topic(self._segment.record.topic):
+            incarnation = definition.record.incarnation
+            if not definition.record.deleted:
+                await self.get(definition)
+            if (last := incarnation if definition.record.deleted else incarnation - 1) > 0:
+                self._segment.spawn(self._delete(definition.name, last))
+
+    async def get(self, definition: Definition) -> SegmentSubscription:
+        """This incarnation on this segment. Raises the store's errors."""
+        async with self._opening:
+            known = self._open.get(definition.name)
+            if known is not None and known.definition == definition and not known.dropped:
+                return known
+            if known is not None:
+                known.drop()
+            cursor, versions = await CursorStore.load(self._store, self._segment.id, definition)
+            found = SegmentSubscription(
+                self._segment,
+                definition,
+                cursor,
+                versions,
+                store=self._store,
+                mirror=self._mirror,
+                ops_written=self._ops_written,
+            )
+            try:
+                await found.adopt()
+            except BaseException:
+                found.drop()
+                raise
+            self._open[definition.name] = found
+            return found
+
+    async def drop(self, definition: Definition) -> None:
+        """After the subscription was dropped: delete its traces here. Raises the store's errors; what is left goes
+        when the segment is opened again."""
+        known = self._open.get(definition.name)
+        if known is not None and known.definition.record.incarnation <= definition.record.incarnation:
+            known.drop()
+            del self._open[definition.name]
+        await self._delete(definition.name, definition.record.incarnation)
+
+    async def _delete(self, name: str, last: int) -> None:
+        owner = self._segment.ownership.check
+
+        async def once() -> None:
+            if self._segment.lost:
+                return
+            try:
+                await delete_incarnations(self._store, owner, self._segment.id, name, last)
+            except CheckFailed as lost:
+                if lost.check != owner:
+                    raise
+                self._segment.deposed_by(lost)
+
+        def report(error: BaseException | None) -> None:
+            log.warning("delete again", segment=self._segment.id, subscription=name, error=str(error))
+
+        await until_it_succeeds(once, MetastoreError, report)
+
+    async def reconcile(self) -> None:
+        for subscription in self:
+            await subscription.reconcile()
+
+    def close(self) -> None:
+        for subscription in self:
+            subscription.close()

@@ -1,0 +1,54 @@
+"""Deleting what subscriptions have left in the store, in slices; whatever it stops at, it is begun again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metastore.api import MetadataStore
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.txn.records import AckOp, decode_op
+from metastore.types import AtVersion, Record
+
+RECORDS_PER_APPLY = 40
+"""Each deletion is a check, a record and an index entry: this stays below etcd's 128 operations per transaction."""
+RECORDS_PER_READ = 4_000
+
+
+async def delete_records(store: MetadataStore, owner: AtVersion, records: Sequence[Record]) -> None:
+    """Raises `CheckFailed` on `owner` when this broker was deposed, on a record when somebody else was faster."""
+    for start in range(0, len(records), RECORDS_PER_APPLY):
+        batch = store.batch().check(owner)
+        for record in records[start : start + RECORDS_PER_APPLY]:
+            batch.remove(record)
+        await store.apply(batch)
+
+
+async def delete_range(store: MetadataStore, owner: AtVersion, start: str, end: str) -> None:
+    """Raises as `delete_records`."""
+    more = True
+    while more:
+        found = await store.range(start, end, limit=RECORDS_PER_READ)
+        await delete_records(store, owner, found.records)
+        more = found.more
+
+
+async def delete_incarnations(
+    store: MetadataStore, owner: AtVersion, segment: str, subscription: str, last: int
+) -> None:
+    """Every trace on one segment of a subscription's incarnations up to `last`, which are dropped: nothing is added
+    any more. Raises as `delete_records`."""
+    prefix = paths.acks_by_subscription(segment, subscription)
+    entries = await store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
+    for start in range(0, len(entries), RECORDS_PER_APPLY):
+        keys = [paths.op_of_ack_entry(entry) for entry in entries[start : start + RECORDS_PER_APPLY]]
+        found = (await store.get_many(keys)).records.values()
+        await delete_records(store, owner, [record for record in found if record is not None and _is_of(record, last)])
+    cursors = paths.cursors(segment, subscription)
+    await delete_range(store, owner, cursors, paths.cursor(segment, subscription, last + 1))
+
+
+def _is_of(record: Record, last: int) -> bool:
+    op = decode_op(record.value)
+    assert isinstance(op, AckOp)
+    return op.incarnation <= last
