@@ -7,16 +7,22 @@ from typing import Literal
 from pydantic import Field
 
 from metastore.txn.records import JsonRecord
+from participants.ledger.position import Position
 
 
 class TopicRecord(JsonRecord):
-    """`/topic/<name>`. `next_segment` numbers the next segment: segment ids are never reused."""
+    """`/topic/<name>`. `next_segment` numbers the next segment: segment ids are never reused.
+
+    A deleted topic stays as a tombstone, so that the counter survives; `segments` are then those of which something
+    is left to delete.
+    """
 
     name: str
     segments: tuple[str, ...]
     next_segment: int
     created_ms: int
     arrow_schema: str | None = Field(default=None, description="Serialized Arrow schema, base64.")
+    deleted: bool | None = None
 
 
 class LedgerRecord(JsonRecord):
@@ -28,25 +34,61 @@ class LedgerRecord(JsonRecord):
     entries: int | None = None
 
 
+class DedupSnapshot(JsonRecord):
+    """A complete snapshot of a segment's dedup table: the chunks `/segment-state/<segment>/dedup/<name>/<n>`.
+
+    What the ledgers up to and including `through` tell is in it, so they need not be read for that again.
+    """
+
+    name: str
+    chunks: int
+    through: int
+
+
+class MergeClaim(JsonRecord):
+    """Two neighbours are being merged: each is to be sealed, then `child` takes over from both (DESIGN §5.14)."""
+
+    other: str
+    child: str
+    claimed_ms: int
+
+
 class SegmentRecord(JsonRecord):
-    """`/segment/<id>`: its place in the topic, and its ledgers in order; only the last one may be unsealed."""
+    """`/segment/<id>`: its place in the topic, and its ledgers in order; only the last one may be unsealed.
+
+    Entries below `first_position` are trimmed; `trimmed` are ledgers that held only such, until their bytes are gone.
+    Of a deleted segment the record stays until its storage has deleted the ledgers.
+    """
 
     topic: str
     range: tuple[int, int]
     storage: str
-    state: Literal["active", "sealed"] = "active"
+    state: Literal["active", "sealed", "deleted"] = "active"
     parents: tuple[str, ...] = ()
     children: tuple[str, ...] = ()
     ledgers: tuple[LedgerRecord, ...] = ()
     first_position: str = "0:-1"
+    trimmed: tuple[LedgerRecord, ...] = ()
+    dedup: DedupSnapshot | None = None
+    merge: MergeClaim | None = None
+
+    @property
+    def trimmed_up_to(self) -> Position | None:
+        """The last entry that must not be read any more."""
+        first = Position.parse(self.first_position)
+        return None if first.entry < 0 else first.before
 
 
 class OwnerRecord(JsonRecord):
-    """`/segment-owner/<id>`: written once per generation; every apply of the owner checks it (DESIGN §5.2)."""
+    """`/segment-owner/<id>`: written once per generation; every apply of the owner checks it (DESIGN §5.2).
+
+    Of a deleted segment a tombstone stays, at a generation that nobody has.
+    """
 
     broker: str
     url: str
     generation: int
+    deleted: bool | None = None
 
 
 class ProcessRecord(JsonRecord):

@@ -6,7 +6,7 @@ again. A record that is missing is found by the records that point to it; every 
 
     header ↔ deadline entry │ header ↔ final-state entry │ operation ↔ its index entries │ topic ↔ segment
     lease, prepared, writers → open header │ key ↔ open header │ header → id sequence
-    operation → header, segment, owner │ outcome → segment, header │ owner → segment
+    operation → header, segment, owner │ outcome → segment, header │ owner → segment │ parent ↔ child
     acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
 
 The records of topics belong to the brokers; of them only the shape is known here. Processes and group-commit markers
@@ -401,6 +401,26 @@ def _op_entry(root: str, kind: str, names: int) -> Law:
     return law
 
 
+def _segment_state(record: Record, view: View) -> Problems:
+    kind = record.key.removeprefix(paths.SEGMENT_STATES).split("/")[1:2]
+    yield from (_dedup if kind == ["dedup"] else _outcome)(record, view)
+
+
+def _dedup(record: Record, view: View) -> Problems:
+    """A snapshot that its segment does not name is being written, or on its way out."""
+
+    def parse() -> tuple[str, str, int]:
+        segment, _, name, chunk = record.key.removeprefix(paths.SEGMENT_STATES).split("/")
+        return unescape(segment), unescape(name), _number(chunk)
+
+    segment_id, name, chunk = _parsed(record.key, parse, lambda parts: paths.dedup_chunk(*parts))
+    segment = view.decode(_Segment, paths.segment(segment_id))
+    if segment is None:
+        yield f"the sequences are of segment {segment_id}, which does not exist", DELETE
+    elif segment.dedup is not None and segment.dedup.name == name and chunk >= segment.dedup.chunks:
+        yield f"the snapshot {name} has {segment.dedup.chunks} chunks, and this is one more", RESTORE
+
+
 def _outcome(record: Record, view: View) -> Problems:
     def parse() -> tuple[str, TxnId]:
         segment, kind, txn_id = record.key.removeprefix(paths.SEGMENT_STATES).split("/")
@@ -488,6 +508,7 @@ class _Topic(JsonRecord):
     name: str
     segments: tuple[str, ...]
     next_segment: int
+    deleted: bool | None = None
 
 
 class _Ledger(BaseModel):
@@ -496,17 +517,33 @@ class _Ledger(BaseModel):
     entries: int | None = None
 
 
+class _Snapshot(BaseModel):
+    name: str
+    chunks: int
+
+
+class _Claim(BaseModel):
+    other: str
+    child: str
+
+
 class _Segment(JsonRecord):
     topic: str
     range: tuple[int, int]
     state: str = "active"
+    parents: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
     ledgers: tuple[_Ledger, ...] = ()
+    first_position: str = "0:-1"
+    dedup: _Snapshot | None = None
+    merge: _Claim | None = None
 
 
 class _Owner(JsonRecord):
     broker: str
     url: str
     generation: int
+    deleted: bool | None = None
 
 
 def _named(key: str, build: Callable[[str], str]) -> str:
@@ -525,7 +562,8 @@ def _topic(record: Record, view: View) -> Problems:
     for segment_id in topic.segments:
         segment = view.decode(_Segment, paths.segment(segment_id))
         if segment is None:
-            yield f"the topic's segment {segment_id} does not exist", RESTORE
+            if not topic.deleted:
+                yield f"the topic's segment {segment_id} does not exist", RESTORE
         elif segment.state == "active":
             active.append((segment.range, segment_id))
     for (lower, one), (upper, other) in pairwise(sorted(active)):
@@ -536,6 +574,8 @@ def _topic(record: Record, view: View) -> Problems:
 def _segment(record: Record, view: View) -> Problems:
     segment_id = _named(record.key, paths.segment)
     segment = _decoded(record, _Segment.decode)
+    if segment.state == "deleted":
+        return  # it waits for its storage, and its topic may have been created again
     topic = view.decode(_Topic, paths.topic(segment.topic))
     if topic is None or segment_id not in topic.segments:
         problem = "does not list it" if topic else "does not exist"
@@ -547,6 +587,60 @@ def _segment(record: Record, view: View) -> Problems:
         yield f"the ledgers are not in order: {numbers}", RESTORE
     if any(ledger.entries is None for ledger in segment.ledgers[:-1]):
         yield "a ledger before the last one is not sealed", RESTORE
+    if not _POSITION.fullmatch(segment.first_position):
+        yield f"`first_position` is no position: {segment.first_position!r}", RESTORE
+    if segment.state == "sealed":
+        if segment.ledgers and segment.ledgers[-1].entries is None:
+            yield "the segment is sealed and its last ledger has no final length", RESTORE
+        if segment.children and segment.merge is not None:
+            yield "the segment has children and is still claimed by a merge", RESTORE
+    elif segment.children:
+        yield "the segment has children and is not sealed: keys go two ways", RESTORE
+    yield from _family(segment_id, segment, view)
+    yield from _snapshot_chunks(segment_id, segment, view)
+
+
+def _family(segment_id: str, segment: _Segment, view: View) -> Problems:
+    """Parent and child name each other, and the children cover exactly what their parents did."""
+    for parent_id in segment.parents:
+        parent = view.decode(_Segment, paths.segment(parent_id))
+        if parent is None or segment_id not in parent.children:
+            problem = "does not name it as a child" if parent else "does not exist"
+            yield f"the segment's parent {parent_id} {problem}", RESTORE
+        elif not _overlap(parent.range, segment.range):
+            yield f"no hash of the segment is one of its parent {parent_id}", RESTORE
+    if segment.merge is not None:
+        other = view.decode(_Segment, paths.segment(segment.merge.other))
+        if other is None or other.merge is None or other.merge.other != segment_id:
+            yield f"the segment is claimed by a merge with {segment.merge.other}, which is not", RESTORE
+    covered = []
+    for child_id in segment.children:
+        child = view.decode(_Segment, paths.segment(child_id))
+        if child is None or segment_id not in child.parents:
+            problem = "does not name it as a parent" if child else "does not exist"
+            yield f"the segment's child {child_id} {problem}", RESTORE
+        else:
+            covered.append(child.range)
+    if len(covered) == len(segment.children) > 0 and not _cover(covered, segment.range):
+        yield f"the ranges of its children {sorted(covered)} leave out a part of {list(segment.range)}", RESTORE
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+def _cover(parts: list[tuple[int, int]], whole: tuple[int, int]) -> bool:
+    ordered = sorted(parts)
+    joined = all(upper[0] == lower[1] + 1 for lower, upper in pairwise(ordered))
+    return joined and ordered[0][0] <= whole[0] and whole[1] <= ordered[-1][1]
+
+
+def _snapshot_chunks(segment_id: str, segment: _Segment, view: View) -> Problems:
+    for chunk in range(segment.dedup.chunks if segment.dedup else 0):
+        assert segment.dedup is not None
+        key = paths.dedup_chunk(segment_id, segment.dedup.name, chunk)
+        if view.get(key) is None:
+            yield f"a part of what the segment remembers of its producers is missing: {key}", RESTORE
 
 
 def _segment_owner(record: Record, view: View) -> Problems:
@@ -554,7 +648,7 @@ def _segment_owner(record: Record, view: View) -> Problems:
     owner = _decoded(record, _Owner.decode)
     if owner.generation < 1:
         yield f"the generation {owner.generation} is none: they begin with 1", RESTORE
-    if view.get(paths.segment(segment_id)) is None:
+    if view.get(paths.segment(segment_id)) is None and not owner.deleted:
         yield f"the segment {segment_id} has an owner and does not exist", RESTORE
 
 
@@ -576,7 +670,7 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.ACKS_INDEX, _op_entry(paths.ACKS_INDEX, "ack", 2)),
     (paths.DEADLINE_INDEX, _deadline_entry),
     (paths.FINAL_STATE_INDEX, _final_state_entry),
-    (paths.SEGMENT_STATES, _outcome),
+    (paths.SEGMENT_STATES, _segment_state),
     (paths.TOPICS, _topic),
     (paths.SEGMENTS, _segment),
     (paths.SEGMENT_OWNERS, _segment_owner),

@@ -12,6 +12,7 @@
     /idx/txn-by-deadline/<ms20>/<txnId>               empty, open transactions only
     /idx/txn-by-final-state/<state>/<ms20>/<txnId>    empty, decided transactions only
     /segment-state/<segment>/outcome/<txnId>          Outcome
+    /segment-state/<segment>/dedup/<snapshot>/<chunk> sequences of producers that retries are held against
     /subscription/<topic>/<subscription>              definition and incarnation; a tombstone once it is dropped
     /cursor/<segment>/<subscription>/<incarnation>/mark-delete      everything before it is acknowledged
     /cursor/<segment>/<subscription>/<incarnation>/acked/<bucket>   ranges behind it that are, a bounded number
@@ -174,6 +175,15 @@ def outcomes(segment: str) -> str:
 
 def outcome(segment: str, txn_id: TxnId) -> str:
     return f"{outcomes(segment)}{txn_id}"
+
+
+def dedup_snapshots(segment: str) -> str:
+    """Prefix of every snapshot of one segment's dedup table."""
+    return f"{SEGMENT_STATES}{escape(segment)}/dedup/"
+
+
+def dedup_chunk(segment: str, snapshot: str, chunk: int) -> str:
+    return f"{dedup_snapshots(segment)}{escape(snapshot)}/{number(chunk)}"
 
 
 def subscriptions(topic_name: str) -> str:

@@ -22,10 +22,15 @@ class RawFrame:
 
 
 class LedgerChain:
-    def __init__(self, sealed: Sequence[SealedLedger], open_ledger: OpenLedger | None) -> None:
+    """`trimmed` is the last entry that must not be read any more: only the segment knows why, so it looks."""
+
+    def __init__(
+        self, sealed: Sequence[SealedLedger], open_ledger: OpenLedger | None, trimmed: Position | None = None
+    ) -> None:
         assert sealed or open_ledger
         self.sealed = tuple(sealed)
         self.open = open_ledger
+        self.trimmed = trimmed
 
     @property
     def ledgers(self) -> tuple[ReadableLedger, ...]:
@@ -33,9 +38,17 @@ class LedgerChain:
 
     @property
     def start(self) -> Position:
-        """The place before the very first entry."""
-        first = self.ledgers[0].first
-        return Position(first.ledger, -1)
+        """The place before the first entry that may be read."""
+        first = Position(self.ledgers[0].id, -1)
+        return first if self.trimmed is None else max(first, self.trimmed)
+
+    def last_before(self, position: Position) -> Position | None:
+        """The last durable entry below `position`; None when there is none."""
+        found = None
+        for ledger in self.ledgers:
+            if ledger.entries and ledger.first < position:
+                found = ledger.last if ledger.id < position.ledger else min(ledger.last, position.before)
+        return found
 
     @property
     def last_durable(self) -> Position:

@@ -5,9 +5,11 @@ the length of the last ledger; not on the history of transactions. The order mat
 
 1. ownership by compare-and-set at the next generation (the storage is ours already: its lock is held);
 2. the old ledger is sealed at its recovered length, a new one is started under the number of this generation, so
-   that a position is never reused; one checked apply records both;
-3. this segment's operation records, by index, *after* 2: nobody can add one under an older generation any more;
-4. pins and dedup from the frames behind the lowest `after`. An intent without a frame pins nothing;
+   that a position is never reused; one checked apply records both, once 4 is done;
+3. this segment's operation records, by index, *after* 1: nobody can add one under an older generation any more;
+4. pins and dedup from the frames behind the lowest `after`. An intent without a frame pins nothing. Dedup begins with
+   the last snapshot of it, or with what the parents have left, and goes on with the frames of the ledgers behind that;
+   then there is a new snapshot, which the apply of 2 makes the one that counts;
 5. only then the headers: first followed, then read, so that no decision can fall in between. A decision that came
    before the frames were known would find nothing to hide;
 6. the subscriptions' cursors and pending acks, likewise by index, likewise followed before they are read.
@@ -29,15 +31,21 @@ from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.metrics import BrokerMetrics
 from participants.records import LedgerRecord, OwnerRecord, SegmentRecord
 from participants.segment.dedup import Scope
+from participants.segment.dedup_snapshot import delete_stale, inherit, load_snapshot, write_snapshot
 from participants.segment.segment import Clock, Ownership, Segment
 from participants.txn.buffer import Decision
 from participants.txn.header_mirror import HeaderMirror
 
 _CHUNK = 100
+Operations = dict[TxnId, list[WriteOp]]
 
 
 class SegmentUnavailable(Exception):
     """This broker cannot serve the segment: it is gone, or its data lies in another storage."""
+
+
+class SegmentDeleted(SegmentUnavailable):
+    """There is nothing to open, for ever: segment ids are not reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +76,26 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         segment_id,
         record,
         ownership,
-        LedgerChain(sealed, open_ledger),
+        LedgerChain(sealed, open_ledger, record.trimmed_up_to),
         store=around.store,
         mirror=around.mirror,
         clock=around.clock,
         metrics=around.metrics,
     )
     try:
+        await _recover_outcomes(segment, around)
+        operations = await _operations(segment, around)
+        record = await _recover_dedup(segment, record, operations, around)
+        for ledger in record.trimmed:
+            await around.storage.delete(segment_id, ledger.id)
+        record = record.model_copy(update={"trimmed": ()})
         batch = around.store.batch().check(ownership.check).replace(segment_record, record.encode())
         await around.store.apply(batch)
+        segment.record = record
         for ledger_id in before - {ledger.id for ledger in record.ledgers}:
             await around.storage.delete(segment_id, ledger_id)
-        await _recover_transactions(segment, around)
+        await delete_stale(around.store, segment_id, ownership.check, record.dedup)
+        await _recover_transactions(segment, operations, around)
         await segment.subscriptions.recover()
     except BaseException:
         # Half of a segment must not act on decisions. Its ledger may be recorded: the next opening seals it.
@@ -95,6 +111,8 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
     if segment_record is None:
         raise SegmentUnavailable(f"segment {segment_id} does not exist")
     record = SegmentRecord.decode(segment_record.value)
+    if record.state == "deleted":
+        raise SegmentDeleted(f"segment {segment_id} was deleted")
     elsewhere = {record.storage, *(ledger.storage for ledger in record.ledgers)} - {around.storage.storage_id}
     if elsewhere:
         raise SegmentUnavailable(f"segment {segment_id} lies in storage {', '.join(elsewhere)}")
@@ -112,14 +130,15 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
 async def _seal_ledgers(
     segment_id: str, record: SegmentRecord, around: Surroundings
 ) -> tuple[list[SealedLedger], SegmentRecord]:
-    """All ledgers at their final length. Empty ones are left out: their positions are bounds and nothing more."""
+    """All ledgers at their final length. Empty ones are left out: their positions are bounds and nothing more. But what
+    was sealed keeps its last one: there is its end."""
     sealed: list[SealedLedger] = []
     for ledger in record.ledgers:
         if ledger.entries is None:
             found = await around.storage.seal(segment_id, ledger.id)
         else:
             found = await around.storage.open_sealed(segment_id, ledger.id, ledger.entries)
-        if found.entries:
+        if found.entries or (record.state == "sealed" and ledger is record.ledgers[-1]):
             sealed.append(found)
     ledgers = tuple(
         LedgerRecord(id=found.id, storage=around.storage.storage_id, entries=found.entries) for found in sealed
@@ -127,25 +146,55 @@ async def _seal_ledgers(
     return sealed, record.model_copy(update={"ledgers": ledgers})
 
 
-async def _recover_transactions(segment: Segment, around: Surroundings) -> None:
+async def _recover_outcomes(segment: Segment, around: Surroundings) -> None:
     outcomes = await around.store.scan(paths.outcomes(segment.id))
     for record in outcomes.records:
         txn_id = TxnId.parse(record.key.rpartition("/")[2])
         segment.buffer.restore_outcome(txn_id, Outcome.decode(record.value))
-    operations = await _operations(segment, around)
-    await _read_frames(segment, operations, around)
-    for txn_id in operations:
+
+
+async def _recover_dedup(
+    segment: Segment, record: SegmentRecord, operations: Operations, around: Surroundings
+) -> SegmentRecord:
+    """The table from the last snapshot and the frames behind it; answers the record with the snapshot of both."""
+    snapshot = record.dedup
+    if snapshot is None:
+        await inherit(around.store, record, segment.dedup)
+    else:
+        for scope, sequence, remembered in await load_snapshot(around.store, segment.id, snapshot):
+            segment.dedup.restore(scope, sequence, remembered)
+    through = snapshot.through if snapshot else 0
+    remembers_more = await _read_frames(segment, operations, through, around)
+    sealed = segment.ledgers.sealed
+    if not sealed or sealed[-1].id <= through:
+        return record
+    if snapshot is not None and not remembers_more:
+        snapshot = snapshot.model_copy(update={"through": sealed[-1].id})
+    else:
+        name = f"{segment.ownership.generation}-opened"
+        check = segment.ownership.check
+        snapshot = await write_snapshot(around.store, segment.id, check, name, segment.dedup, sealed[-1].id)
+    return record.model_copy(update={"dedup": snapshot})
+
+
+async def _recover_transactions(segment: Segment, operations: Operations, around: Surroundings) -> None:
+    """Those with operations here, and those whose sequences are remembered: those are forgotten by the decision."""
+    only_remembered = set(segment.dedup.transactions) - set(operations)
+    for txn_id, record in (await around.mirror.read(only_remembered)).items():
+        if record is None or not record.first:
+            segment.dedup.forget_transaction(txn_id)
+    undecided = [*operations, *(txn_id for txn_id in only_remembered if txn_id in set(segment.dedup.transactions))]
+    for txn_id in undecided:
         segment.follow_recovered(txn_id)
-    headers = await around.mirror.read(operations)
-    for txn_id, record_or_none in headers.items():
-        if record_or_none is None or not record_or_none.first:
-            header = Header.decode(record_or_none.value) if record_or_none else None
-            segment.decide_recovered(txn_id, Decision(header))
+    headers = await around.mirror.read(undecided)
+    for txn_id, record in headers.items():
+        if record is None or not record.first:
+            segment.decide_recovered(txn_id, Decision(Header.decode(record.value) if record else None))
         else:
-            segment.begun_at(txn_id, Header.decode(record_or_none.value).created_ms)
+            segment.begun_at(txn_id, Header.decode(record.value).created_ms)
 
 
-async def _operations(segment: Segment, around: Surroundings) -> dict[TxnId, list[WriteOp]]:
+async def _operations(segment: Segment, around: Surroundings) -> Operations:
     """The write operations of this segment that have not been cleaned up, by transaction."""
     prefix = paths.writes_by_segment(segment.id)
     entries = await around.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
@@ -161,14 +210,15 @@ async def _operations(segment: Segment, around: Surroundings) -> dict[TxnId, lis
     return found
 
 
-async def _read_frames(segment: Segment, operations: dict[TxnId, list[WriteOp]], around: Surroundings) -> None:
-    """Pins, writers and dedup from the sealed ledgers: from the lowest `after`, or from the start of the last ledger
-    with entries, whose producers' sequences are remembered."""
+async def _read_frames(segment: Segment, operations: Operations, through: int, around: Surroundings) -> bool:
+    """Pins, writers and dedup from the sealed ledgers: from the lowest `after`, or from the first ledger behind
+    `through`. Answers whether one of those adds to what is remembered."""
     ledgers = segment.ledgers
-    if not ledgers.sealed:
-        return
     starts = [Position.parse(op.after) for ops in operations.values() for op in ops]
-    starts.append(Position(ledgers.sealed[-1].id, -1))
+    starts += [Position(ledger.id, -1) for ledger in ledgers.sealed if ledger.id > through][:1]
+    remembers_more = False
+    if not ledgers.sealed or not starts:
+        return remembers_more
     at, end = min(starts), ledgers.sealed[-1].last
     while frames := await ledgers.read(at, end):
         for frame in frames:
@@ -179,4 +229,6 @@ async def _read_frames(segment: Segment, operations: dict[TxnId, list[WriteOp]],
             if header.sequence is not None and (header.txn_id is None or header.txn_id in operations):
                 scope = Scope(header.txn_id, header.writer, header.producer)
                 segment.dedup.durable(scope, header.sequence, header.position, header.count)
+                remembers_more |= header.position.ledger > through
         at = frames[-1].header.position
+    return remembers_more

@@ -29,10 +29,10 @@ from metastore.types import AtVersion, FirstVersion, Revision
 from participants.ledger.chain import LedgerChain, RawFrame
 from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
 from participants.ledger.position import Position
-from participants.ledger.storage import Append, LedgerError, LedgerStopped, StorageFull
+from participants.ledger.storage import Append, LedgerError, LedgerStopped, SealedLedger, StorageFull
 from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord
-from participants.segment.dedup import DedupTable, Remembered, Scope
+from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
 from participants.signal import Signal
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
@@ -49,7 +49,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry to append. `writer` and `sequence` as in DESIGN §5.12-13."""
+    """One entry to append. `writer` and `sequence` as in DESIGN §5.12-13. The hashes of its keys lie within `hashes`;
+    None: nobody looked."""
 
     payload: bytes | memoryview
     kind: PayloadKind
@@ -58,6 +59,7 @@ class Entry:
     writer: str | None = None
     producer: str | None = None
     sequence: int | None = None
+    hashes: HashRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,9 @@ class Segment:
         self._metrics = metrics
         self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics.op_writes.inc)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._publishes: set[asyncio.Task[Position]] = set()
+        self._closing = False
+        self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
         if ledgers.open is not None:
@@ -120,8 +125,8 @@ class Segment:
         """Append one entry; answers its position and whether it was there already (a retried sequence).
 
         When this returns the entry is durable. Raises `ServiceError`: TXN_NOT_FOUND, TXN_CONFLICT,
-        EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE: nothing was appended, nothing of it
-        will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
+        EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE, SEGMENT_SEALED: nothing was appended,
+        nothing of it will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
         """
         self.assert_serving()
         if len(entry.payload) > MAX_PAYLOAD_BYTES:
@@ -132,30 +137,42 @@ class Segment:
             )
         scope = Scope(entry.txn_id, entry.writer, entry.producer)
         if entry.sequence is not None:
-            if (known := self.dedup.find(scope, entry.sequence)) is not None:
+            if (known := self.remembered(entry)) is not None:
                 return _same(entry, known), True
             if (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:
                 position = await self._answer(in_flight)
-                known = self.dedup.find(scope, entry.sequence)
+                known = self.remembered(entry)
                 return (_same(entry, known) if known else position), True
-        if self.ledgers.open is None:
-            raise self._sealed()
+        if self._closing or self.ledgers.open is None:
+            raise await self._sealed()
         publish = self.spawn(self._publish(entry, scope))
+        self._publishes.add(publish)
+        publish.add_done_callback(self._publishes.discard)
         if entry.sequence is not None:
             self.dedup.begin(scope, entry.sequence, publish)
         return await self._answer(publish), False
 
-    async def _answer(self, publish: asyncio.Task[Position]) -> Position:
-        """A caller that goes away does not end its publish; a segment that closes does, with nothing known."""
+    def remembered(self, entry: Entry) -> Remembered | None:
+        """What is known of the entry's sequence, if it was appended before."""
+        if entry.sequence is None:
+            return None
+        scope = Scope(entry.txn_id, entry.writer, entry.producer)
+        return self.dedup.find(scope, entry.sequence, entry.hashes or self.record.range)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """A caller that goes away does not end the work; a segment that closes does, with nothing known."""
+        return await self._answer(self.spawn(work))
+
+    async def _answer(self, work: asyncio.Task[T]) -> T:
         try:
-            return await asyncio.shield(publish)
+            return await asyncio.shield(work)
         except asyncio.CancelledError:
-            if not publish.cancelled():
+            if not work.cancelled():
                 raise
             raise ServiceError(
                 ErrorCode.OUTCOME_UNKNOWN,
-                f"segment {self.id} was closed before the entry was durable",
-                action="Send it again with the same sequence, or abort the transaction.",
+                f"segment {self.id} was closed before it was done",
+                action="Send it again, with the same sequence if it has one, or abort the transaction.",
                 segment=self.id,
             ) from None
 
@@ -214,8 +231,7 @@ class Segment:
         return append
 
     def _begin_append(self, entry: Entry) -> Append:
-        if self.ledgers.open is None:
-            raise self._sealed()
+        assert self.ledgers.open is not None, "the drain before a seal waits for every publish"
         try:
             return self.ledgers.open.append(
                 entry.payload,
@@ -372,6 +388,39 @@ class Segment:
                 self._decide(transaction, Decision(Header.decode(record.value) if record else None))
         await self.subscriptions.reconcile()
 
+    # -- the end of appending ----------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Admit nothing any more, and wait until what was admitted is durable or has failed (DESIGN §5.14).
+
+        There is no way back: the segment is sealed next, or this object is lost.
+        """
+        self._closing = True
+        while self._publishes:
+            await asyncio.wait(self._publishes)
+
+    def seal_delayed(self, reason: str) -> None:
+        """The seal does not come at once: those who wait for it should not wait here."""
+        self._seal_problem = reason
+        self.changed.notify()
+
+    def sealed(self, record: SegmentRecord, last: SealedLedger) -> None:
+        """The seal is recorded; `last` is what the open ledger has become."""
+        assert record.state == "sealed"
+        self.record = record
+        self.ledgers = LedgerChain((*self.ledgers.sealed, last), None, self.ledgers.trimmed)
+        self.changed.notify()
+
+    def trimmed(self, record: SegmentRecord) -> None:
+        """The first readable position has moved."""
+        kept = {ledger.id for ledger in record.ledgers}
+        self.record = record
+        self.ledgers = LedgerChain(
+            [ledger for ledger in self.ledgers.sealed if ledger.id in kept], self.ledgers.open, record.trimmed_up_to
+        )
+        if record.trimmed_up_to is not None:
+            self.buffer.prune(record.trimmed_up_to)
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def read_committed(self, after: Position, max_bytes: int) -> Page:
@@ -405,21 +454,36 @@ class Segment:
                 field="revision",
             )
         self.assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
+        self._assert_untrimmed(after)
         visible = [frame for frame in found if self._in_snapshot(frame, decided)]
         page = self._page(visible, found, after, end)
         page.revision = revision
         return page
 
     async def _read(self, after: Position, up_to: Position, max_bytes: int) -> list[RawFrame]:
+        self._assert_untrimmed(after)
         try:
-            return await self.ledgers.read(after, up_to, max_bytes)
+            found = await self.ledgers.read(after, up_to, max_bytes)
         except LedgerError as error:
+            self._assert_untrimmed(after)
             raise ServiceError(
                 ErrorCode.STORE_UNAVAILABLE,
                 f"segment {self.id} cannot be read: {error}",
                 action="Try again; if it stays so, the broker's storage needs an operator.",
                 segment=self.id,
             ) from error
+        self._assert_untrimmed(after)  # a trim meanwhile has forgotten what was to be hidden of it (DESIGN §5.6)
+        return found
+
+    def _assert_untrimmed(self, after: Position) -> None:
+        trimmed = self.ledgers.trimmed
+        if trimmed is not None and after < trimmed:
+            raise ServiceError(
+                ErrorCode.POSITION_TRIMMED,
+                f"entries of segment {self.id} up to {trimmed} were trimmed, and {after} is before that",
+                segment=self.id,
+                first_position=str(trimmed.next),
+            )
 
     async def _catch_up(self, revision: Revision | None) -> Revision:
         """Close and drain everything that was decided at or before `revision`; None: at this moment."""
@@ -526,13 +590,39 @@ class Segment:
             segment=self.id,
         )
 
-    def _sealed(self) -> ServiceError:
+    async def _sealed(self) -> ServiceError:
+        """Why no append is admitted. A seal that goes on is awaited, unless it takes longer than it should."""
+        while self.ledgers.open is not None:
+            self.assert_serving()
+            if self._seal_problem is not None:
+                return self._sealing(f"is being sealed: {self._seal_problem}")
+            await self.changed.wait()
+        self.assert_serving()
+        if self.record.merge is not None:
+            await self._reread()
+        if self.record.merge is not None:
+            return self._sealing(f"is being merged with {self.record.merge.other}")
         return ServiceError(
             ErrorCode.SEGMENT_SEALED,
             f"segment {self.id} is sealed",
             segment=self.id,
             children=list(self.record.children),
         )
+
+    def _sealing(self, what: str) -> ServiceError:
+        return ServiceError(
+            ErrorCode.STORE_UNAVAILABLE,
+            f"segment {self.id} {what}",
+            action="Try again in a moment; nothing happened.",
+            segment=self.id,
+        )
+
+    async def _reread(self) -> None:
+        """Whoever ends a merge need not be the owner of both segments."""
+        stored = await self._store.get(paths.segment(self.id))
+        if stored is not None:
+            record = SegmentRecord.decode(stored.value)
+            self.record = self.record.model_copy(update={"children": record.children, "merge": record.merge})
 
     def _refused(self, transaction: TrackedTransaction, lost: CheckFailed) -> Exception:
         """What a guard of the intent that did not hold means to the publisher."""
@@ -561,7 +651,7 @@ class Segment:
 
 def _same(entry: Entry, known: Remembered) -> Position:
     """The position of an entry that is there already, if it can be the same one: it holds as many messages."""
-    if entry.count != known.count:
+    if known.inherited is None and entry.count != known.count:
         raise ServiceError(
             ErrorCode.INVALID_ARGUMENT,
             f"sequence: {entry.sequence} was used for an entry of {known.count} messages, this one has {entry.count}",

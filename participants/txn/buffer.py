@@ -197,6 +197,12 @@ class TransactionBuffer:
     def restore_outcome(self, txn_id: TxnId, outcome: Outcome) -> None:
         self._outcomes[txn_id] = outcome
 
+    def prune(self, trimmed: Position) -> None:
+        """Forget what to hide of entries up to `trimmed`: they are not read any more."""
+        for txn_id, outcome in list(self._outcomes.items()):
+            if Position.parse(outcome.highest) <= trimmed:
+                del self._outcomes[txn_id]
+
     def hides(self, txn_id: TxnId, writer: str | None) -> bool:
         """Whether a frame at or below `max_read_position` must be skipped. Unknown means committed (DESIGN §5.6)."""
         outcome = self._outcomes.get(txn_id)

@@ -1,0 +1,102 @@
+"""The end of a segment's appends: stop admission, drain, seal the ledger, then one apply that says so (DESIGN §5.14).
+
+    drain ─▶ ledger sealed ─▶ dedup chunks in the store ─▶ one apply: sealed, final length, children, topic ─▶ told
+
+Nothing is admitted from the first step on. Until the apply has been answered nobody knows whether the segment is
+sealed, so it is sent until that is known; each attempt checks the records at the versions it has just read, so only one
+can take effect. When it cannot be done any more the segment object is lost, and the next opening goes on with a new
+ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError
+from metastore.txn import paths
+from metastore.types import Batch
+from participants.ledger.storage import LedgerError
+from participants.records import SegmentRecord
+from participants.segment.dedup_snapshot import write_snapshot
+from participants.segment.segment import Segment
+from service.problems import ServiceError
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+
+Succession = Callable[[Batch, SegmentRecord], Awaitable[SegmentRecord]]
+"""Adds what comes with the seal to its apply, and answers the sealed record with its children. It is called again for
+each attempt. Raises `ServiceError` when the seal must not be any more."""
+
+
+async def nobody(_: Batch, record: SegmentRecord) -> SegmentRecord:
+    """A seal for good: the segment has no children."""
+    return record
+
+
+async def seal(segment: Segment, store: MetadataStore, succession: Succession) -> SegmentRecord:
+    """The segment's record, sealed, by this call or by one before. Begun, it ends whatever becomes of the caller.
+
+    Raises `ServiceError`: what `succession` raised, or STORE_UNAVAILABLE when the segment was lost meanwhile.
+    """
+    return await segment.finish(_seal(segment, store, succession))
+
+
+async def _seal(segment: Segment, store: MetadataStore, succession: Succession) -> SegmentRecord:
+    try:
+        await segment.drain()
+        segment.assert_serving()
+        assert segment.ledgers.open is not None
+        last = await segment.ledgers.open.seal()
+        check = segment.ownership.check
+        sealed: SegmentRecord | None = None
+
+        async def once() -> None:
+            nonlocal sealed
+            segment.assert_serving()
+            name = f"{segment.ownership.generation}-sealed"
+            snapshot = await write_snapshot(store, segment.id, check, name, segment.dedup, last.id)
+            stored = await store.get(paths.segment(segment.id))
+            if stored is None:
+                raise segment.not_serving()
+            record = SegmentRecord.decode(stored.value)
+            final = record.ledgers[-1].model_copy(update={"id": last.id, "entries": last.entries})
+            if record.state == "active":
+                batch = store.batch().check(check)
+                ledgers = (*record.ledgers[:-1], final)
+                record = await succession(
+                    batch, record.model_copy(update={"state": "sealed", "ledgers": ledgers, "dedup": snapshot})
+                )
+                await store.apply(batch.replace(stored, record.encode()))
+            elif record.state == "deleted" or record.ledgers[-1] != final:
+                segment.lose("another generation has ended it")  # and not an earlier attempt of this one
+                raise segment.not_serving()
+            sealed = record
+
+        async def attempt() -> None:
+            try:
+                await once()
+            except CheckFailed as lost:
+                if lost.check != check:
+                    raise  # read again what has changed
+                segment.deposed_by(lost)
+                raise segment.not_serving() from None
+
+        def report(error: BaseException | None) -> None:
+            log.warning("seal again", segment=segment.id, error=str(error))
+            if not isinstance(error, CheckFailed):
+                segment.seal_delayed(str(error))
+
+        await until_it_succeeds(attempt, MetastoreError, report)
+    except LedgerError as error:
+        segment.lose(f"its ledger cannot be sealed: {error}")
+        raise segment.not_serving() from error
+    except ServiceError as error:
+        segment.lose(f"it cannot be sealed: {error}")
+        raise
+    assert sealed is not None
+    segment.sealed(sealed, last)
+    return sealed

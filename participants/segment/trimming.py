@@ -1,0 +1,133 @@
+"""Dropping the oldest entries of a segment, and the state that only they need (DESIGN §5.6).
+
+    one apply: the first readable position moves, outcomes below it go ─▶ bytes are deleted ─▶ the record forgets them
+
+Ledgers that hold nothing readable move to `trimmed` in that apply and stay there until their bytes are gone, so that a
+crash in between leaves nothing behind. The last ledger always stays: there is the segment's end.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
+from metastore.txn import paths
+from metastore.txn.records import Outcome
+from metastore.types import Record
+from participants.ledger.position import Position
+from participants.ledger.storage import LedgerError, LedgerStorage
+from participants.records import SegmentRecord
+from participants.segment.segment import Segment
+from service.problems import ErrorCode, ServiceError
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+OUTCOMES_PER_APPLY = 40
+"""Each is a check and a deletion: this stays below etcd's 128 operations per transaction."""
+
+
+async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, before: Position) -> None:
+    """Drop every entry below `before`. Dropped already is success.
+
+    Raises INVALID_ARGUMENT when an entry below `before` is not readable yet, or does not exist yet; store errors:
+    then do it again.
+    """
+    segment.assert_serving()
+    horizon = segment.buffer.max_read_position
+    up_to = segment.ledgers.last_before(before)
+    if (up_to is not None and up_to > horizon) or before > segment.buffer.last_durable.next:
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"before: {before} is behind what readers have been shown, the last of it is {horizon}",
+            action="Trim up to there, and the rest once the transactions that hold it back are decided.",
+            field="before",
+            max_read_position=str(horizon),
+        )
+    if up_to is not None:
+        await _move(segment, store, up_to)
+    segment.spawn(_delete_bytes(segment, store, storage))
+
+
+async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None:
+    """The first readable position is behind `up_to`, if it was not already; no outcome is left below it."""
+    more = True
+    while more:
+        stored = await _record(segment, store)
+        record = SegmentRecord.decode(stored.value)
+        done = record.trimmed_up_to
+        up_to = up_to if done is None else max(done, up_to)
+        outcomes, more = await _outcomes(segment, store, up_to)
+        batch = store.batch().check(segment.ownership.check)
+        if done != up_to:
+            record = _moved(segment, record, up_to)
+            batch.replace(stored, record.encode())
+        for outcome in outcomes:
+            batch.remove(outcome)
+        try:
+            if batch.written():
+                await store.apply(batch)
+        except CheckFailed as lost:
+            if lost.check == segment.ownership.check:
+                segment.deposed_by(lost)
+                raise segment.not_serving() from None
+            more = True
+            continue
+        except OutcomeUnknown:
+            # It may land yet, so nothing up to there is readable any more; this trim is done again by its caller.
+            segment.trimmed(segment.record.model_copy(update={"first_position": record.first_position}))
+            raise
+        segment.trimmed(record)
+
+
+def _moved(segment: Segment, record: SegmentRecord, up_to: Position) -> SegmentRecord:
+    ends = {ledger.id: ledger.last for ledger in segment.ledgers.sealed}
+    gone = [ledger for ledger in record.ledgers[:-1] if ledger.id in ends and ends[ledger.id] <= up_to]
+    kept = [ledger for ledger in record.ledgers if ledger not in gone]
+    return record.model_copy(
+        update={
+            "first_position": str(up_to.next),
+            "ledgers": tuple(kept),
+            "trimmed": (*record.trimmed, *gone),
+        }
+    )
+
+
+async def _outcomes(segment: Segment, store: MetadataStore, up_to: Position) -> tuple[list[Record], bool]:
+    """Outcomes of transactions whose last frame is at or below `up_to`, as many as fit; whether there are more."""
+    found = await store.scan(paths.outcomes(segment.id))
+    stale = [record for record in found.records if Position.parse(Outcome.decode(record.value).highest) <= up_to]
+    return stale[:OUTCOMES_PER_APPLY], len(stale) > OUTCOMES_PER_APPLY
+
+
+async def _delete_bytes(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
+    async def once() -> None:
+        if segment.lost:
+            return  # the next opening does it
+        stored = await _record(segment, store)
+        record = SegmentRecord.decode(stored.value)
+        for ledger in record.trimmed:
+            await storage.delete(segment.id, ledger.id)
+        if not record.trimmed:
+            return
+        record = record.model_copy(update={"trimmed": ()})
+        try:
+            await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+        except CheckFailed as lost:
+            if lost.check != segment.ownership.check:
+                raise
+            segment.deposed_by(lost)
+
+    await until_it_succeeds(
+        once,
+        (MetastoreError, LedgerError),
+        lambda error: log.warning("delete trimmed ledgers again", segment=segment.id, error=str(error)),
+    )
+
+
+async def _record(segment: Segment, store: MetadataStore) -> Record:
+    stored = await store.get(paths.segment(segment.id))
+    if stored is None:
+        segment.lose("it was deleted")
+        raise segment.not_serving()
+    return stored
