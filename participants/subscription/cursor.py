@@ -5,24 +5,25 @@ Pure: no I/O. Everything before `mark_delete` is acknowledged, and some ranges b
 
 The records are one mark-delete and any number of buckets: each holds what is acknowledged from its own name up to the
 name of the next, in at most `RANGES_PER_BUCKET` ranges, so that an acknowledgement writes a bounded number of bytes
-however fragmented the rest is. The first bucket reaches down to the mark-delete. A full bucket is cut in the middle,
-two neighbours that hold little become one, and an empty one goes.
+however fragmented the rest is. A full bucket is cut in the middle, two neighbours that hold little become one, and an
+empty one goes.
 
     mark-delete      bucket 1:5:0                          bucket 1:90:2
     ──────────┤   [1:5:0, 1:6:0) … [1:80:0, 1:81:0)  │  [1:90:2, 1:90:3) …
 
-A change of the cuts moves ranges between records. So a write that takes several applies puts the mark-delete first,
-then buckets that are new, then the others, and deletes last: whatever it stops at, all that was stored still is.
+A change of the cuts moves ranges between records: up, into the upper half of a bucket that was cut; down, from a
+bucket that is deleted then. So a write that takes several applies puts the mark-delete first, then the buckets from
+the last to the first, and deletes at the end: whatever it stops at, all that was stored still is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
-from participants.subscription.places import START, Place, Span
+from participants.subscription.places import Place, Span
 from participants.subscription.ranges import RangeSet
 
 RANGES_PER_BUCKET = 128
@@ -36,6 +37,15 @@ class CursorChanges:
     mark_delete: Place | None = None
     puts: dict[Place, list[Span]] = field(default_factory=dict)
     deletes: set[Place] = field(default_factory=set)
+
+    def in_order(self) -> Iterator[tuple[Place | None, list[Span] | None]]:
+        """Bucket and ranges to put there, None: delete it; without a bucket: put the mark-delete."""
+        if self.mark_delete is not None:
+            yield None, None
+        for name in sorted(self.puts, reverse=True):
+            yield name, self.puts[name]
+        for name in self.deletes:
+            yield name, None
 
 
 class Cursor:
@@ -111,22 +121,22 @@ class Cursor:
         self._dirty |= changes.puts.keys() | changes.deletes
 
     def _bounds(self, number: int) -> tuple[Place, Place | None]:
-        start = self._buckets[number] if number else START
-        return start, self._buckets[number + 1] if number + 1 < len(self._buckets) else None
+        following = number + 1
+        return self._buckets[number], self._buckets[following] if following < len(self._buckets) else None
 
     def _size(self, number: int) -> int:
         return self._acked.count(*self._bounds(number))
 
     def _touch(self, span: Span) -> None:
         """`span` was added: its buckets have to be written, and perhaps cut anew."""
-        if not self._buckets:
+        if not self._buckets or span.start < self._buckets[0]:
             self._buckets.add(span.start)
-        first = max(self._buckets.bisect_right(span.start) - 1, 0)
-        end = max(self._buckets.bisect_left(span.end), first + 1)
+        first = self._buckets.bisect_right(span.start) - 1
+        end = self._buckets.bisect_left(span.end)
         self._dirty.update(self._buckets[first:end])
         for number in reversed(range(max(first - 1, 0), end)):
             self._join_next(number)
-        self._cut(max(self._buckets.bisect_right(span.start) - 1, 0))
+        self._cut(self._buckets.bisect_right(span.start) - 1)
 
     def _join_next(self, number: int) -> None:
         following = number + 1

@@ -106,15 +106,14 @@ class CursorStore:
         self._answer(None)
 
     def _writes(self, changes: CursorChanges) -> Iterator[Write]:
-        """In the order that loses nothing wherever it stops (see `cursor`)."""
-        if changes.mark_delete is not None:
-            yield paths.cursor_mark(*self._key), MarkDelete(before=str(changes.mark_delete)).encode()
-        keys = {name: paths.cursor_bucket(*self._key, name) for name in (*changes.puts, *changes.deletes)}
-        for name in sorted(changes.puts, key=lambda name: keys[name] in self._versions):
-            ranges = tuple((str(start), str(end)) for start, end in changes.puts[name])
-            yield keys[name], AckedBucket(ranges=ranges).encode()
-        for name in changes.deletes:
-            yield keys[name], None
+        for name, spans in changes.in_order():
+            if name is None:
+                yield paths.cursor_mark(*self._key), MarkDelete(before=str(changes.mark_delete)).encode()
+            elif spans is None:
+                yield paths.cursor_bucket(*self._key, name), None
+            else:
+                ranges = tuple((str(start), str(end)) for start, end in spans)
+                yield paths.cursor_bucket(*self._key, name), AckedBucket(ranges=ranges).encode()
 
     async def _apply(self, writes: list[Write]) -> None:
         """Records are only written here: one at another version was written by a request of ours whose answer was
