@@ -8,9 +8,9 @@ apply and every read as one plain request (`benchmarks.store.Ungrouped`), with t
 *End latency.* Transactions with 1, 100 and 10,000 operation records are committed in turns, one at a time: the time
 of a commit must not know how much was written.
 
-*REST.* A worker process serves a coordinator and, on a second port and the same event loop, a bare FastAPI route that
-does nothing. `wrk` holds 64 connections to either. Its script begins a transaction when it knows none to commit, so
-begins and commits alternate.
+*REST.* A worker process, with logs and garbage collector set up as `metatxn coordinator` does, serves a coordinator
+and, on a second port and the same event loop, a bare FastAPI route that does nothing. `wrk` holds 64 connections to
+either. Its script begins a transaction when it knows none to commit, so begins and commits alternate.
 
 *Workers.* The same load on two worker processes, half the connections each.
 """
@@ -47,6 +47,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import INDEXES, put_write_op
 from metastore.urls import open_store
+from metatxn.cli.services import spare_garbage_collector
 from service.server import HttpServer
 
 RUNS = 3
@@ -185,6 +186,7 @@ async def serve(url: str) -> None:
     beside = HttpServer(bare, "127.0.0.1", 0)
     beside.bind()
     await beside.start()
+    spare_garbage_collector()
     sys.stdout.write(json.dumps([service.url, beside.url]) + "\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
@@ -289,7 +291,7 @@ def measure() -> list[Figure]:
 
 
 def main() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"), cache_logger_on_first_use=True)
     if sys.argv[1:2] == ["--serve"]:
         uvloop.run(serve(sys.argv[2]))
     else:

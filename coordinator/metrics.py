@@ -29,14 +29,14 @@ class CoordinatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._header_cas = Counter(
+        header_cas = Counter(
             "pulsar_txn_metadata_store_header_cas",
             "Decisions of transactions: applied (ok), overtaken by another write (conflict), or refused because the "
             "transaction is decided another way (reject).",
             ["result"],
             registry=self.registry,
         )
-        self._ended = Counter(
+        ended = Counter(
             "metatxn_transactions_ended",
             "Transactions that this process decided.",
             ["result"],
@@ -64,24 +64,22 @@ class CoordinatorMetrics:
             registry=self.registry,
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         )
-        for result in ("ok", "conflict", "reject"):
-            self._header_cas.labels(result)
-        for result in ("committed", "aborted", "timed_out", "fenced"):
-            self._ended.labels(result)
+        self._cas_results = {result: header_cas.labels(result) for result in ("ok", "conflict", "reject")}
+        self._ends = {result: ended.labels(result) for result in ("committed", "aborted", "timed_out", "fenced")}
 
     def show_resyncs(self, resyncs: Callable[[], int]) -> None:
         """`resyncs` is asked at every scrape how many gaps the process's watch has had."""
         self.registry.register(_Counted("metatxn_watch_resyncs", "Times a watch had to list again.", resyncs))
 
     def decided(self, final: Header) -> None:
-        self._header_cas.labels("ok").inc()
-        self._ended.labels(_ended_result(final)).inc()
+        self._cas_results["ok"].inc()
+        self._ends[_ended_result(final)].inc()
 
     def overtaken(self) -> None:
-        self._header_cas.labels("conflict").inc()
+        self._cas_results["conflict"].inc()
 
     def refused(self) -> None:
-        self._header_cas.labels("reject").inc()
+        self._cas_results["reject"].inc()
 
 
 def _ended_result(final: Header) -> str:

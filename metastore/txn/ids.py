@@ -8,7 +8,7 @@ Text form: 32 lower-case hex digits, so that key order is numeric order.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 _SEQUENCE_BITS = 112
@@ -19,13 +19,15 @@ _TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 class TxnId:
     coordinator: int
     sequence: int
+    _text: str = field(init=False, repr=False, compare=False)  # It is in every key, so it is made once.
 
     def __post_init__(self) -> None:
         assert 0 <= self.coordinator < 1 << 16, self.coordinator
         assert 0 <= self.sequence < 1 << _SEQUENCE_BITS, self.sequence
+        object.__setattr__(self, "_text", f"{self.coordinator << _SEQUENCE_BITS | self.sequence:032x}")
 
     def __str__(self) -> str:
-        return f"{self.coordinator << _SEQUENCE_BITS | self.sequence:032x}"
+        return self._text
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -6,6 +6,7 @@ milliseconds. Positions are `ledger:entry`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -46,6 +47,17 @@ class Header(JsonRecord):
     reason: str | None = None
     expired_by: ExpiredBy | None = None
     properties: dict[str, str] | None = None
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """A decision decodes the same bytes when it reads them and again for their index entries. Long ones (lists of
+        writers) are not kept in memory for that."""
+        return cls._decode_short(value) if len(value) <= 512 else super().decode(value)
+
+    @classmethod
+    @lru_cache(maxsize=2048)
+    def _decode_short(cls, value: bytes) -> Self:
+        return super().decode(value)
 
 
 class Lease(JsonRecord):
