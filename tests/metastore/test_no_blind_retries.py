@@ -85,11 +85,16 @@ async def test_an_apply_whose_reply_is_lost_on_the_wire_is_answered_truly(
         await store.apply(store.batch().create("/n/first", b""))
         for number in range(5):
             key = f"/n/{number}"
+            await store.get("/n/first")  # connected again: a connection that begins while it is held never gets ready
             async with direct.watch("/n/", await direct.current_revision() + 1) as watch:
                 proxy.holding = True
                 applying = asyncio.create_task(store.apply(store.batch().create(key, b"")))
-                item = await anext(watch)
+                seen = asyncio.ensure_future(anext(watch))
+                await asyncio.wait({applying, seen}, return_when=asyncio.FIRST_COMPLETED)
                 proxy.cut()
+                if not seen.done():
+                    raise AssertionError("the write ended unseen") from applying.exception()
+                item = await seen
             assert (await applying).revision == item.revision
             record = await direct.get(key)
             assert record is not None and record.first and record.version == item.revision
