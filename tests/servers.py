@@ -5,12 +5,14 @@ A server that is not installed fails the test that needs it: a suite that skips 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -431,3 +433,55 @@ class ZooKeeperEnsemble:
     ) -> None:
         for member in self.members:
             member.kill()
+
+
+class S3Server:
+    """A server that speaks S3, conditional puts included, with one bucket; it keeps everything in memory.
+
+    `environment` is what a client needs to find it.
+    """
+
+    BUCKET = "test-bucket"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        with (self._directory / "s3.log").open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with contextlib.suppress(OSError):
+                request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{self.BUCKET}", method="PUT")
+                urllib.request.urlopen(request, timeout=5).close()
+                return
+            assert self._process.poll() is None and time.monotonic() < give_up, "the S3 server did not start"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

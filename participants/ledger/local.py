@@ -15,13 +15,11 @@ deleted, also when the task that asked for it was cancelled: the thread goes on,
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-import uuid
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from participants.ledger import storage_id
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.directory_lock import DirectoryLock
 from participants.ledger.disk import Disk, make_directory, read_file, replace_file
@@ -33,11 +31,9 @@ from participants.ledger.storage import (
     LedgerStorage,
     OpenLedger,
     SealedLedger,
-    StorageRefused,
 )
 from participants.ledger.workers import Workers
 
-_FORMAT = 1
 _THREADS = 4
 _WRITER_THREADS = 8  # syncs of different ledgers run side by side; the file system joins them
 
@@ -45,15 +41,17 @@ _WRITER_THREADS = 8  # syncs of different ledgers run side by side; the file sys
 class LocalStorage(LedgerStorage):
     """See the module docstring. Made by `open`."""
 
+    exclusive = True
+
     def __init__(
         self,
-        storage_id: str,
+        name: str,
         lock: DirectoryLock,
         files: LedgerFiles,
         metrics: LedgerMetrics,
         executor: Executor | None,
     ) -> None:
-        self.storage_id = storage_id
+        self.storage_id = name
         self._lock = lock
         self._files = files
         self._workers = Workers(executor, _THREADS)
@@ -82,13 +80,13 @@ class LocalStorage(LedgerStorage):
             _make_directories(disk, data_dir)
             lock = disk.lock(data_dir / "lock")
             try:
-                storage_id = _storage_id(disk, data_dir)
+                name = _storage_id(disk, data_dir)
                 make_directory(disk, data_dir / "ledgers")
             except BaseException:
                 lock.close()
                 raise
         files = LedgerFiles(disk, data_dir / "ledgers")
-        return cls(storage_id, lock, files, metrics or LedgerMetrics(), executor)
+        return cls(name, lock, files, metrics or LedgerMetrics(), executor)
 
     async def create(self, segment: str, ledger: int) -> OpenLedger:
         self._check_open()
@@ -134,6 +132,11 @@ class LocalStorage(LedgerStorage):
             await mine.close()
         await self._workers.run(self._files.delete, segment, ledger)
 
+    async def drop(self, segment: str) -> None:
+        self._check_open()
+        await asyncio.gather(*(mine.close() for (name, _), mine in list(self._open.items()) if name == segment))
+        await self._workers.run(self._files.drop, segment)
+
     async def close(self) -> None:
         self._closed = True
         if self._creating:
@@ -156,26 +159,11 @@ def _make_directories(disk: Disk, path: Path) -> None:
 
 
 def _storage_id(disk: Disk, data_dir: Path) -> str:
-    path = data_dir / "storage.json"
+    path = data_dir / storage_id.FILE_NAME
     if disk.exists(path):
-        return _parse_storage_id(path, read_file(disk, path))
+        return storage_id.parse(str(path), read_file(disk, path))
     if disk.exists(data_dir / "ledgers"):
-        # A new id would orphan these ledgers: every segment in them names the old one.
-        raise StorageRefused(f"{path} is missing although there are ledgers; restore it from a backup")
-    storage_id = uuid.uuid4().hex
-    content = json.dumps({"format": _FORMAT, "storage_id": storage_id}) + "\n"
-    replace_file(disk, path, [content.encode()])
-    return storage_id
-
-
-def _parse_storage_id(path: Path, content: bytes) -> str:
-    try:
-        described: Any = json.loads(content)
-    except ValueError as error:
-        raise StorageRefused(f"{path} is damaged; restore it from a backup") from error
-    if not isinstance(described, dict) or described.get("format") != _FORMAT:
-        raise StorageRefused(f"{path} is not of format {_FORMAT}")
-    storage_id = described.get("storage_id")
-    if not isinstance(storage_id, str) or not re.fullmatch(r"[0-9a-f]{32}", storage_id):
-        raise StorageRefused(f"{path} names no storage id")
-    return storage_id
+        raise storage_id.lost(str(path))
+    content = storage_id.describe_new()
+    replace_file(disk, path, [content])
+    return storage_id.parse(str(path), content)

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from metastore import keys
 from participants.ledger.disk import Disk, make_directory, read_all
-from participants.ledger.frames import FrameError, peek
 from participants.ledger.group_commit import device_errors
-from participants.ledger.position import Position
+from participants.ledger.reading import checked_frames
 from participants.ledger.recovery import recover, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, StorageFull
@@ -151,23 +150,23 @@ class LedgerFiles:
                 self.disk.rmdir(path.parent)
                 self.disk.fsync_dir(self._root)
 
+    def drop(self, segment: str) -> None:
+        """The directory of a segment, with everything in it."""
+        directory = self._root / segment_directory(segment)
+        with self._exclusive(segment), device_errors(f"cannot remove what is left of {segment}"):
+            if not self.disk.exists(directory):
+                return
+            for name in self.disk.names(directory):
+                self.disk.unlink(directory / name)
+            self.disk.rmdir(directory)
+            self.disk.fsync_dir(self._root)
+
     def read(self, path: Path, ledger: int, first_entry: int, offsets: array[int]) -> list[memoryview]:
         """The frames that lie between `offsets`, checked."""
         begin, end = offsets[0], offsets[-1]
         with device_errors(f"cannot read ledger {ledger}"), self._opened(path, os.O_RDONLY) as fd:
             content = memoryview(read_all(self.disk, fd, end - begin, begin))
-        frames = []
-        for number in range(len(offsets) - 1):
-            start, stop = offsets[number] - begin, offsets[number + 1] - begin
-            expected = Position(ledger, first_entry + number)
-            try:
-                header = peek(content, min(start, len(content)))
-            except FrameError as error:
-                raise LedgerCorrupt(f"entry {expected} is damaged: {error}") from error
-            if (header.position, header.end) != (expected, stop):
-                raise LedgerCorrupt(f"in the place of entry {expected} there is {header.position}")
-            frames.append(content[start:stop])
-        return frames
+        return checked_frames(content, ledger, first_entry, offsets)
 
     @contextmanager
     def _opened(self, path: Path, flags: int) -> Iterator[int]:

@@ -9,6 +9,7 @@ segment has, and how long the sealed ones are, is recorded by the layer above.
     ├── LedgerExists     `create` found one of that number                         definite
     ├── LedgerCorrupt    its bytes are not what was written; never served          definite
     ├── LedgerStopped    this open ledger takes no appends (failed or closed)      definite
+    ├── LedgerFenced     another owner has ended this open ledger                  definite
     ├── StorageFull      no space; nothing was written, later appends may succeed  definite, retriable
     ├── StorageLocked    another process (or object) has this storage open         definite, retriable
     ├── StorageRefused   this place cannot hold ledgers safely                     definite
@@ -56,6 +57,10 @@ class LedgerStopped(LedgerError):
     """This ledger takes no appends: an earlier one failed, or it was sealed or closed. Nothing was written."""
 
 
+class LedgerFenced(LedgerError):
+    """Another owner took the place where the append would have gone: it is not in the ledger, and never will be."""
+
+
 class StorageFull(LedgerError):
     """There was no space. The append is undone, durably, and its position will be given to a later append."""
 
@@ -82,8 +87,8 @@ class StorageFailed(LedgerError):
 class Append:
     """An append that was begun: `durable` is done once the frame and all frames before it are on the device.
 
-    It fails with `StorageFull` (certainly not there) or `StorageFailed` (unknown). Cancelling it does not take the
-    append back, so shield it: `await asyncio.shield(append.durable)`.
+    It fails with `StorageFull` or `LedgerFenced` (certainly not there) or `StorageFailed` (unknown). Cancelling it does
+    not take the append back, so shield it: `await asyncio.shield(append.durable)`.
     """
 
     position: Position
@@ -117,9 +122,9 @@ class ReadableLedger(ABC):
 
     @abstractmethod
     async def read(self, first_entry: int, max_bytes: int) -> list[memoryview]:
-        """Whole frames from entry `first_entry` on: as many as fit into `max_bytes`, but one when there is one.
+        """Whole frames from entry `first_entry` on: no more than fit into `max_bytes`, but one when there is one.
 
-        An empty list: there is no such entry (yet). The views share one buffer of their own, which no one changes.
+        An empty list: there is no such entry (yet). The views lie in buffers of their own, which no one changes.
         The CRC and the position of every frame are checked in each read.
 
         Raises `LedgerCorrupt` when one of them is damaged: none is returned. `LedgerMissing`: the ledger was
@@ -193,9 +198,15 @@ class OpenLedger(ReadableLedger):
 
 
 class LedgerStorage(ABC):
-    """One place that holds ledgers, opened by at most one process at a time. `storage_id` names it for ever."""
+    """One place that holds ledgers. `storage_id` names it for ever.
+
+    An `exclusive` one is open in one process at a time: whoever has it open may take its segments at once, because
+    nobody else can append to them. Any other is open in many: a segment is taken by its ownership record first, and
+    then `seal` fences the ledger off from the process that was appending to it.
+    """
 
     storage_id: str
+    exclusive: bool
 
     async def __aenter__(self) -> Self:
         return self
@@ -235,7 +246,14 @@ class LedgerStorage(ABC):
 
     @abstractmethod
     async def delete(self, segment: str, ledger: int) -> None:
-        """Remove a ledger's bytes; done already is success. Raises `StorageFailed`: try again."""
+        """Remove a ledger's bytes; done already is success. Raises `StorageFailed`: try again.
+
+        What fences off a former owner stays: it may be frozen, and wake up after the bytes are gone.
+        """
+
+    @abstractmethod
+    async def drop(self, segment: str) -> None:
+        """Remove all that there is of a segment that exists no more; done already is success. Raises as `delete`."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from participants.ledger.append_queue import LedgerMetrics
-from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_all
+from participants.ledger.frames import MAX_PAYLOAD_BYTES, decode_all
 from participants.ledger.local import LocalStorage
 from participants.ledger.position import Position
-from participants.ledger.storage import LedgerExists, LedgerStopped
+from participants.ledger.storage import LedgerStopped
 from tests.participants.ledger.faults import FaultyDisk
 from tests.participants.ledger.ledgers import SEGMENT, append, append_all, ledger_file, payloads
 
@@ -85,31 +84,6 @@ async def test_more_frames_than_one_system_call_takes(tmp_path: Path) -> None:
         assert await payloads(ledger) == wanted
 
 
-async def test_on_durable_sees_the_new_end_and_resolved_futures(storage: LocalStorage) -> None:
-    ledger = await storage.create(SEGMENT, 1)
-    seen: list[tuple[Position, bool]] = []
-    begun = append(ledger, b"a")
-    ledger.on_durable = lambda: seen.append((ledger.last_durable, begun.durable.done()))
-    await begun.durable
-    assert seen == [(Position(1, 0), True)]
-
-
-async def test_a_cancelled_append_happens_all_the_same(storage: LocalStorage) -> None:
-    ledger = await storage.create(SEGMENT, 1)
-    append(ledger, b"a").durable.cancel()
-    await append_all(ledger, [b"b"])
-    assert await payloads(ledger) == [b"a", b"b"]
-
-
-async def test_a_refused_frame_takes_no_position(storage: LocalStorage) -> None:
-    ledger = await storage.create(SEGMENT, 1)
-    with pytest.raises(ValueError):
-        ledger.append(b"", kind=PayloadKind.BYTES, count=-1, publish_ms=0)
-    with pytest.raises(ValueError):
-        ledger.append(memoryview(b"every other")[::2], kind=PayloadKind.BYTES, count=1, publish_ms=0)
-    assert (await append_all(ledger, [b"a"]))[0].position == Position(1, 0)
-
-
 async def test_sealing_waits_for_begun_appends_and_takes_no_more(storage: LocalStorage, disk: FaultyDisk) -> None:
     ledger = await storage.create(SEGMENT, 1)
     disk.may_sync.clear()
@@ -126,48 +100,6 @@ async def test_sealing_waits_for_begun_appends_and_takes_no_more(storage: LocalS
     assert await ledger.seal() is sealed
 
 
-async def test_reads_stop_at_max_bytes_but_give_one_frame(storage: LocalStorage) -> None:
-    ledger = await storage.create(SEGMENT, 1)
-    await append_all(ledger, [b"x" * 53] * 10)  # 100 bytes each
-    assert ledger.size_bytes == 1000
-    for max_bytes, frames in [(0, 1), (99, 1), (199, 1), (200, 2), (250, 2), (10_000, 10)]:
-        assert len(await ledger.read(0, max_bytes)) == frames
-    assert len(await ledger.read(9, 1000)) == 1
-    assert await ledger.read(10, 1000) == []
-
-
-async def test_ledgers_of_two_segments_do_not_meet(storage: LocalStorage) -> None:
-    one, other = await storage.create("a", 1), await storage.create("a/b", 1)
-    await asyncio.gather(append_all(one, [b"1"]), append_all(other, [b"2"]))
-    assert (await payloads(one), await payloads(other)) == ([b"1"], [b"2"])
-
-
-async def test_segment_names_too_long_for_a_file_system(storage: LocalStorage) -> None:
-    names = ["ü" * 300 + end for end in "ab"]
-    for name in names:
-        await append_all(await storage.create(name, 1), [name.encode()])
-    for name in names:
-        assert await payloads(await storage.seal(name, 1)) == [name.encode()]
-
-
-async def test_a_number_is_used_once(storage: LocalStorage) -> None:
-    await storage.create(SEGMENT, 1)
-    with pytest.raises(LedgerExists):
-        await storage.create(SEGMENT, 1)
-
-
-async def test_closing_finishes_what_was_begun(tmp_path: Path) -> None:
-    storage = LocalStorage.open(tmp_path)
-    ledger = await storage.create(SEGMENT, 1)
-    begun = append(ledger, b"a")
-    await storage.close()
-    await storage.close()
-    assert begun.durable.done()
-    for call in (storage.create(SEGMENT, 2), storage.seal(SEGMENT, 1), ledger.seal(), ledger.read(0, 1)):
-        with pytest.raises(LedgerStopped):
-            await call
-
-
 async def test_a_creation_nobody_waits_for_is_closed_with_the_storage(tmp_path: Path) -> None:
     storage = LocalStorage.open(tmp_path)
     creating = asyncio.create_task(storage.create(SEGMENT, 1))
@@ -176,14 +108,3 @@ async def test_a_creation_nobody_waits_for_is_closed_with_the_storage(tmp_path: 
     await storage.close()
     assert creating.cancelled()
     assert ledger_file(tmp_path, 1).exists()
-
-
-async def test_metrics_are_told(tmp_path: Path) -> None:
-    appends: list[float] = []
-    syncs: list[float] = []
-    ticks = iter(range(1000))
-    metrics = LedgerMetrics(appends.append, syncs.append, clock=lambda: next(ticks))
-    async with LocalStorage.open(tmp_path, metrics=metrics) as storage:
-        await append_all(await storage.create(SEGMENT, 1), [b"a", b"b"])
-    assert syncs == [1]
-    assert appends == [4, 3]

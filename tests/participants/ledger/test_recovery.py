@@ -226,16 +226,6 @@ async def test_a_new_ledger_is_durable_with_its_directories(tmp_path: Path) -> N
         assert disk.synced == ["ledgers", "00000000000000000001.ledger", "s"]
 
 
-async def test_an_empty_ledger_is_a_ledger(tmp_path: Path) -> None:
-    async with LocalStorage.open(tmp_path) as storage:
-        await storage.create(SEGMENT, 1)
-    async with LocalStorage.open(tmp_path) as storage:
-        sealed = await storage.seal(SEGMENT, 1)
-        assert (sealed.entries, sealed.last) == (0, Position(1, -1))
-        assert await sealed.read(0, 1) == []
-        assert (await storage.open_sealed(SEGMENT, 1, 0)).entries == 0
-
-
 async def test_deleting_removes_all_of_it_and_may_be_repeated(unsealed: Path, reopened: LocalStorage) -> None:
     sealed = await reopened.seal(SEGMENT, 0)
     await reopened.create(SEGMENT, 1)

@@ -1,0 +1,99 @@
+"""The calls to an object store that object ledgers need, in one replaceable place.
+
+Tests and the simulator replace this class to make faults: lost replies, late and refused puts. What it needs of a
+store: a put of a new name is atomic and fails when the name is taken, a get sees every put that was answered, and so
+does a listing. S3 (since 2024, also through compatible servers that know `If-None-Match`), GCS and Azure keep that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import ObjectStore, from_url
+
+from participants.ledger.storage import StorageFailed, StorageRefused
+
+if TYPE_CHECKING:  # it exists for type checkers only
+    from obstore.store import RetryConfig
+
+_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+_LIST_CHUNK = 1000
+
+
+class Bucket:
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///directory` or `memory:///`; credentials and endpoints
+        come from the environment variables of the library (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …).
+
+        Nothing is sent yet. Raises `StorageRefused` for what is no such URL.
+        """
+        options: dict[str, Any] = {"retry_config": _RETRY}
+        if url.startswith("file:"):
+            options = {"mkdir": True}
+        elif url.startswith("memory:"):
+            options = {}
+        try:
+            return cls(from_url(url, **options))
+        except (BaseError, ValueError) as error:
+            raise StorageRefused(f"{url} is no URL of an object store: {_first_line(error)}") from error
+
+    async def create(self, name: str, content: bytes) -> None:
+        """A new object, whole or not at all. Raises `FileExistsError` when the name is taken, by whomever;
+        `StorageFailed`: it may be there, now or later."""
+        with _failures(f"cannot write {name}"):
+            await obstore.put_async(self._store, name, content, mode="create", use_multipart=False)
+
+    async def get(self, name: str) -> bytes:
+        """Raises `FileNotFoundError`, `StorageFailed`."""
+        with _failures(f"cannot read {name}"):
+            found = await obstore.get_async(self._store, name)
+            return bytes(await found.bytes_async())
+
+    async def get_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes from `start` up to `end`, fewer where the object ends. Raises as `get`."""
+        with _failures(f"cannot read {name}"):
+            return bytes(await obstore.get_range_async(self._store, name, start=start, end=end))
+
+    async def sizes(self, directory: str) -> dict[str, int]:
+        """Name and size of every object below `directory`, in the order of their names. Raises `StorageFailed`."""
+        found: dict[str, int] = {}
+        with _failures(f"cannot list {directory}"):
+            async for chunk in obstore.list(self._store, directory, chunk_size=_LIST_CHUNK):
+                found.update((meta["path"], meta["size"]) for meta in chunk)
+        return dict(sorted(found.items()))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Done already is success. Raises `StorageFailed`."""
+        for name in names:
+            try:
+                with _failures(f"cannot delete {name}"):
+                    await obstore.delete_async(self._store, name)
+            except FileNotFoundError:
+                continue
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """What a store answers, in the words of `Bucket`."""
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise FileExistsError(f"{what}: it exists") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{what}: it does not exist") from error
+    except (BaseError, OSError, ValueError) as error:
+        raise StorageFailed(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """The library adds pages of debugging output, which may quote request headers."""
+    return str(error).partition("\n")[0]

@@ -1,0 +1,280 @@
+"""Ledgers in an object store: any broker that reaches the store can take over any segment.
+
+    <prefix of the URL>/
+        storage.json            {"format": 1, "storage_id": "<32 hex digits>"}, created once
+        ledgers/…               see `objects`
+
+Nobody locks anything here. Who owns a segment is decided in the metadata store; the former owner, who may not know it
+yet, is kept from appending by the names of the objects: `seal` creates an object, the fence, under the first name that
+is free, and the next put of the former owner finds its name taken. Which of the two is first, the object store
+decides. What the former owner was told is durable lies before the fence, because a put under a later name is never
+acknowledged before those under all names ahead of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Self
+
+from participants.ledger import storage_id
+from participants.ledger.append_queue import LedgerMetrics
+from participants.ledger.bucket import Bucket
+from participants.ledger.object_ledger import PUTS_AT_ONCE, ObjectOpenLedger, ObjectSealedLedger, Reach
+from participants.ledger.objects import (
+    HEADER_BYTES,
+    START,
+    Kind,
+    NameTaken,
+    ObjectHeader,
+    ObjectIndex,
+    frame_ends,
+    index_name,
+    ledger_prefix,
+    object_name,
+    put_once,
+    segment_prefix,
+)
+from participants.ledger.storage import (
+    LedgerCorrupt,
+    LedgerExists,
+    LedgerMissing,
+    LedgerStorage,
+    OpenLedger,
+    SealedLedger,
+    StorageFailed,
+    StorageRefused,
+)
+from participants.ledger.workers import Workers
+
+_THREADS = 4
+_GETS_AT_ONCE = 4
+
+
+def _random_token() -> bytes:
+    return uuid.uuid4().bytes
+
+
+class ObjectStorage(LedgerStorage):
+    """See the module docstring. Made by `open`."""
+
+    exclusive = False
+
+    def __init__(
+        self, name: str, bucket: Bucket, metrics: LedgerMetrics, token: Callable[[], bytes], executor: Executor | None
+    ) -> None:
+        self.storage_id = name
+        self._reach = Reach(bucket, Workers(executor, _THREADS))
+        self._bucket = bucket
+        self._metrics = metrics
+        self._token = token
+        self._open: dict[tuple[str, int], ObjectOpenLedger] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        bucket: Bucket,
+        *,
+        metrics: LedgerMetrics | None = None,
+        token: Callable[[], bytes] = _random_token,
+        executor: Executor | None = None,
+    ) -> Self:
+        """The storage at that place, which is made when there is none. Raises `StorageRefused`, `StorageFailed`."""
+        return cls(await _storage_id(bucket), bucket, metrics or LedgerMetrics(), token, executor)
+
+    async def create(self, segment: str, ledger: int) -> OpenLedger:
+        self._reach.check_open()
+        token = self._token()
+        start = ObjectHeader(Kind.START, token).encode()
+        try:
+            await put_once(self._bucket, object_name(segment, ledger, START), start, token)
+        except NameTaken as error:
+            raise LedgerExists(f"ledger {ledger} of {segment} exists") from error
+
+        async def seal(known: ObjectIndex) -> ObjectIndex:
+            return await self._seal(segment, ledger, known)
+
+        created = ObjectOpenLedger(self._reach, segment, ledger, token, self._metrics, seal, self._ended)
+        self._open[segment, ledger] = created
+        return created
+
+    def _ended(self, ledger: ObjectOpenLedger) -> None:
+        self._open.pop((ledger.segment, ledger.id), None)
+
+    async def seal(self, segment: str, ledger: int) -> SealedLedger:
+        self._reach.check_open()
+        mine = self._open.get((segment, ledger))
+        if mine is not None:
+            return await mine.seal()
+        index = await self._stored_index(segment, ledger) or await self._seal(segment, ledger, ObjectIndex())
+        return await self._checked(segment, ledger, index)
+
+    async def open_sealed(self, segment: str, ledger: int, entries: int) -> SealedLedger:
+        self._reach.check_open()
+        index = await self._stored_index(segment, ledger)
+        if index is None:
+            index = ObjectIndex()
+            await self._read_on(segment, ledger, index)
+        if index.entries != entries:
+            raise LedgerCorrupt(f"ledger {ledger} of {segment} has {index.entries} entries, recorded are {entries}")
+        return await self._checked(segment, ledger, index)
+
+    async def delete(self, segment: str, ledger: int) -> None:
+        """All but the fence. A ledger that has none gets it first."""
+        self._reach.check_open()
+        mine = self._open.get((segment, ledger))
+        if mine is not None:
+            await mine.close()
+        self._reach.cache.forget(ledger_prefix(segment, ledger))
+        sizes = await self._bucket.sizes(ledger_prefix(segment, ledger))
+        start = object_name(segment, ledger, START)
+        if start in sizes and not any(map(_is_fence, sizes, sizes.values())):
+            await self._seal(segment, ledger, ObjectIndex())
+        # The start is last: without it there is no ledger, and whoever comes back finds what is left by it.
+        removed = [name for name, size in sizes.items() if name != start and not _is_fence(name, size)]
+        await self._bucket.delete([*removed, index_name(segment, ledger), start])
+
+    async def drop(self, segment: str) -> None:
+        self._reach.check_open()
+        await asyncio.gather(*(mine.close() for (name, _), mine in list(self._open.items()) if name == segment))
+        self._reach.cache.forget(segment_prefix(segment))
+        await self._bucket.delete(list(await self._bucket.sizes(segment_prefix(segment))))
+
+    async def close(self) -> None:
+        self._reach.closed = True
+        await asyncio.gather(*(ledger.close() for ledger in list(self._open.values())))
+        await self._reach.workers.close()
+
+    # -- reading a ledger through -------------------------------------------------------------------------------
+
+    async def _seal(self, segment: str, ledger: int, known: ObjectIndex) -> ObjectIndex:
+        """Read on behind `known`, and end the ledger where it ends. Idempotent; two at once agree."""
+        index = known
+        while not await self._read_on(segment, ledger, index, check_behind=True):
+            token = self._token()
+            fence = ObjectHeader(Kind.FENCE, token, index.entries, index.entries).encode()
+            try:
+                await put_once(self._bucket, object_name(segment, ledger, len(index.firsts) + 1), fence, token)
+                break
+            except NameTaken:
+                continue  # a put of the former owner was faster, and counts; or another fence
+        await self._store_index(segment, ledger, index)
+        return index
+
+    async def _read_on(self, segment: str, ledger: int, index: ObjectIndex, *, check_behind: bool = False) -> bool:
+        """Add to `index` what lies behind it, up to the fence (True), or up to the first name that is free (False).
+
+        Raises `LedgerMissing`, `LedgerCorrupt`, `StorageFailed`.
+        """
+        token = await self._start(segment, ledger)
+        sizes = await self._bucket.sizes(ledger_prefix(segment, ledger))
+        while True:
+            number = len(index.firsts) + 1
+            names = [object_name(segment, ledger, number + ahead) for ahead in range(_GETS_AT_ONCE)]
+            listed = [name for name in names[1:] if name in sizes]
+            for name, content in zip([names[0], *listed], await self._get_all([names[0], *listed]), strict=True):
+                if name != object_name(segment, ledger, len(index.firsts) + 1):
+                    break  # a name before it is free
+                if content is None:
+                    if check_behind:
+                        await self._refuse_a_hole(segment, ledger, index, token, sizes)
+                    return False
+                header = ObjectHeader.decode(content, name)
+                if header.kind is Kind.FENCE:
+                    return True
+                if (header.kind, header.token, header.first) != (Kind.FRAMES, token, index.entries):
+                    raise LedgerCorrupt(f"{name} does not follow entry {index.entries - 1} of its ledger")
+                ends = await self._reach.workers.run(frame_ends, content, ledger, index.entries, name)
+                index.add(ends)
+
+    async def _start(self, segment: str, ledger: int) -> bytes:
+        """The token of whoever created the ledger."""
+        name = object_name(segment, ledger, START)
+        try:
+            return ObjectHeader.decode(await self._bucket.get(name), name).token
+        except FileNotFoundError as error:
+            raise LedgerMissing(f"there is no such ledger in this storage: {ledger} of {segment}") from error
+
+    async def _get_all(self, names: list[str]) -> list[bytes | None]:
+        async def get(name: str) -> bytes | None:
+            try:
+                return await self._bucket.get(name)
+            except FileNotFoundError:
+                return None
+
+        return await asyncio.gather(*map(get, names))
+
+    async def _refuse_a_hole(
+        self, segment: str, ledger: int, index: ObjectIndex, token: bytes, sizes: dict[str, int]
+    ) -> None:
+        """Raises `LedgerCorrupt` when an object behind the end says that more had been durable: one was lost.
+
+        `sizes` was listed before the end was found free, so what is in it was put after all that it says.
+        """
+        end = len(index.firsts) + 1
+        behind = [name for name in sizes if object_name(segment, ledger, end) < name < index_name(segment, ledger)]
+        for name in behind:
+            header = ObjectHeader.decode(await self._bucket.get_range(name, 0, HEADER_BYTES), name)
+            if header.token == token and header.durable > index.entries:
+                raise LedgerCorrupt(
+                    f"{object_name(segment, ledger, end)} is missing: {name} says that {header.durable} were durable"
+                )
+        assert len(behind) < PUTS_AT_ONCE, behind
+
+    # -- the index ----------------------------------------------------------------------------------------------
+
+    async def _stored_index(self, segment: str, ledger: int) -> ObjectIndex | None:
+        try:
+            return ObjectIndex.decode(await self._bucket.get(index_name(segment, ledger)))
+        except FileNotFoundError:
+            return None
+
+    async def _store_index(self, segment: str, ledger: int, index: ObjectIndex) -> None:
+        """Best effort: it saves reading the ledger through once more. Everybody would write the same."""
+        try:
+            await self._bucket.create(index_name(segment, ledger), index.encode())
+        except (FileExistsError, StorageFailed):
+            return
+
+    async def _checked(self, segment: str, ledger: int, index: ObjectIndex) -> ObjectSealedLedger:
+        """An index may outlive its objects. A ledger that lost its end is recognised here, one with a hole by reads."""
+        await self._start(segment, ledger)
+        if index.firsts:
+            name, size = object_name(segment, ledger, len(index.firsts)), index.size(len(index.firsts))
+            try:
+                last = await self._bucket.get_range(name, size - 1, size + 1)
+            except FileNotFoundError as error:
+                raise LedgerCorrupt(f"{name} is missing") from error
+            if len(last) != 1:
+                raise LedgerCorrupt(f"{name} does not have {size} bytes")
+        return ObjectSealedLedger(self._reach, segment, ledger, index)
+
+
+def _is_fence(name: str, size: int) -> bool:
+    """From a listing. A fence has a number and no frames; so has the start, which is none."""
+    number = name.rpartition("/")[2]
+    return size == HEADER_BYTES and number.isdigit() and int(number) != START
+
+
+async def _storage_id(bucket: Bucket) -> str:
+    """Raises `StorageRefused` for a store that overwrites what was to be created: nothing would be fenced there."""
+    content = await _described(bucket)
+    try:
+        await bucket.create(storage_id.FILE_NAME, content)
+    except FileExistsError:
+        return storage_id.parse(storage_id.FILE_NAME, content)
+    raise StorageRefused("this object store ignores the condition of a put (If-None-Match), so nothing can be fenced")
+
+
+async def _described(bucket: Bucket) -> bytes:
+    try:
+        return await bucket.get(storage_id.FILE_NAME)
+    except FileNotFoundError:
+        if await bucket.sizes("ledgers"):
+            raise storage_id.lost(storage_id.FILE_NAME) from None
+    with suppress(FileExistsError):
+        await bucket.create(storage_id.FILE_NAME, storage_id.describe_new())
+    return await bucket.get(storage_id.FILE_NAME)

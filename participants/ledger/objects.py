@@ -1,0 +1,227 @@
+"""What an object of a ledger looks like, and how it is put exactly once.
+
+    ledgers/<escaped segment>/<ledger, 20 digits>/
+        00000000000000000000      start: the ledger exists
+        00000000000000000001 …    frames: one group each
+        00000000000000000017      fence: the ledger ends here, for ever
+        index                     of a sealed ledger: where each entry lies; may be missing
+
+    offset  size  field
+         0     8  magic      "mtxnobj1"
+         8     4  crc        CRC-32 of the 33 bytes behind it
+        12     1  kind       0 start, 1 frames, 2 fence
+        13    16  token      who wrote it: one per opening of a ledger, and per fence
+        29     8  first      number of the first entry in it; little-endian, as all numbers
+        37     8  durable    how many entries of the ledger were durable when it was sent
+        45     .  frames     one after another (see `frames`); none in a start or a fence
+
+An object never changes, and an object store shows it whole or not at all. So there are no torn tails here: whatever is
+not as it was written is damage.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+
+from metastore import keys
+from participants.ledger.bucket import Bucket
+from participants.ledger.frames import FrameError, peek
+from participants.ledger.local_files import segment_directory
+from participants.ledger.position import Position
+from participants.ledger.recovery import new_offsets
+from participants.ledger.storage import LedgerCorrupt, StorageFailed
+from service import retry
+
+_MAGIC = b"mtxnobj1"
+_INDEX_MAGIC = b"mtxnidx1"
+_CRC = struct.Struct("<I")
+_BODY = struct.Struct("<B16sQQ")
+_INDEX_HEAD_BYTES = len(_INDEX_MAGIC) + _CRC.size
+_BODY_OFFSET = len(_MAGIC) + _CRC.size
+HEADER_BYTES = _BODY_OFFSET + _BODY.size
+_PUT_ATTEMPTS = 5
+START = 0
+"""The number of the object that every ledger begins with."""
+
+
+class Kind(IntEnum):
+    START = 0
+    FRAMES = 1
+    FENCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHeader:
+    kind: Kind
+    token: bytes
+    first: int = 0
+    durable: int = 0
+
+    def encode(self) -> bytes:
+        body = _BODY.pack(self.kind, self.token, self.first, self.durable)
+        return _MAGIC + _CRC.pack(zlib.crc32(body)) + body
+
+    @classmethod
+    def decode(cls, content: bytes, name: str) -> ObjectHeader:
+        """Raises `LedgerCorrupt`."""
+        body = content[_BODY_OFFSET:HEADER_BYTES]
+        if len(body) < _BODY.size or content[:_BODY_OFFSET] != _MAGIC + _CRC.pack(zlib.crc32(body)):
+            raise LedgerCorrupt(f"{name} is no object of a ledger, or is damaged")
+        kind, token, first, durable = _BODY.unpack(body)
+        return cls(Kind(kind), token, first, durable)
+
+
+def segment_prefix(segment: str) -> str:
+    return f"ledgers/{segment_directory(segment)}"
+
+
+def ledger_prefix(segment: str, ledger: int) -> str:
+    return f"{segment_prefix(segment)}/{keys.number(ledger)}"
+
+
+def object_name(segment: str, ledger: int, number: int) -> str:
+    return f"{ledger_prefix(segment, ledger)}/{keys.number(number)}"
+
+
+def index_name(segment: str, ledger: int) -> str:
+    return f"{ledger_prefix(segment, ledger)}/index"
+
+
+class NameTaken(Exception):
+    """Somebody else has put an object of that name."""
+
+
+async def put_once(bucket: Bucket, name: str, content: bytes, token: bytes) -> None:
+    """Create an object that bears `token`, whatever becomes of single replies.
+
+    A name that is taken may be taken by ourselves, by a put whose reply was lost (the library repeats some by itself):
+    the token tells. Raises `NameTaken`: this content is not there, and never will be. `StorageFailed`: it may be.
+    """
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(StorageFailed),
+        wait=retry.WAIT,
+        stop=stop_after_attempt(_PUT_ATTEMPTS),
+        reraise=True,
+    ):
+        with attempt:
+            try:
+                await bucket.create(name, content)
+            except FileExistsError:
+                if await token_of(bucket, name) != token:
+                    raise NameTaken(f"{name} was written by another owner") from None
+
+
+async def token_of(bucket: Bucket, name: str) -> bytes | None:
+    """None: it has been deleted since, so it was not put by the one who asks."""
+    try:
+        return ObjectHeader.decode(await bucket.get_range(name, 0, HEADER_BYTES), name).token
+    except FileNotFoundError:
+        return None
+
+
+# -- where entries lie -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Entries `first` up to but not including `last`, all in object `number`."""
+
+    number: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class ObjectIndex:
+    """`offsets` as in a local ledger, as if the frames of all objects lay one behind another; `firsts[n]` is the first
+    entry of object n + 1."""
+
+    offsets: array[int] = field(default_factory=new_offsets)
+    firsts: array[int] = field(default_factory=lambda: array("Q"))
+
+    @property
+    def entries(self) -> int:
+        return len(self.offsets) - 1
+
+    def copy(self) -> ObjectIndex:
+        return ObjectIndex(self.offsets[:], self.firsts[:])
+
+    def add(self, ends: array[int]) -> None:
+        """One more object; `ends` are the ends of its frames, counted from the first one."""
+        base = self.offsets[-1]
+        self.firsts.append(self.entries)
+        self.offsets.extend(base + end for end in ends)
+
+    def parts(self, first: int, last: int) -> Iterator[Part]:
+        while first < last:
+            number = bisect_right(self.firsts, first)
+            end = self.firsts[number] if number < len(self.firsts) else self.entries
+            yield Part(number, first, min(end, last))
+            first = end
+
+    def bounds(self, part: Part) -> array[int]:
+        """Where the frames of `part` lie in their object, and where the last one ends."""
+        base = self.offsets[self.firsts[part.number - 1]] - HEADER_BYTES
+        return array("Q", (offset - base for offset in self.offsets[part.first : part.last + 1]))
+
+    def size(self, number: int) -> int:
+        """Of an object, in bytes."""
+        end = self.firsts[number] if number < len(self.firsts) else self.entries
+        return self.offsets[end] - self.offsets[self.firsts[number - 1]] + HEADER_BYTES
+
+    # The stored form:
+    #     offset  size  field
+    #          0     8  magic    "mtxnidx1"
+    #          8     4  crc      CRC-32 of everything behind it
+    #         12     8  number of objects with frames
+    #         20     8  × objects        `firsts`
+    #          .     8  × (entries + 1)  `offsets`; all little-endian
+
+    def encode(self) -> bytes:
+        numbers = array("Q", [len(self.firsts), *self.firsts, *self.offsets])
+        body = _little_endian(numbers).tobytes()
+        return _INDEX_MAGIC + _CRC.pack(zlib.crc32(body)) + body
+
+    @classmethod
+    def decode(cls, content: bytes) -> ObjectIndex | None:
+        """None when this is no whole index: everything it says can be read from the objects, too."""
+        head, body = content[:_INDEX_HEAD_BYTES], content[_INDEX_HEAD_BYTES:]
+        if head != _INDEX_MAGIC + _CRC.pack(zlib.crc32(body)) or len(body) % 8 or len(body) < 16:
+            return None
+        numbers = _little_endian(array("Q", body))
+        objects = numbers[0]
+        return cls(numbers[1 + objects :], numbers[1 : 1 + objects])
+
+
+def _little_endian(numbers: array[int]) -> array[int]:
+    if sys.byteorder != "little":
+        numbers = array("Q", numbers)
+        numbers.byteswap()
+    return numbers
+
+
+def frame_ends(content: bytes, ledger: int, first: int, name: str) -> array[int]:
+    """Read an object of frames through. Raises `LedgerCorrupt` unless all of it is the entries from `first` on."""
+    view, ends, at = memoryview(content)[HEADER_BYTES:], array("Q"), 0
+    while at < len(view):
+        expected = Position(ledger, first + len(ends))
+        try:
+            header = peek(view, at)
+        except FrameError as error:
+            raise LedgerCorrupt(f"{name} is damaged at entry {expected}: {error}") from error
+        if header.position != expected:
+            raise LedgerCorrupt(f"{name} has {header.position} in the place of entry {expected}")
+        at = header.end
+        ends.append(at)
+    if not ends:
+        raise LedgerCorrupt(f"{name} holds no entry")
+    return ends

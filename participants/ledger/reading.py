@@ -1,0 +1,28 @@
+"""Cutting what a device gave into frames, and believing none of it."""
+
+from __future__ import annotations
+
+from array import array
+
+from participants.ledger.frames import FrameError, peek
+from participants.ledger.position import Position
+from participants.ledger.storage import LedgerCorrupt
+
+
+def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: array[int]) -> list[memoryview]:
+    """The frames from `first_entry` on, of which the first begins `content`, and which lie between `offsets`.
+
+    Raises `LedgerCorrupt` when one of them is not what belongs there.
+    """
+    frames = []
+    for number in range(len(offsets) - 1):
+        start, stop = offsets[number] - offsets[0], offsets[number + 1] - offsets[0]
+        expected = Position(ledger, first_entry + number)
+        try:
+            header = peek(content, min(start, len(content)))
+        except FrameError as error:
+            raise LedgerCorrupt(f"entry {expected} is damaged: {error}") from error
+        if (header.position, header.end) != (expected, stop):
+            raise LedgerCorrupt(f"in the place of entry {expected} there is {header.position}")
+        frames.append(content[start:stop])
+    return frames
