@@ -28,6 +28,7 @@ MAX_ENTRY_BYTES = 16 * 1024 * 1024
 MAX_SEGMENTS = 100
 """At creation: a topic and its segments are one apply, and etcd takes 128 operations in one."""
 HASH_RANGE_END = 0xFFFF
+DEFAULT_MAX_REDELIVERIES = 16
 
 Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[str, AfterValidator(no_control_characters)]
@@ -253,3 +254,144 @@ class ReadMessagesAnswer(BaseModel):
     messages: list[ReadMessage]
     next: str
     revision: int | None = None
+
+
+class SubscriptionRequest(Request):
+    """`dead_letter_topic` takes messages that were given again `max_redeliveries` times (16 when not given) and
+    returned once more."""
+
+    model_config = example(
+        initial="earliest", type="shared", dead_letter_topic="orders-dead", max_redeliveries=DEFAULT_MAX_REDELIVERIES
+    )
+
+    initial: Literal["earliest", "latest"]
+    type: Literal["exclusive", "failover", "shared"]
+    dead_letter_topic: Annotated[Name, Field(min_length=1, max_length=512)] | None = None
+    max_redeliveries: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+
+class SubscriptionSegment(BaseModel):
+    """One segment of a subscription, in messages that can be read: `backlog` are those that are not acknowledged;
+    `unacked` of these were given to a consumer; `pending_acks`, by transaction, are acknowledged by an open one and not
+    among the `unacked`. Everything up to the entry `mark_delete` is acknowledged."""
+
+    segment: str
+    mark_delete: str
+    backlog: int
+    unacked: int
+    pending_acks: dict[str, int]
+
+
+class SubscriptionInfo(BaseModel):
+    model_config = example(
+        topic="public/default/orders",
+        name="billing",
+        initial="earliest",
+        type="shared",
+        dead_letter_topic=None,
+        max_redeliveries=None,
+        consumers=["billing-1"],
+        segments=[
+            {"segment": _SEGMENT, "mark_delete": "7:11", "backlog": 3, "unacked": 1, "pending_acks": {_TXN_ID: 1}}
+        ],
+    )
+
+    topic: str
+    name: str
+    initial: Literal["earliest", "latest"]
+    type: Literal["exclusive", "failover", "shared"]
+    dead_letter_topic: str | None = None
+    max_redeliveries: int | None = None
+    consumers: list[str]
+    segments: list[SubscriptionSegment]
+
+
+class ReceiveRequest(Request):
+    """`consumer` is there from its first request until it was silent for 30 s, or has left. `max` 0 says only that it
+    is still there."""
+
+    model_config = example(consumer="billing-1", max=100, wait_ms=1000)
+
+    consumer: Annotated[Name, Field(min_length=1, max_length=256)]
+    max: Annotated[int, Field(ge=0, le=1000)] = 100
+    wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 0
+
+
+class ReceivedMessage(ReadMessage):
+    """`redelivery_count`: how often it was given to a consumer before."""
+
+    redelivery_count: int
+
+
+class ReceiveAnswer(BaseModel):
+    model_config = example(
+        messages=[
+            {
+                "message_id": _FIRST_MESSAGE,
+                "key": "7",
+                "value": {"id": 7},
+                "value_base64": None,
+                "properties": {},
+                "publish_ms": 1767225600000,
+                "txn_id": None,
+                "redelivery_count": 0,
+            }
+        ]
+    )
+
+    messages: list[ReceivedMessage]
+
+
+MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
+
+
+class AckMessagesRequest(Request):
+    """`cumulative` takes one id and covers its segment up to it. `writer` (only inside a transaction) counts as its
+    other operations do: if the commit lists it, or lists none."""
+
+    model_config = example(kind="individual", message_ids=[_FIRST_MESSAGE], txn_id=_TXN_ID)
+
+    kind: Literal["individual", "cumulative"]
+    message_ids: MessageIds
+    txn_id: Text | None = None
+    writer: Annotated[Name, Field(min_length=1, max_length=256)] | None = None
+
+    @field_validator("txn_id")
+    @classmethod
+    def _not_null(cls, txn_id: str | None) -> str:
+        """What was to be inside a transaction must not be acknowledged for good because its id was lost."""
+        if txn_id is None:
+            raise ValueError("is null: leave it out to acknowledge outside of any transaction")
+        return txn_id
+
+    @model_validator(mode="after")
+    def _fits(self) -> AckMessagesRequest:
+        if self.kind == "cumulative" and len(self.message_ids) != 1:
+            raise ValueError("message_ids: a cumulative acknowledgement takes exactly one")
+        if self.writer is not None and self.txn_id is None:
+            raise ValueError("writer: has a meaning only with txn_id")
+        return self
+
+
+class AckMessagesAnswer(BaseModel):
+    """So many messages were named; all of them are acknowledged, durably."""
+
+    model_config = example(acknowledged=1)
+
+    acknowledged: int
+
+
+class RedeliverRequest(Request):
+    """Without `message_ids`: everything that consumers hold."""
+
+    model_config = example(message_ids=[_FIRST_MESSAGE])
+
+    message_ids: MessageIds | None = None
+
+
+class RedeliverAnswer(BaseModel):
+    """So many messages will be given again."""
+
+    model_config = example(redelivered=1)
+
+    redelivered: int

@@ -33,6 +33,7 @@ from participants.api.models import (
     TopicPage,
 )
 from participants.api.rights import TopicPath, check_transaction, on_segment, on_topic, seeing_topic
+from participants.api.subscription_routes import add_subscription_routes
 from participants.broker import names, schemas
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions, read_page, snapshot_revision
@@ -121,6 +122,7 @@ def router(broker: Broker) -> APIRouter:
     _topic_routes(api, broker)
     _segment_routes(api, broker)
     _message_routes(api, broker)
+    add_subscription_routes(api, broker)
     return api
 
 

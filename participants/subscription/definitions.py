@@ -74,19 +74,19 @@ class Definitions:
         topic: str,
         name: str,
         wanted: SubscriptionRecord,
+        stored_topic: Callable[[], Awaitable[Record]],
         starts: Callable[[], Awaitable[Mapping[str, Place]]],
     ) -> Definition:
         """The subscription as `wanted` describes it, or the one that is there and is the same.
 
-        `starts` is asked for places only when it is made and begins with `latest`. Raises ALREADY_EXISTS when there
-        is another one of this name, NOT_FOUND without the topic.
+        `stored_topic` answers the topic's record or raises NOT_FOUND; nothing is made on a topic that was deleted
+        meanwhile. `starts` is asked for places only when it is made and begins with `latest`. Raises ALREADY_EXISTS
+        when there is another one of this name.
         """
         key = paths.subscription(topic, name)
         while True:
-            records = (await self._store.get_many([key, paths.topic(topic)])).records
-            known, topic_record = records[key], records[paths.topic(topic)]
-            if topic_record is None:
-                raise ServiceError(ErrorCode.NOT_FOUND, f"topic {topic} does not exist", topic=topic)
+            topic_record = await stored_topic()
+            known = await self._store.get(key)
             before = SubscriptionRecord.decode(known.value) if known else None
             if known is not None and before is not None and not before.deleted:
                 _check_same(topic, name, before, wanted)
@@ -98,7 +98,7 @@ class Definitions:
                     "starts": {segment: str(place) for segment, place in places.items()} or None,
                 }
             )
-            batch = self._store.batch()
+            batch = self._store.batch().check(AtVersion(topic_record.key, topic_record.version))
             if known is not None:
                 batch.replace(known, record.encode())
             else:

@@ -376,25 +376,32 @@ class SegmentSubscription:
     async def take(self, consumer: str, limit: int, max_bytes: int) -> list[Given]:
         """Messages for `consumer`: those that wait to be given again first, then new ones, in order. May be one entry
         more than `max_bytes`."""
+        given: list[Given] = []
+
+        def room() -> int:
+            full = sum(each.size_bytes for each in given) >= max_bytes
+            return 0 if full else limit - len(given)
+
         async with self._reading:
             self._assert_serving()
-            given: list[Given] = []
+            try:
+                await self._give_again(given, room, consumer)
+                more = True
+                while more and room() and not self.deliveries.full:
+                    more = await self._read_on(given, room, consumer)
+            except ServiceError:
+                if not given:
+                    raise  # else it is told next time: what was given must reach the consumer
+        return given
 
-            def room() -> int:
-                full = sum(each.size_bytes for each in given) >= max_bytes
-                return 0 if full else limit - len(given)
-
-            while room() and (place := self.deliveries.first_waiting()) is not None:
-                frame = await self._frame(place.position)
-                if frame is None:  # trimmed away meanwhile
-                    self._skip(entry_span(place.position))
-                    continue
-                again = self.deliveries.waiting_in(place.position)[: room()]
-                given += self._give(frame, [place.message for place in again], consumer)
-            more = True
-            while more and room() and not self.deliveries.full:
-                more = await self._read_on(given, room, consumer)
-            return given
+    async def _give_again(self, given: list[Given], room: Callable[[], int], consumer: str) -> None:
+        while room() and (place := self.deliveries.first_waiting()) is not None:
+            frame = await self._frame(place.position)
+            if frame is None:  # trimmed away meanwhile
+                self._skip(entry_span(place.position))
+                continue
+            again = self.deliveries.waiting_in(place.position)[: room()]
+            given += self._give(frame, [place.message for place in again], consumer)
 
     async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: str) -> bool:
         """Give messages of the next page; whether there is more to read."""

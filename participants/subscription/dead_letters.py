@@ -1,0 +1,63 @@
+"""Messages that were given too often go to the dead-letter topic, once: published under a producer and a sequence that
+are made of where they lie, so that the publish that is repeated after a crash finds the first one; then acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from metastore.errors import MetastoreError
+from participants.api.models import Message, ReadMessage
+from participants.subscription.places import Place
+from participants.subscription.segment_subscription import SegmentSubscription
+from service.problems import ServiceError
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+_MESSAGES_PER_ENTRY = 1 << 32
+"""What the count of a frame can hold."""
+
+
+class Publish(Protocol):
+    async def __call__(self, topic: str, message: Message, producer: str, sequence: int) -> object: ...
+
+
+class DeadLetters:
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+
+    def send(self, part: SegmentSubscription, places: Sequence[Place]) -> None:
+        """In the background, until it is done; it ends with the segment, and begins again with the next delivery."""
+        for place in places:
+            part.segment.spawn(self._send_until_done(part, place))
+
+    async def _send_until_done(self, part: SegmentSubscription, place: Place) -> None:
+        def report(error: BaseException | None) -> None:
+            log.warning("a dead letter is sent again", segment=part.segment.id, place=str(place), error=str(error))
+
+        await until_it_succeeds(lambda: self._send(part, place), (ServiceError, MetastoreError), report)
+
+    async def _send(self, part: SegmentSubscription, place: Place) -> None:
+        if part.segment.lost or part.dropped:
+            return
+        topic = part.definition.record.dead_letter_topic
+        assert topic is not None
+        found = await part.dead_message(place)
+        if found is not None:
+            producer = f"dead letters of {part.segment.id} {part.definition.name} {place.ledger}"
+            sequence = place.entry * _MESSAGES_PER_ENTRY + place.message
+            await self._publish(topic, _letter(part, found), producer, sequence)
+        await part.bury(place)
+
+
+def _letter(part: SegmentSubscription, found: ReadMessage) -> Message:
+    origin = {
+        "metatxn.origin-topic": part.definition.topic,
+        "metatxn.origin-subscription": part.definition.name,
+        "metatxn.origin-message-id": found.message_id,
+    }
+    body = {"value_base64": found.value_base64} if found.value_base64 is not None else {"value": found.value}
+    return Message.model_validate({"properties": found.properties | origin, "key": found.key, **body})

@@ -1,0 +1,80 @@
+"""Who consumes a subscription now. Pure: the time is handed in, in seconds.
+
+    exclusive   one consumer; a second one is refused until it is gone
+    failover    the first one is active, the others wait in the order they came
+    shared      all of them
+
+A consumer is there from its first `receive` until it leaves, or until it was silent for the session timeout. While its
+`receive` is waiting it is not silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SubscriptionType = Literal["exclusive", "failover", "shared"]
+
+
+class ConsumerBusy(Exception):
+    """The subscription is exclusive, and `holder` has it."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+
+@dataclass(slots=True)
+class Session:
+    last_seen_s: float
+    waiting: int = 0
+
+
+class Sessions:
+    def __init__(self, kind: SubscriptionType, timeout_s: float) -> None:
+        self._kind = kind
+        self._timeout_s = timeout_s
+        self._sessions: dict[str, Session] = {}
+
+    @property
+    def consumers(self) -> list[str]:
+        """In the order in which they came."""
+        return list(self._sessions)
+
+    def enter(self, consumer: str, now_s: float) -> None:
+        """A `receive` begins. Raises `ConsumerBusy`."""
+        if self._kind == "exclusive" and (others := [name for name in self._sessions if name != consumer]):
+            raise ConsumerBusy(others[0])
+        session = self._sessions.setdefault(consumer, Session(now_s))
+        session.waiting += 1
+
+    def exit(self, consumer: str, now_s: float) -> None:
+        """That `receive` ends."""
+        session = self._sessions.get(consumer)
+        if session is not None and session.waiting:
+            session.waiting -= 1
+            session.last_seen_s = now_s
+
+    def may_receive(self, consumer: str) -> bool:
+        if consumer not in self._sessions:
+            return False
+        return self._kind == "shared" or next(iter(self._sessions)) == consumer
+
+    def leave(self, consumer: str) -> bool:
+        """Whether it was there."""
+        return self._sessions.pop(consumer, None) is not None
+
+    def expire(self, now_s: float) -> list[str]:
+        """Those that are gone now."""
+        silent = [
+            name for name, each in self._sessions.items() if (end := self._end(each)) is not None and end <= now_s
+        ]
+        for name in silent:
+            del self._sessions[name]
+        return silent
+
+    def next_expiry_s(self) -> float | None:
+        return min((end for each in self._sessions.values() if (end := self._end(each)) is not None), default=None)
+
+    def _end(self, session: Session) -> float | None:
+        return None if session.waiting else session.last_seen_s + self._timeout_s

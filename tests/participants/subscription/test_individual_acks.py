@@ -1,0 +1,421 @@
+"""Goal: acknowledgements of single messages, plain and in transactions, count exactly when they should, over restarts.
+
+Method: a broker in-process over a store with faults and a real directory, used over REST; it dies and another one opens
+the same directory. Scenarios F, H, J: 47-57, 59, 67, 68, 80, 82-85, 107, 113; DESIGN §5.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.txn import paths
+from metastore.txn.states import ExpiredBy
+from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
+from tests.participants.subscription.consuming import Consuming
+
+CURSOR = puts(paths.CURSORS)
+
+
+@pytest.mark.parametrize("batch", [1, 100], ids=["batch off", "batch on"])
+@pytest.mark.parametrize("kind", ["shared", "failover", "exclusive"])
+async def test_47_49_pending_is_not_given_again_an_abort_returns_it_a_commit_does_not(
+    consuming: Consuming, kind: str, batch: int
+) -> None:
+    await consuming.subscribe(kind=kind)
+    for start in range(0, 1000, batch):
+        await consuming.publish(*range(start, start + batch))
+    given = await consuming.receive()
+    assert [message["value"] for message in given] == list(range(1000))
+    ids = [message["message_id"] for message in given]
+    txn = await consuming.world.begin()
+    for some in (ids[:400], ids[400:]):
+        await consuming.acked(some, txn)
+    assert await consuming.redeliver() == 0 and await consuming.receive() == []
+    assert (await consuming.shown())["pending_acks"] == {str(txn): 1000}
+    await consuming.abort(txn)
+    again = await consuming.receive()
+    assert [message["value"] for message in again] == list(range(1000))
+    assert {message["redelivery_count"] for message in again} == {1}
+    assert (await consuming.shown())["pending_acks"] == {}
+    txn = await consuming.world.begin()
+    await consuming.acked(ids, txn)
+    await consuming.commit(txn)
+    assert await consuming.redeliver() == 0 and await consuming.receive() == []
+    shown = await consuming.shown()
+    assert (shown["backlog"], shown["unacked"], shown["pending_acks"]) == (0, 0, {})
+    assert await consuming.world.operations(txn) == []
+    assert await consuming.findings() == []
+
+
+async def test_48_what_is_pending_stays_put_when_everything_else_is_given_again(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(10))
+    await consuming.receive()
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:4], txn)
+    assert (await consuming.shown())["pending_acks"] == {str(txn): 4}
+    assert await consuming.redeliver(ids[:5]) == 1
+    assert await consuming.redeliver() == 5
+    assert await consuming.values() == list(range(4, 10))
+
+
+async def test_50_52_a_conflict_is_the_second_ones_and_another_subscription_is_not_concerned(
+    consuming: Consuming,
+) -> None:
+    await consuming.subscribe("a")
+    await consuming.subscribe("b")
+    ids = await consuming.publish_each(*range(3))
+    one, two = await consuming.world.begin(), await consuming.world.begin()
+    await consuming.acked(ids[:1], one, name="a")
+    await consuming.acked(ids[1:2], two, name="a")
+    assert await consuming.conflicts(ids[:1], two, name="a")
+    assert await consuming.conflicts([ids[2], ids[0]], two, name="a"), "all of a request, or nothing"
+    assert (await consuming.shown("a"))["pending_acks"] == {str(one): 1, str(two): 1}
+    await consuming.acked(ids, two, name="b")
+    await consuming.commit(one)
+    await consuming.commit(two)
+    assert await consuming.values("a") == [2]
+    assert await consuming.values("b") == []
+
+
+async def test_51_what_a_committed_transaction_or_anybody_acknowledged_conflicts(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    one, two = await consuming.world.begin(), await consuming.world.begin()
+    await consuming.acked(ids[:1], one)
+    await consuming.commit(one)
+    await consuming.acked(ids[1:])
+    await consuming.acked(ids[1:])
+    assert await consuming.conflicts(ids[:1], two) and await consuming.conflicts(ids[1:], two)
+
+
+async def test_54_of_a_thousand_one_stays_after_a_mix_of_plain_and_transactional_acks(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    for start in range(0, 1000, 10):
+        await consuming.publish(*range(start, start + 10))
+    ids = [message["message_id"] for message in await consuming.receive()]
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[0:999:2], txn)
+    await consuming.acked(ids[1:999:2])
+    shown = await consuming.shown()
+    assert (shown["backlog"], shown["unacked"], shown["pending_acks"]) == (501, 1, {str(txn): 500})
+    await consuming.commit(txn)
+    shown = await consuming.shown()
+    assert (shown["backlog"], shown["unacked"], shown["pending_acks"]) == (1, 1, {})
+    (subscription,) = (await consuming.segment()).subscriptions
+    assert len(subscription.pending) == 0
+
+
+@pytest.mark.parametrize("acked", [(0, 1, 2, 3, 4, 5), (1, 4)], ids=["all of a batch", "parts of two batches"])
+async def test_55_56_an_abort_restores_the_unacked_count(consuming: Consuming, acked: tuple[int, ...]) -> None:
+    await consuming.subscribe()
+    ids = [*await consuming.publish(*range(3)), *await consuming.publish(*range(3, 6))]
+    await consuming.receive()
+    assert (await consuming.shown())["unacked"] == 6
+    txn = await consuming.world.begin()
+    await consuming.acked([ids[number] for number in acked], txn)
+    assert (await consuming.shown())["unacked"] == 6 - len(acked)
+    await consuming.abort(txn)
+    shown = await consuming.shown()
+    assert (shown["unacked"], shown["backlog"], shown["pending_acks"]) == (6, 6, {})
+    assert await consuming.values() == list(acked)
+    assert (await consuming.shown())["unacked"] == 6
+
+
+async def test_57_an_abort_while_nobody_consumes_succeeds(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    await consuming.receive(consumer="c")
+    txn = await consuming.world.begin()
+    await consuming.acked(ids, txn)
+    await consuming.asked("DELETE", "/subscriptions/s/consumers/c")
+    await consuming.abort(txn)
+    assert await consuming.values(consumer="other") == [0, 1]
+
+
+async def test_67_68_two_transactions_share_a_batch(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish("a", "b", "c")
+    await consuming.receive()
+    one, two, three = [await consuming.world.begin() for _ in range(3)]
+    await consuming.acked(ids[:1], one)
+    await consuming.acked(ids[1:2], two)
+    await consuming.commit(one)
+    await consuming.abort(two)
+    assert await consuming.conflicts(ids[:1], three)
+    await consuming.acked(ids[1:], three)
+    await consuming.commit(three)
+    await consuming.redeliver()
+    assert await consuming.values() == []
+    assert (await consuming.shown())["mark_delete"].endswith(":0")
+
+
+async def test_the_writers_of_the_commit_decide_what_is_acknowledged(consuming: Consuming) -> None:
+    """DESIGN §5.10, 5.12: acknowledged if any writer that counts did; the others' messages return."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each("both", "void", "counts", "nobody's")
+    await consuming.receive()
+    txn = await consuming.world.begin()
+    for writer, wanted in (("a", (0, 2)), ("b", (0, 1)), (None, (3,))):
+        await consuming.acked([ids[number] for number in wanted], txn, writer=writer)
+    await consuming.acked(ids[:1], txn, writer="b")  # again
+    assert len(await consuming.world.operations(txn)) == 5
+    await consuming.commit(txn, writers=["a"])
+    assert await consuming.values() == ["void"]
+    assert await consuming.world.operations(txn) == []
+
+
+async def test_an_expired_transaction_takes_no_acks_and_its_messages_return(consuming: Consuming) -> None:
+    """Scenarios 33, 41, 42."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    await consuming.receive()
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    await consuming.carried_out(await consuming.world.abort(txn, ExpiredBy.TIMEOUT))
+    answer = await consuming.ack(ids[1:], txn)
+    assert (answer.status_code, answer.json()["code"]) == (409, "EXPIRED_TRANSACTION")
+    assert await consuming.values() == [0]
+    done = await consuming.world.begin()
+    await consuming.commit(done)
+    assert await consuming.conflicts(ids, done)
+
+
+async def test_a_decision_that_overtakes_the_operation_refuses_it_and_nothing_of_it_stays(consuming: Consuming) -> None:
+    """Scenario 108 for acks: the store decides, whatever the mirror says."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(0)
+    await consuming.receive()
+    txn = await consuming.world.begin()
+    held = consuming.world.store.fault(Fault(INTENT, hold_before=True))
+    consuming.world.store.events_flow.clear()
+    acking = asyncio.create_task(consuming.ack(ids, txn))
+    await held.reached.wait()
+    await consuming.world.commit(txn)
+    held.go.set()
+    assert (await acking).json()["code"] == "TXN_CONFLICT"
+    consuming.world.store.events_flow.set()
+    await consuming.idle()
+    assert await consuming.world.operations(txn) == []
+    shown = await consuming.shown()
+    assert (shown["unacked"], shown["pending_acks"]) == (1, {}), "whoever had the message has it still"
+
+
+async def test_a_prepared_transaction_takes_no_acks(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(0)
+    txn = await consuming.world.begin()
+    await consuming.world.prepare(txn)
+    assert await consuming.conflicts(ids, txn)
+    assert (await consuming.shown())["pending_acks"] == {}
+
+
+# -- failures of the store -------------------------------------------------------------------------------------------
+
+
+async def test_58_a_refused_operation_releases_the_message_and_an_unknown_one_keeps_it(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    one, two = await consuming.world.begin(), await consuming.world.begin()
+    consuming.world.store.fault(Fault(INTENT, before=StoreUnavailable("gone")))
+    assert (await consuming.ack(ids[:1], one)).json()["code"] == "STORE_UNAVAILABLE"
+    await consuming.acked(ids[:1], two)
+    consuming.world.store.fault(Fault(INTENT, after=OutcomeUnknown("no answer")))
+    assert (await consuming.ack(ids[1:], one)).json()["code"] == "OUTCOME_UNKNOWN"
+    assert await consuming.conflicts(ids[1:], two)
+    await consuming.commit(one)  # the operation is there, so it counts
+    await consuming.abort(two)
+    assert await consuming.values() == [0]
+    assert await consuming.world.operations(one) == []
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+async def test_a_plain_ack_is_answered_once_it_is_durable_and_not_before(consuming: Consuming, fault: str) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(3))
+    await consuming.acked(ids[:1])
+    consuming.world.store.fault(Fault(CURSOR, **{fault: OutcomeUnknown("no answer")}))  # type: ignore[arg-type]
+    assert (await consuming.ack(ids[1:2])).json()["code"] == "OUTCOME_UNKNOWN"
+    await consuming.acked(ids[1:2])
+    await consuming.crash()
+    assert await consuming.values() == [2]
+
+
+async def test_the_cursor_is_durable_before_the_operations_are_deleted(consuming: Consuming) -> None:
+    """DESIGN §5.10. Dies between the two: nothing is lost, and it is done again."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(3))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:2], txn)
+    consuming.world.store.fault(Fault(CLEANUP, before=StoreUnavailable("gone"), times=10**6))
+    written = len(consuming.world.store.applied)
+    await consuming.world.commit(txn)
+    while not any(map(CURSOR, consuming.world.store.applied[written:])):
+        await asyncio.sleep(0)
+    assert len(await consuming.world.operations(txn)) == 2
+    consuming.world.store._faults.clear()
+    await consuming.crash()
+    await consuming.idle()
+    assert await consuming.world.operations(txn) == []
+    assert await consuming.values() == [2]
+
+
+async def test_59_60_a_recovery_that_fails_answers_and_succeeds_later(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    held = consuming.world.store.hold_read(lambda keys: paths.header(txn) in keys)
+    crashing = asyncio.create_task(consuming.crash())
+    await held.reached.wait()
+    held.go.set()
+    await crashing
+    consuming.world.store.away = StoreUnavailable("gone")
+    segment = await consuming.segment()
+    segment.lose("for the test")
+    assert (await consuming.ack(ids[1:])).json()["code"] == "STORE_UNAVAILABLE"
+    body = {"consumer": "c", "max": 1, "wait_ms": 0}
+    assert (await consuming.ask("POST", "/subscriptions/s/receive", body)).status_code == 503
+    consuming.world.store.away = None
+    await consuming.process.broker._opened.wait()
+    while consuming.process.broker.not_ready:
+        await consuming.process.broker._opened.wait()
+    await consuming.acked(ids[1:])
+    assert await consuming.conflicts(ids[:1])
+
+
+# -- restarts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_80_107_pending_acks_survive_a_restart_and_end_after_it(consuming: Consuming, commits: bool) -> None:
+    await consuming.subscribe()
+    for start in range(0, 1000, 4):
+        await consuming.publish(*range(start, start + 4))
+    ids = [message["message_id"] for message in await consuming.receive()]
+    one, two = await consuming.world.begin(), await consuming.world.begin()
+    await consuming.acked(ids[::2], one)
+    await consuming.crash()
+    assert (await consuming.shown())["pending_acks"] == {str(one): 500}
+    assert await consuming.conflicts(ids[:1], two)
+    await consuming.acked(ids[1::2], two)
+    assert await consuming.values() == []
+    await (consuming.commit(one) if commits else consuming.abort(one))
+    await consuming.commit(two)
+    assert await consuming.values() == ([] if commits else list(range(0, 1000, 2)))
+    three = await consuming.world.begin()
+    assert await consuming.conflicts(ids[:1], three) is commits
+    assert await consuming.conflicts(ids[1:2], three)
+    await consuming.crash()
+    assert await consuming.values() == ([] if commits else list(range(2, 1000, 2))), "0 is pending in the third"
+
+
+async def test_82_83_84_recovery_applies_what_was_committed_and_keeps_what_is_open(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(4))
+    opened, committed, aborted, later = [await consuming.world.begin() for _ in range(4)]
+    for number, txn in enumerate((opened, committed, aborted, later)):
+        await consuming.acked(ids[number : number + 1], txn)
+    consuming.world.store.events_flow.clear()
+    await consuming.world.commit(committed)
+    await consuming.world.abort(aborted)
+    crashing = asyncio.create_task(consuming.crash())
+    await asyncio.wait([crashing])
+    consuming.world.store.events_flow.set()
+    await consuming.idle()
+    assert (await consuming.shown())["pending_acks"] == {str(opened): 1, str(later): 1}
+    assert [await consuming.world.operations(txn) for txn in (committed, aborted)] == [[], []]
+    assert await consuming.values() == [2]
+    await consuming.commit(later)
+    await consuming.crash()
+    assert await consuming.values() == [2]
+    await consuming.abort(opened)
+    assert await consuming.values() == [0]
+    assert await consuming.findings() == []
+
+
+async def test_113_the_loser_of_a_conflict_is_not_resurrected_by_a_restart(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    winner, loser = await consuming.world.begin(), await consuming.world.begin()
+    await consuming.acked(ids[:1], winner)
+    assert await consuming.conflicts(ids, loser)
+    assert await consuming.world.operations(loser) == []
+    await consuming.commit(loser)
+    await consuming.crash()
+    await consuming.abort(winner)
+    assert await consuming.values() == [0, 1]
+
+
+async def test_85_dropping_a_subscription_leaves_nothing_and_its_next_life_starts_anew(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(3))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    await consuming.acked(ids[1:2])
+    await consuming.asked("DELETE", "/subscriptions/s")
+    assert (await consuming.ack(ids[2:])).status_code == 404
+    assert await consuming.world.operations(txn) == []
+    assert await consuming.keys(paths.CURSORS) == [] and await consuming.keys(paths.ACKS_INDEX) == []
+    await consuming.asked("DELETE", "/subscriptions/s")
+    await consuming.subscribe()
+    assert await consuming.values() == [0, 1, 2]
+    await consuming.acked(ids[2:], txn)
+    await consuming.commit(txn)
+    await consuming.crash()
+    assert await consuming.values() == [0, 1]
+    assert await consuming.findings() == []
+
+
+async def test_an_ack_on_its_way_when_the_subscription_is_dropped_never_lands(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(0)
+    txn = await consuming.world.begin()
+    held = consuming.world.store.fault(Fault(INTENT, hold_before=True))
+    acking = asyncio.create_task(consuming.ack(ids, txn))
+    await held.reached.wait()
+    await consuming.asked("DELETE", "/subscriptions/s")
+    await consuming.subscribe()
+    held.go.set()
+    assert (await acking).status_code == 404
+    assert await consuming.world.operations(txn) == []
+
+
+async def test_what_a_crash_left_of_a_dropped_subscription_goes_with_the_next_start(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    await consuming.acked(ids[1:])
+    consuming.world.store.fault(Fault(CLEANUP, hold_before=True, before=StoreUnavailable("dead")))
+    dropping = asyncio.create_task(consuming.ask("DELETE", "/subscriptions/s"))
+    while (await consuming.ask("GET", "/subscriptions/s")).status_code != 404:
+        await asyncio.sleep(0)
+    dropping.cancel()
+    await asyncio.gather(dropping, return_exceptions=True)
+    assert await consuming.world.operations(txn) != []
+    await consuming.crash()
+    await consuming.idle()
+    assert await consuming.world.operations(txn) == []
+    assert await consuming.keys(paths.CURSORS) == []
+
+
+async def test_a_decision_that_no_watch_tells_is_found(consuming: Consuming) -> None:
+    """DESIGN §5.8: reconcile, for commit and abort."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    await consuming.receive()
+    good, bad = await consuming.world.begin(), await consuming.world.begin()
+    await consuming.acked(ids[:1], good)
+    await consuming.acked(ids[1:], bad)
+    consuming.world.store.dropping = True
+    await consuming.world.commit(good)
+    await consuming.world.abort(bad)
+    await consuming.process.broker.reconcile()
+    await consuming.idle()
+    assert await consuming.values() == [1]
+    assert (await consuming.shown())["pending_acks"] == {}
+    assert await consuming.keys(paths.ACKS_INDEX) == []
