@@ -142,7 +142,7 @@ class Batch:
         return self
 
     def written(self) -> set[str]:
-        return set(self.puts) | self.deletes
+        return {*self.puts, *self.deletes}
 
     @property
     def size_bytes(self) -> int:

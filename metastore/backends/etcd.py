@@ -33,7 +33,7 @@ from metastore.backends.etcd_leases import LeasedRecord
 from metastore.backends.etcd_stubs import RangeRequest, RangeResponse, RequestOp, TxnRequest
 from metastore.backends.etcd_watches import PrefixFeed
 from metastore.backends.etcd_wire import Wire
-from metastore.backends.joining import Limits
+from metastore.backends.joining import Footprint, Limits
 from metastore.errors import StoreClosed, StoreUnavailable
 from metastore.types import (
     Applied,
@@ -94,6 +94,7 @@ class EtcdStore(StoredIndexes):
             on_group=self.group_sent,
             on_lost=on_lost,
         )
+        self._max_cost = limits.max_cost
         self._reads_per_request = min(READS_PER_REQUEST, limits.max_txn_ops)
         self._reads = GroupReads(self._read, self._reads_per_request)
         self._feeds: list[PrefixFeed] = []
@@ -153,10 +154,16 @@ class EtcdStore(StoredIndexes):
 
     async def apply(self, batch: Batch) -> Applied:
         self._assert_open()
-        self.refuse_unfit(batch)
         if batch.empty:
             return Applied(await self.current_revision())
-        return await self._commit.submit(batch)
+        try:
+            nested = self._wire.nested(batch, self._max_cost)
+        except UnicodeEncodeError:
+            self.refuse_unfit(batch)  # says which key it is
+            raise
+        if len(nested.encoded) > self.max_batch_bytes or "" in batch.puts:
+            self.refuse_unfit(batch)  # counts exactly; here each check stands twice
+        return await self._commit.submit(nested, Footprint.of(batch))
 
     # -- reading ------------------------------------------------------------------------------------------------
 

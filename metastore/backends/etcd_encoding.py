@@ -79,8 +79,18 @@ def then(operation: bytes) -> bytes:
     return b"\x12" + sized(operation)
 
 
+@lru_cache(maxsize=4096)
+def _around_key_of_put(key_size: int, value_size: int) -> tuple[bytes, bytes]:
+    """What stands before the key and between it and the value depends on their lengths alone."""
+    key, value = sized(bytes(key_size)), sized(bytes(value_size))
+    between = b"\x12" + value[: len(value) - value_size]
+    whole = then(b"\x12" + sized(b"\x0a" + key + b"\x12" + value))
+    return whole[: len(whole) - key_size - len(between) - value_size], between
+
+
 def put(key: bytes, value: bytes) -> bytes:
-    return then(b"\x12" + sized(b"\x0a" + sized(key) + b"\x12" + sized(value)))
+    before, between = _around_key_of_put(len(key), len(value))
+    return before + key + between + value
 
 
 def delete(key: bytes) -> bytes:

@@ -79,7 +79,7 @@ from metastore.errors import (
     OutcomeUnknown,
     StoreFull,
 )
-from metastore.types import Applied, Batch, Revision
+from metastore.types import Applied, Revision
 
 
 @dataclass(slots=True, eq=False)
@@ -158,14 +158,13 @@ class GroupCommit:
         self._reconnecting: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
-    def submit(self, batch: Batch) -> asyncio.Future[Applied]:
+    def submit(self, nested: Nested, footprint: Footprint) -> asyncio.Future[Applied]:
         """`MetadataStore.apply`: queued when this returns, and what comes of it."""
-        nested = self._wire.nested(batch, self._limits.max_cost)
         member = Member(
             nested,
             nested.cost,
             len(nested.encoded),
-            Footprint.of(batch),
+            footprint,
             self._loop.time() + self._deadline_s,
             self._loop.create_future(),
         )
