@@ -22,6 +22,8 @@ from service.problems import ServiceError
 
 ItemAnswer = Begun | TransactionHeader | ServiceError | MetastoreError
 Known = dict[TxnId, TransactionRecords]
+AT_ONCE = 256
+"""Lanes of a batch under way: two full requests of etcd's. All of them at once would only take memory."""
 
 
 async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> list[ItemAnswer]:
@@ -32,7 +34,7 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     """
     for number, item in enumerate(items):
         _refuse_bad(number, item)
-    known = await TxnStore(transactions.store).read_plain(sorted({*_ended(items)}))
+    known = await TxnStore(transactions.store).read_plain(list(dict.fromkeys(_ended(items))))
     lanes: dict[Hashable, list[int]] = {}
     for number, item in enumerate(items):
         lanes.setdefault(_lane(number, item, known, transactions.caller.name), []).append(number)
@@ -40,13 +42,15 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     plain = {txn_id: records for txn_id, records in known.items() if records.header.key is None}
     answers: dict[int, ItemAnswer] = {}
 
-    async def run(lane: Sequence[int]) -> None:
-        first, *others = lane
-        answers[first] = await _answer(transactions, items[first], plain)
-        for number in others:  # What was read before is out of date.
-            answers[number] = await _answer(transactions, items[number], {})
+    waiting = iter(lanes.values())
 
-    await asyncio.gather(*map(run, lanes.values()))
+    async def run_lanes() -> None:
+        for first, *others in waiting:
+            answers[first] = await _answer(transactions, items[first], plain)
+            for number in others:  # What was read before is out of date.
+                answers[number] = await _answer(transactions, items[number], {})
+
+    await asyncio.gather(*(run_lanes() for _ in range(min(len(lanes), AT_ONCE))))
     return [answers[number] for number in range(len(items))]
 
 

@@ -14,7 +14,8 @@ from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 
-BLOCK_SIZE = 1_000
+BLOCK_SIZE = 10_000
+"""Ten of the largest batches: everybody waits while a block is leased."""
 _LEASE_ATTEMPTS = 3
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Self
 
 _SEQUENCE_BITS = 112
@@ -30,6 +31,7 @@ class TxnId:
         return self._text
 
     @classmethod
+    @lru_cache(maxsize=4096)  # The same id is parsed as a parameter, as a key, and for its records.
     def parse(cls, text: str) -> Self:
         """Raises `ValueError` unless `text` is 32 lower-case hex digits."""
         if not _TEXT.fullmatch(text):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.id_blocks import IdBlocks
+from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from metastore.errors import StoreUnavailable
 from metastore.txn.ids import TxnId
 from tests.coordinator.stores import Fault, FaultyStore
@@ -40,7 +40,7 @@ async def test_without_a_block_nothing_was_begun(store: FaultyStore) -> None:
     store.faults.extend([Fault.LOSE_REPLY] * 3)
     failed = await asyncio.gather(ids.next(), ids.next(), return_exceptions=True)
     assert [type(error) for error in failed] == [StoreUnavailable, StoreUnavailable]
-    assert (await ids.next()).sequence == 3_001
+    assert (await ids.next()).sequence == 3 * BLOCK_SIZE + 1
 
 
 async def test_a_caller_that_goes_away_takes_no_block_with_it(store: FaultyStore) -> None:
