@@ -49,7 +49,7 @@ from metastore.backends.joining import Footprint, Limits, take_group
 from metastore.backends.zookeeper_connection import Connection, LostError
 from metastore.backends.zookeeper_log import Change, encode, entry_name
 from metastore.backends.zookeeper_paths import Paths, parent
-from metastore.backends.zookeeper_plan import Belief, Beliefs, Facts, Part, Planner, UnknownError
+from metastore.backends.zookeeper_plan import Belief, Beliefs, Facts, Part, Planner, UnknownError, disjoint
 from metastore.backends.zookeeper_reads import Snapshots, record_of
 from metastore.backends.zookeeper_wire import (
     NO_AUTH,
@@ -442,7 +442,7 @@ class GroupCommit:
                 listing = await self._snapshots.range(one.start, one.end, member.deadline, limit=1)
                 facts.ranges[one.start, one.end] = listing
                 facts.revision = max(facts.revision, listing.result.revision)
-        for start, end in batch.range_deletes:
+        for start, end in disjoint(batch.range_deletes):
             listing = await self._snapshots.range(start, end, member.deadline, keys_only=True)
             facts.deletions[start, end] = listing
             facts.revision = max(facts.revision, listing.result.revision)
@@ -464,8 +464,8 @@ class GroupCommit:
         owners.append(None)
         directories: dict[str, Member] = {}
         for member, part in planned:
-            operations += part.range_checks
-            owners += [member] * len(part.range_checks)
+            operations += part.directory_checks
+            owners += [member] * len(part.directory_checks)
             for directory in part.needed:
                 directories.setdefault(directory, member)
         for directory, member in directories.items():

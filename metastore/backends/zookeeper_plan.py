@@ -5,6 +5,7 @@ otherwise; its operations run one after the other, each on what the ones before 
 is believed, and the multi proves every belief it rests on:
 
     Absent(k)            create k, delete k            (only "create k" where the batch puts it)
+                         or, where its directory is missing, create and delete the topmost one that is
     AtVersion(k, M)      check k at data version v, check the guard of k at g   (the version moves into the write)
     FirstVersion(k)      check k at data version 0
     EmptyRange           a whole directory: delete and create it (or create and delete it, if it was not there), which
@@ -23,9 +24,14 @@ So every multi that deletes records also sets a *guard* (one of 256, chosen by t
 revision, at which the record had the version M. If the guard is still at g, nothing of its directory was deleted
 since; so it is the same znode, and its data version is v only if nobody has written it since.
 
-**Checks of all members come first**, ranges, then directories, then the other checks, and then the writes. The joining
-rule (`joining`) lets a member check what a later one writes, never the other way round, so every check must see
-the records as they were before the multi; and it does. Nobody writes a key twice in one group.
+**Checks of all members come first**: those of directories, then the directories that puts need are created, then the
+other checks, and then the writes. The joining rule (`joining`) lets a member check what a later one writes, never the
+other way round, so every check must see the records as they were before the multi; and it does. Nobody writes a key
+twice in one group.
+
+**No operation may undo what another one of the multi rests on**: it would fail again however often it is planned. So
+ranges to delete that overlap are made one (a record is deleted once), and a check creates nothing that stays (a
+directory that a member deletes whole would not be empty).
 
 Ranges that are no whole directory are the one thing that is *emulated*: their proof fails whenever anybody applies
 anything between the read and the multi, and is tried again until the deadline.
@@ -33,7 +39,7 @@ anything between the read and the multi, and is tried again until the deadline.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -64,6 +70,17 @@ class UnknownError(Exception):
     """The cache does not say enough to plan this batch."""
 
 
+def disjoint(ranges: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The same keys, each in one range only. Ranges that merely adjoin stay apart: either may be a whole directory."""
+    merged: list[tuple[str, str]] = []
+    for start, end in sorted(one for one in ranges if one[0] < one[1]):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
 @dataclass(frozen=True, slots=True)
 class Belief:
     """A record as it was read or written last. `guard` is the version of its guard at that time, if it is known."""
@@ -80,7 +97,7 @@ class Facts:
     revision: Revision
     records: dict[str, Record | None] = field(default_factory=dict)
     ranges: dict[tuple[str, str], Listing] = field(default_factory=dict)
-    deletions: dict[tuple[str, str], Listing] = field(default_factory=dict)
+    deletions: dict[tuple[str, str], Listing] = field(default_factory=dict)  # by `disjoint` ranges
 
     def evaluate(self, checks: Sequence[Check]) -> CheckFailed | None:
         """The first check that does not hold."""
@@ -153,7 +170,7 @@ class Part:
     """What one batch adds to a plan."""
 
     tip_version: int | None = None
-    range_checks: list[bytes] = field(default_factory=list)
+    directory_checks: list[bytes] = field(default_factory=list)
     checks: list[bytes] = field(default_factory=list)
     needed: list[str] = field(default_factory=list)  # directories, parents first
     removed: list[str] = field(default_factory=list)  # directories
@@ -197,7 +214,7 @@ class Planner:
         checks: dict[str, list[Check]] = {}
         for one in batch.checks:
             if isinstance(one, EmptyRange):
-                self._check_range(part, one, facts)
+                self._check_range(part, one, facts, missing)
             else:
                 checks.setdefault(one.key, []).append(one)
         for key, of_key in checks.items():
@@ -209,7 +226,7 @@ class Planner:
             self._put(part, key, value, checks.get(key, ()), missing)
         for key in sorted(batch.deletes):
             self._delete(part, key, checks.get(key, ()), missing)
-        for start, end in batch.range_deletes:
+        for start, end in disjoint(batch.range_deletes):
             self._delete_range(part, start, end, batch, facts)
         return part
 
@@ -252,19 +269,26 @@ class Planner:
     def _probe(self, part: Part, key: str, missing: set[str]) -> None:
         """Fails if the record is there."""
         path = self._paths.record(key)
-        self._need_directories(part, path, missing)
-        part.checks += (self._paths.create(path), delete(path))
-        part.probed.append(parent(path))
+        if directories := self._missing_above(path, missing):
+            part.directory_checks += self._absence(directories[0])
+        else:
+            part.checks += self._absence(path)
+            part.probed.append(parent(path))
 
-    def _need_directories(self, part: Part, path: str, missing: set[str]) -> None:
-        needed = []
+    def _absence(self, path: str) -> tuple[bytes, bytes]:
+        """Fail if the znode is there, and leave nothing behind."""
+        return self._paths.create(path), delete(path)
+
+    def _missing_above(self, path: str, missing: set[str]) -> list[str]:
+        """The directories that a znode needs and that are not there, parents first."""
+        directories = []
         for directory in self._beliefs.ancestors(path):
             if directory in self._beliefs.directories:
                 break
             if directory not in missing:
                 raise UnknownError
-            needed.append(directory)
-        part.needed += reversed(needed)
+            directories.append(directory)
+        return directories[::-1]
 
     def _whole_directory(self, start: str, end: str) -> str | None:
         """The directory whose keys are exactly those of the range."""
@@ -272,7 +296,7 @@ class Planner:
             return self._paths.directory(start)
         return None
 
-    def _check_range(self, part: Part, one: EmptyRange, facts: Facts | None) -> None:
+    def _check_range(self, part: Part, one: EmptyRange, facts: Facts | None, missing: set[str]) -> None:
         if one.start >= one.end:
             return
         if facts is None:
@@ -283,16 +307,12 @@ class Planner:
             part.tip_version = self._tip_version(part, listing)
         elif directory in listing.directories:
             # So are the directories below it. All come back, because others of the group may write into them.
-            part.range_checks += map(delete, reversed(listing.directories))
-            part.range_checks += map(self._paths.create, listing.directories)
+            part.directory_checks += map(delete, reversed(listing.directories))
+            part.directory_checks += map(self._paths.create, listing.directories)
             part.probed += listing.directories
         else:
-            absent = directory
-            for ancestor in self._beliefs.ancestors(directory):
-                if ancestor in self._beliefs.directories:
-                    break
-                absent = ancestor
-            part.range_checks += (self._paths.create(absent), delete(absent))
+            absent = [*self._missing_above(directory, missing), directory]
+            part.directory_checks += self._absence(absent[0])
 
     def _tip_version(self, part: Part, listing: Listing) -> int:
         version = listing.tip.stat.version
@@ -322,7 +342,7 @@ class Planner:
                     raise UnknownError
         if belief is None:
             if directory not in self._beliefs.directories:
-                self._need_directories(part, path, missing)
+                part.needed += self._missing_above(path, missing)
             part.writes.append(self._paths.create(path, value))
             part.outcomes.append((key, 0, guard))
         else:
@@ -363,8 +383,6 @@ class Planner:
         part.probed.append(parent(path))
 
     def _delete_range(self, part: Part, start: str, end: str, batch: Batch, facts: Facts | None) -> None:
-        if start >= end:
-            return
         if facts is None:
             raise UnknownError
         listing = facts.deletions[start, end]

@@ -5,6 +5,8 @@ Method: small batches, one rule per test; whatever must not have happened is loo
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from metastore.api import MetadataStore
@@ -153,6 +155,53 @@ async def test_several_range_deletes_and_a_delete_inside_one(store: MetadataStor
     await store.apply(batch)
     await store.apply(store.batch().delete_range("/a/", "/a0").delete_range("/c/", "/c0").delete("/a/1"))
     assert [record.key for record in (await store.scan("/")).records] == ["/b/1"]
+
+
+RANGES_THAT_OVERLAP = {
+    "the same": [("/b/", "/b0"), ("/b/", "/b0")],
+    "the same, no directory": [("/b", "/b/2"), ("/b", "/b/2")],
+    "one inside the other": [("/b/", "/b0"), ("/b/c/", "/b/c0")],
+    "one around the other": [("/b/c/", "/b/c0"), ("/b/", "/b0")],
+    "one after the other": [("/a", "/b/1"), ("/b", "/b/2")],
+    "a directory and a part of it": [("/b/2", "/c"), ("/b/", "/b0")],
+    "one from the first key on": [("/b", "/b0"), ("", "/b/2")],
+    "three in a chain": [("/b/2", "/d"), ("/a", "/b/1"), ("/b", "/b/3")],
+    "one that is empty": [("/b/3", "/b/1"), ("/b/", "/b0")],
+}
+
+
+@pytest.mark.parametrize("ranges", RANGES_THAT_OVERLAP.values(), ids=RANGES_THAT_OVERLAP)
+async def test_range_deletes_that_overlap(store: MetadataStore, ranges: list[tuple[str, str]]) -> None:
+    """What two ranges hold is deleted once. A store that deletes key by key would fail at the second time."""
+    keys = ["/a", "/b", "/b/1", "/b/2", "/b/c/1", "/b/c/2", "/c"]
+    batch = store.batch()
+    for key in keys:
+        batch.put(key, b"")
+    await store.apply(batch)
+    batch = store.batch()
+    for start, end in ranges:
+        batch.delete_range(start, end)
+    await store.apply(batch)
+    kept = [key for key in keys if not any(start <= key < end for start, end in ranges)]
+    assert [record.key for record in (await store.scan("/")).records] == kept
+
+
+async def test_a_range_delete_removes_nothing_that_its_own_checks_left(store: MetadataStore) -> None:
+    """A store with directories deletes those of the range, so its checks must not make new ones there."""
+    await store.apply(store.batch().put("/a/1", b"").put("/b", b""))
+    batch = store.batch().check(Absent("/a/b/c/1")).delete("/a/d/1").delete_range("/a/", "/a0").put("/c", b"")
+    await store.apply(batch)
+    assert [record.key for record in (await store.scan("/")).records] == ["/b", "/c"]
+
+
+async def test_a_range_delete_meets_nothing_that_the_checks_of_a_neighbour_left(store: MetadataStore) -> None:
+    """The same of two applies that travel together: the first is on its way, and the others leave after it."""
+    await store.apply(store.batch().put("/a/1", b"").put("/b", b""))
+    first = store.batch().put("/b", b"")
+    checking = store.batch().check(Absent("/a/b/c/1")).put("/c", b"")
+    deleting = store.batch().delete_range("/a/", "/a0")
+    await asyncio.gather(*map(store.apply, (first, checking, deleting)))
+    assert [record.key for record in (await store.scan("/")).records] == ["/b", "/c"]
 
 
 async def test_an_empty_value_is_a_value(store: MetadataStore) -> None:
