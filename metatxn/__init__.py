@@ -7,6 +7,7 @@ with client.transaction() as txn:               # commits on leaving, aborts on 
 """
 
 from metatxn.client import Client, connect
+from metatxn.consumer import Consumer
 from metatxn.errors import (
     AlreadyExists,
     ExpiredTransaction,
@@ -38,6 +39,7 @@ from metatxn.transaction import Transaction
 __all__ = [
     "AlreadyExists",
     "Client",
+    "Consumer",
     "ExpiredTransaction",
     "FramesPage",
     "InvalidArgument",

@@ -23,16 +23,17 @@ from coordinator.api.models import (
 )
 from metatxn import frames
 from metatxn.connection import Connection, parsed, post
+from metatxn.consumer import Consumer, subscription_path
 from metatxn.errors import AlreadyExists, InvalidArgument, MetatxnError
 from metatxn.frames import FramesPage
-from metatxn.http import Call, json_of, path_of
+from metatxn.http import Call, json_body, json_of, path_of
 from metatxn.producer import MAX_ENTRY_MESSAGES, Producer
 from metatxn.reader import Reader
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, TableWriter
 from metatxn.tables import read_topics
 from metatxn.topics import arrow_schema, wire_schema
 from metatxn.transaction import Transaction
-from participants.api.models import Isolation, SegmentDetail, TopicInfo, TopicSchema
+from participants.api.models import Isolation, SegmentDetail, SubscriptionInfo, TopicInfo, TopicSchema
 from participants.ledger.frames import Frame
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
@@ -255,6 +256,41 @@ class Client:
     ) -> Reader:
         """Iterates over messages from `earliest`, `latest`, or the `token` of another reader."""
         return Reader(self._connection, topic, start, isolation, follow, revision)
+
+    def subscribe(
+        self,
+        topic: str,
+        subscription: str,
+        type: Literal["exclusive", "failover", "shared"] = "exclusive",
+        initial: Literal["earliest", "latest"] = "latest",
+        dead_letter_topic: str | None = None,
+        max_redeliveries: int | None = None,
+        name: str | None = None,
+    ) -> Consumer:
+        """A consumer of a subscription, which is created if it is not there. Raises `AlreadyExists` when there is
+        another one of this name."""
+        body = {
+            "type": type,
+            "initial": initial,
+            "dead_letter_topic": dead_letter_topic,
+            "max_redeliveries": max_redeliveries,
+        }
+        self._connection.broker(Call("PUT", subscription_path(topic, subscription), content=json_body(body)))
+        return self.consumer(topic, subscription, name)
+
+    def consumer(self, topic: str, subscription: str, name: str | None = None) -> Consumer:
+        """A consumer of a subscription that is there. `name` is unique unless given; two that are called the same
+        are one to the broker."""
+        return Consumer(self._connection, topic, subscription, name)
+
+    def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
+        """How far it is, and what is pending. Raises `NotFound`."""
+        return parsed(SubscriptionInfo, self._connection.broker(Call("GET", subscription_path(topic, subscription))))
+
+    def drop_subscription(self, topic: str, subscription: str) -> None:
+        """With all that it knows. Raises `NotFound`."""
+        connection = self._connection
+        connection.http.request(connection.brokers, Call("DELETE", subscription_path(topic, subscription)))
 
     def table_writer(
         self,

@@ -17,7 +17,8 @@ FOLLOW_WAIT_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`value` is what was sent: anything JSON can hold, or bytes. `message_id` is opaque."""
+    """`value` is what was sent: anything JSON can hold, or bytes. `message_id` is opaque. `redelivery_count` tells how
+    often a subscription gave it to somebody before."""
 
     topic: str
     message_id: str
@@ -26,6 +27,13 @@ class Message:
     properties: dict[str, str] = field(default_factory=dict)
     publish_ms: int = 0
     txn_id: str | None = None
+    redelivery_count: int = 0
+
+
+def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Message:
+    value = base64.b64decode(read.value_base64) if read.value_base64 is not None else read.value
+    properties = dict(read.properties)
+    return Message(topic, read.message_id, value, read.key, properties, read.publish_ms, read.txn_id, redelivery_count)
 
 
 class Reader:
@@ -62,7 +70,7 @@ class Reader:
         while True:
             page = self._page(self.token, FOLLOW_WAIT_MS if self._follow else 0)
             for message in page.messages:
-                yield self._message(message)
+                yield message_of(self.topic, message)
             self.token = page.next
             if not page.messages and not self._follow:
                 return
@@ -78,7 +86,3 @@ class Reader:
         call = Call("GET", path_of("topics", self.topic, "messages"), params, wait_s=wait_ms / 1000)
         connection = self._connection
         return parsed(ReadMessagesAnswer, json_of(connection.http.request(connection.brokers, call)))
-
-    def _message(self, read: ReadMessage) -> Message:
-        value = base64.b64decode(read.value_base64) if read.value_base64 is not None else read.value
-        return Message(self.topic, read.message_id, value, read.key, read.properties, read.publish_ms, read.txn_id)

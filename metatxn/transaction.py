@@ -135,18 +135,26 @@ class Transaction:
             self._abort_after(failure)
             raise
 
-    # -- for producers and table writers -----------------------------------------------------------------------
+    # -- for producers, table writers and consumers ------------------------------------------------------------
 
     def joined_by(self, sender: Sender) -> None:
         """`sender` is about to send inside. Raises `InvalidTransactionState` when nothing can be sent any more."""
+        self.check_takes_operations()
+        with self._lock:
+            self._senders.add(sender)
+
+    def failed(self, failure: BaseException) -> None:
+        """Something that belongs inside did not happen: it cannot be committed any more."""
+        self._failure = failure
+
+    def check_takes_operations(self) -> None:
+        """Raises `InvalidTransactionState` when it was begun for a version that is committed."""
         if self.already_committed:
             raise InvalidTransactionState(
                 f"version {self.header.version} of this key is committed already",
                 action="Check `already_committed` before sending.",
                 txn_id=self._id,
             )
-        with self._lock:
-            self._senders.add(sender)
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import sys
@@ -116,7 +117,10 @@ def produce(
         print(f"sent {len(positions)}")
 
 
-@app.command(epilog="Example: metatxn topic consume orders --follow --isolation read_committed")
+@app.command(
+    epilog="Examples: metatxn topic consume orders --follow --isolation read_committed · "
+    "metatxn topic consume orders --subscription billing --limit 10"
+)
 def consume(
     context: typer.Context,
     topic: TopicArgument,
@@ -124,14 +128,28 @@ def consume(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C; one line each.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
     isolation: Annotated[Isolation, typer.Option(help="snapshot: one consistent cut, now.")] = Isolation.READ_COMMITTED,
+    subscription: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Acknowledge what is printed on it; a shared one is made if there is none."),
+    ] = None,
+    txn: Annotated[
+        str | None, typer.Option(metavar="TXN_ID", help="Acknowledge inside this transaction (with --subscription).")
+    ] = None,
     url: UrlOption = None,
     token: TokenOption = None,
     output: OutputOption = None,
 ) -> None:
-    """Read messages without a subscription: nothing is acknowledged, and all of it can be read again."""
-    with connect(context, url, token) as client:
-        reader = client.reader(topic, start, isolation.value, follow)
-        messages = itertools.islice(reader, limit)
+    """Read messages. Without a subscription nothing is acknowledged, and all of it can be read again."""
+    if txn is not None and subscription is None:
+        raise CliError("--txn: nothing is acknowledged without --subscription. Name one.")
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(connect(context, url, token))
+        if subscription is None:
+            messages: Iterator[metatxn.Message]
+            messages = itertools.islice(client.reader(topic, start, isolation.value, follow), limit)
+        else:
+            consumer = stack.enter_context(subscribed(client, topic, subscription, start))
+            messages = acknowledged(consumer, client.attach(txn) if txn is not None else None, follow, limit)
         if follow:
             follow_messages(messages, output_of(context, output))
         elif output_of(context, output) is Output.JSON:
@@ -139,6 +157,29 @@ def consume(
         else:
             columns = ("PUBLISHED", "KEY", "VALUE", "TXN_ID")
             print_rows(columns, [(when(m.publish_ms), m.key, shown(m.value), m.txn_id) for m in messages])
+
+
+def subscribed(client: metatxn.Client, topic: str, subscription: str, start: str) -> metatxn.Consumer:
+    """A consumer of the subscription that is there, whatever its type; else of a new one."""
+    try:
+        client.subscription(topic, subscription)
+    except metatxn.NotFound:
+        if start not in ("earliest", "latest"):
+            raise CliError("--start: a subscription begins at earliest or latest. Use one of them.") from None
+        return client.subscribe(topic, subscription, "shared", "latest" if start == "latest" else "earliest")
+    return client.consumer(topic, subscription)
+
+
+def acknowledged(
+    consumer: metatxn.Consumer, txn: metatxn.Transaction | None, follow: bool, limit: int | None
+) -> Iterator[metatxn.Message]:
+    """Each message is acknowledged when the next one is asked for: by then it was handed on."""
+    for _ in itertools.repeat(None) if limit is None else itertools.repeat(None, limit):
+        message = consumer.receive(None if follow else 0)
+        if message is None:
+            return
+        yield message
+        consumer.acknowledge(message, txn)
 
 
 def follow_messages(messages: Iterator[metatxn.Message], output: Output) -> None:

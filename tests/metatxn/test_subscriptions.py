@@ -1,0 +1,192 @@
+"""Consuming through the library and the command line, on a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+import metatxn
+from tests.metatxn.dev_server import COMMAND, DevServer
+from tests.metatxn.waiting import eventually, values
+
+NewTopic = Callable[..., str]
+
+
+def send(client: metatxn.Client, topic: str, *sent: object) -> None:
+    with client.producer(topic) as producer:
+        for value in sent:
+            producer.send(value)
+
+
+def taken(consumer: metatxn.Consumer) -> list[metatxn.Message]:
+    found = []
+    while (message := consumer.receive(timeout_s=0)) is not None:
+        found.append(message)
+    return found
+
+
+def test_the_story_of_the_contract(client: metatxn.Client, new_topic: NewTopic) -> None:
+    """Scenario 53: input, output and the acknowledgement of the input in one transaction."""
+    orders, audit = new_topic(), new_topic()
+    send(client, orders, {"id": 7})
+    with client.subscribe(orders, "billing", initial="earliest") as consumer:
+        message = consumer.receive()
+        assert message is not None and message.value == {"id": 7} and message.redelivery_count == 0
+        with contextlib.suppress(RuntimeError), client.transaction() as txn:
+            client.producer(audit).send({"order": 7}, txn=txn)
+            consumer.acknowledge(message, txn=txn)
+            raise RuntimeError
+        message = consumer.receive()
+        assert message is not None and message.redelivery_count == 1
+        with client.transaction() as txn:
+            client.producer(audit).send({"order": 7}, txn=txn)
+            consumer.acknowledge(message, txn=txn)
+        eventually(lambda: values(client, audit), [{"order": 7}])
+        eventually(lambda: client.subscription(orders, "billing").segments[0].backlog, 0)
+        assert consumer.receive(timeout_s=0) is None
+
+
+def test_iterating_waits_for_what_comes(client: metatxn.Client, new_topic: NewTopic) -> None:
+    topic = new_topic(segments=3)
+    consumer = client.subscribe(topic, "s", "shared", "earliest")
+    sending = threading.Thread(target=lambda: send(client, topic, *range(500)))
+    sending.start()
+    seen = []
+    for message in consumer:
+        seen.append(message.value)
+        consumer.acknowledge(message)
+        if len(seen) == 500:
+            break
+    sending.join()
+    assert sorted(seen) == list(range(500))
+    consumer.close()
+    assert sum(segment.backlog for segment in client.subscription(topic, "s").segments) == 0
+
+
+def test_what_a_closed_consumer_held_goes_to_the_next_one(client: metatxn.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    send(client, topic, *range(4))
+    first = client.subscribe(topic, "s", "failover", "earliest")
+    second = client.consumer(topic, "s")
+    held = taken(first)
+    first.acknowledge(held[0])
+    first.negative_acknowledge(held[2])
+    assert [message.value for message in taken(first)] == [2]
+    assert taken(second) == []
+    first.close()
+    assert [message.value for message in taken(second)] == [1, 2, 3]
+    second.acknowledge_cumulative(held[3])
+    second.close()
+
+
+def test_exclusive_is_exclusive_and_another_definition_is_refused(client: metatxn.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    first = client.subscribe(topic, "s")
+    assert first.receive(timeout_s=0) is None
+    with pytest.raises(metatxn.AlreadyExists, match="exclusive"):
+        client.consumer(topic, "s").receive(timeout_s=0)
+    with pytest.raises(metatxn.AlreadyExists, match="another type"):
+        client.subscribe(topic, "s", "shared")
+    first.close()
+    client.drop_subscription(topic, "s")
+    with pytest.raises(metatxn.NotFound):
+        client.subscription(topic, "s")
+
+
+def test_a_transaction_whose_acknowledgement_failed_cannot_be_committed(
+    client: metatxn.Client, new_topic: NewTopic
+) -> None:
+    """PIP-31: a conflict aborts the transaction; here also when the caller looks away."""
+    topic = new_topic()
+    send(client, topic, "x")
+    with client.subscribe(topic, "s", "shared", "earliest") as consumer:
+        message = consumer.receive()
+        assert message is not None
+        winner, loser = client.begin(), client.begin()
+        consumer.acknowledge(message, winner)
+        with pytest.raises(metatxn.TransactionConflict):
+            consumer.acknowledge(message, loser)
+        with pytest.raises(metatxn.InvalidTransactionState):
+            loser.commit()
+        winner.commit()
+
+
+class LosesOneAnswer(httpx.HTTPTransport):
+    """Takes the first answer to a `receive` that carries messages, and drops it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if request.url.path.endswith("/receive") and not self.lost:
+            answer.read()
+            if answer.json()["messages"]:
+                self.lost = len(answer.json()["messages"])
+                raise httpx.ReadError("the connection broke", request=request)
+        return answer
+
+
+def test_messages_in_an_answer_that_was_lost_come_again(dev: DevServer, new_topic: NewTopic) -> None:
+    topic, transport = new_topic(), LosesOneAnswer()
+    with metatxn.connect(dev.broker_url, transport=transport) as client:
+        send(client, topic, *range(5))
+        with client.subscribe(topic, "s", "exclusive", "earliest") as consumer:
+            message = consumer.receive(timeout_s=30)
+            assert transport.lost and message is not None
+            assert [message.value, *(each.value for each in taken(consumer))] == list(range(5))
+            assert message.redelivery_count == 1
+
+
+def test_dead_letters_through_the_library(client: metatxn.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    dead = f"{topic}-dead"
+    send(client, topic, b"poison")
+    with client.subscribe(topic, "s", "shared", "earliest", dead_letter_topic=dead, max_redeliveries=1) as consumer:
+        for count in range(2):
+            message = consumer.receive(timeout_s=30)
+            assert message is not None and (message.value, message.redelivery_count) == (b"poison", count)
+            consumer.negative_acknowledge(message)
+        eventually(lambda: values(client, dead), [b"poison"])
+        eventually(lambda: client.subscription(topic, "s").segments[0].backlog, 0)
+
+
+def run(dev: DevServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "topic", "consume", *arguments, "--url", dev.broker_url, "--output", "json"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_consume_on_the_command_line_acknowledges_what_it_prints(
+    client: metatxn.Client, dev: DevServer, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    send(client, topic, *range(5))
+
+    def consumed(*more: str) -> list[object]:
+        done = run(dev, topic, "--subscription", "s", *more)
+        assert done.returncode == 0, done.stderr
+        return [message["value"] for message in json.loads(done.stdout)]
+
+    assert consumed("--limit", "2") == [0, 1]
+    txn = client.begin()
+    assert consumed("--limit", "2", "--txn", txn.id) == [2, 3]
+    assert consumed() == [4]
+    txn.abort()
+    eventually(lambda: client.subscription(topic, "s").segments[0].pending_acks, {})
+    assert consumed() == [2, 3]
+    assert consumed() == []
+
+
+def test_consume_says_what_is_wrong(dev: DevServer) -> None:
+    done = run(dev, "none", "--txn", uuid.uuid4().hex)
+    assert done.returncode != 0 and "--subscription" in done.stderr
+    done = run(dev, f"none-{uuid.uuid4().hex}", "--subscription", "s")
+    assert done.returncode != 0 and "does not exist" in done.stderr
