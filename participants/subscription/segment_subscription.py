@@ -405,8 +405,15 @@ class SegmentSubscription:
 
     async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: str) -> bool:
         """Give messages of the next page; whether there is more to read."""
-        at = max(self.deliveries.next_read, self.cursor.mark_delete)
-        page = await self.segment.read_committed(at.read_after, READ_BYTES)
+        at = self._skip_to(
+            max(self.deliveries.next_read, self.cursor.mark_delete), Place.behind(self.segment.ledgers.start)
+        )
+        try:
+            page = await self.segment.read_committed(at.read_after, READ_BYTES)
+        except ServiceError as error:
+            if error.code is ErrorCode.POSITION_TRIMMED:
+                return True  # meanwhile: go on behind it
+            raise
         for frame in page.frames:
             header = frame.header
             at = self._skip_to(at, Place.at(header.position))
@@ -463,9 +470,14 @@ class SegmentSubscription:
 
     async def _frame(self, position: Position) -> RawFrame | None:
         """The entry at `position`; None unless readers may see it."""
-        if position.entry < 0:
+        if position <= self.segment.ledgers.start or position.entry < 0:
             return None
-        page = await self.segment.read_committed(position.before, 1)
+        try:
+            page = await self.segment.read_committed(position.before, 1)
+        except ServiceError as error:
+            if error.code is ErrorCode.POSITION_TRIMMED:
+                return None
+            raise
         frame = page.frames[0] if page.frames else None
         return frame if frame is not None and frame.header.position == position else None
 
@@ -508,9 +520,10 @@ class SegmentSubscription:
     # -- looking -----------------------------------------------------------------------------------------------
 
     async def counts(self) -> Counts:
-        """Reads everything behind the mark-delete: its cost is the backlog's size."""
+        """Reads everything behind the mark-delete: its cost is the backlog's size. Raises POSITION_TRIMMED when that
+        is trimmed meanwhile."""
         found = Counts(self.cursor.mark_delete.last_before)
-        at, end = self.cursor.mark_delete.read_after, False
+        at, end = max(self.cursor.mark_delete.read_after, self.segment.ledgers.start), False
         while not end:
             page = await self.segment.read_committed(at, READ_BYTES)
             for frame in page.frames:

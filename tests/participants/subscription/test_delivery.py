@@ -14,6 +14,8 @@ import pytest
 
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
+from participants.broker.names import MessageId
+from participants.segment.trimming import trim
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
@@ -177,6 +179,21 @@ async def test_a_receive_waits_for_a_message_without_reading_again_and_again(con
     await consuming.publish("x")
     assert (await waiting)["value"] == "x"
     assert reads <= 4
+
+
+async def test_what_is_trimmed_is_not_given_and_does_not_hold_the_cursor(consuming: Consuming) -> None:
+    """Before it was read, and after."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(6))
+    assert await consuming.values(limit=2) == [0, 1]
+    segment = await consuming.segment()
+    await trim(segment, consuming.world.store, consuming.process.storage, MessageId.parse(ids[3]).position)
+    await consuming.redeliver()
+    assert await consuming.values() == [3, 4, 5]
+    shown = await consuming.shown()
+    assert (shown["backlog"], shown["unacked"]) == (3, 3)
+    await consuming.acked(ids[3:])
+    assert (await consuming.shown())["mark_delete"] == str(segment.buffer.last_durable)
 
 
 async def test_what_is_dead_goes_to_the_dead_letter_topic_once_and_is_acknowledged(consuming: Consuming) -> None:
