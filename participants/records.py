@@ -82,7 +82,8 @@ class SegmentRecord(JsonRecord):
 class OwnerRecord(JsonRecord):
     """`/segment-owner/<id>`: written once per generation; every apply of the owner checks it (DESIGN §5.2).
 
-    Of a deleted segment a tombstone stays, at a generation that nobody has.
+    Without a `broker` nobody owns it: the last owner gave it up. Of a deleted segment a tombstone stays, at a
+    generation that nobody has.
     """
 
     broker: str
@@ -92,6 +93,7 @@ class OwnerRecord(JsonRecord):
 
 
 class ProcessRecord(JsonRecord):
-    """`/cluster/broker/<id>`: an ephemeral record, liveness only."""
+    """`/cluster/broker/<id>`: an ephemeral record, liveness only. `storage` is the one that the broker has open."""
 
     url: str
+    storage: str | None = None

@@ -44,6 +44,10 @@ class SegmentUnavailable(Exception):
     """This broker cannot serve the segment: it is gone, or its data lies in another storage."""
 
 
+class OwnedElsewhere(SegmentUnavailable):
+    """Another broker owns it, and lives."""
+
+
 class SegmentDeleted(SegmentUnavailable):
     """There is nothing to open, for ever: segment ids are not reused."""
 
@@ -81,6 +85,7 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         mirror=around.mirror,
         clock=around.clock,
         metrics=around.metrics,
+        shared=not around.storage.exclusive,
     )
     try:
         await _recover_outcomes(segment, around)
@@ -116,7 +121,10 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
     elsewhere = {record.storage, *(ledger.storage for ledger in record.ledgers)} - {around.storage.storage_id}
     if elsewhere:
         raise SegmentUnavailable(f"segment {segment_id} lies in storage {', '.join(elsewhere)}")
-    generation = OwnerRecord.decode(owner_record.value).generation + 1 if owner_record else 1
+    owner = OwnerRecord.decode(owner_record.value) if owner_record else None
+    if owner is not None and await _is_another_that_lives(owner, around):
+        raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
+    generation = owner.generation + 1 if owner else 1
     value = OwnerRecord(broker=around.broker, url=around.url, generation=generation).encode()
     batch = around.store.batch()
     if owner_record:
@@ -125,6 +133,14 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
         batch.create(owner_key, value)
     applied = await around.store.apply(batch)
     return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision))
+
+
+async def _is_another_that_lives(owner: OwnerRecord, around: Surroundings) -> bool:
+    """For speed, not for safety: two brokers that take turns do no harm, and no work. A storage that only this process
+    has open is taken from whomever the record names."""
+    if around.storage.exclusive or owner.broker in ("", around.broker):
+        return False
+    return await around.store.get(paths.broker_process(owner.broker)) is not None
 
 
 async def _seal_ledgers(

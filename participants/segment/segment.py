@@ -29,7 +29,7 @@ from metastore.types import AtVersion, FirstVersion, Revision
 from participants.ledger.chain import LedgerChain, RawFrame
 from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
 from participants.ledger.position import Position
-from participants.ledger.storage import Append, LedgerError, LedgerStopped, SealedLedger, StorageFull
+from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, SealedLedger, StorageFull
 from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord
 from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
@@ -45,6 +45,8 @@ from service.retry import until_it_succeeds
 log = structlog.get_logger()
 Clock = Callable[[], int]
 T = TypeVar("T")
+STALE_READ_S = 5.0
+"""How old a read may be that a broker answers which has lost its segment and does not know it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ class Segment:
         mirror: HeaderMirror,
         clock: Clock,
         metrics: BrokerMetrics,
+        shared: bool = False,
     ) -> None:
+        """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
         self.id = segment_id
         self.record = record
         self.ownership = ownership
@@ -112,10 +116,13 @@ class Segment:
         self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics.op_writes.inc)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishes: set[asyncio.Task[Position]] = set()
+        self.sealing = asyncio.Lock()
         self._closing = False
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
+        self._shared = shared
+        self._owned_at = asyncio.get_running_loop().time()
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
@@ -255,6 +262,9 @@ class Segment:
         except StorageFull as error:
             self._append_ended(transaction)
             raise ServiceError(ErrorCode.STORAGE_FULL, str(error), segment=self.id) from None
+        except LedgerFenced as error:
+            self.lose(str(error))
+            raise self.not_serving() from None
         except LedgerError as error:
             # Unknown: the transaction is never released by this object; recovery re-reads the ledger.
             self.lose(f"an append failed: {error}")
@@ -411,6 +421,10 @@ class Segment:
         self.ledgers = LedgerChain((*self.ledgers.sealed, last), None, self.ledgers.trimmed)
         self.changed.notify()
 
+    def ended_at(self, position: Position) -> bool:
+        """Nothing is behind `position`, and nothing will be."""
+        return self.ledgers.open is None and position >= self.ledgers.last_durable
+
     def trimmed(self, record: SegmentRecord) -> None:
         """The first readable position has moved."""
         kept = {ledger.id for ledger in record.ledgers}
@@ -428,12 +442,14 @@ class Segment:
         horizon = self.buffer.max_read_position
         found = await self._read(after, horizon, max_bytes)
         visible = [frame for frame in found if not self._hides(frame)]
+        await self._assert_owned(STALE_READ_S)
         return self._page(visible, found, after, horizon)
 
     async def read_uncommitted(self, after: Position, max_bytes: int) -> Page:
         """Every durable entry, whatever became of its transaction."""
         end = self.buffer.last_durable
         found = await self._read(after, end, max_bytes)
+        await self._assert_owned(STALE_READ_S)
         return self._page(found, found, after, end)
 
     async def read_snapshot(self, after: Position, max_bytes: int, revision: Revision | None) -> Page:
@@ -453,12 +469,28 @@ class Segment:
                 action="Read again at a newer revision.",
                 field="revision",
             )
+        await self._assert_owned(0)  # at the end that was read to, so nothing decided by then lies behind it
         self.assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
         self._assert_untrimmed(after)
         visible = [frame for frame in found if self._in_snapshot(frame, decided)]
         page = self._page(visible, found, after, end)
         page.revision = revision
         return page
+
+    async def _assert_owned(self, max_age_s: float) -> None:
+        """That this broker was the owner `max_age_s` ago, or later. A broker that was frozen serves its old end until
+        it hears that it was deposed; local files cannot be taken from it, so they need no look at the store.
+
+        Raises STORE_UNAVAILABLE (deposed), store errors.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._shared or (max_age_s and now - self._owned_at <= max_age_s):
+            return
+        owner = await self._store.get(self.ownership.check.key)
+        if owner is None or owner.version != self.ownership.check.version:
+            self.lose("another generation owns it now")
+            raise self.not_serving()
+        self._owned_at = now
 
     async def _read(self, after: Position, up_to: Position, max_bytes: int) -> list[RawFrame]:
         self._assert_untrimmed(after)

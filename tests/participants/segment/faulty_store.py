@@ -60,9 +60,10 @@ class HeldRead:
 
 
 class FaultyStore(StoredIndexes):
-    def __init__(self) -> None:
+    def __init__(self, inner: MemoryStore | None = None) -> None:
+        """With `inner` one process's view of a store that others have, too: its faults are its own."""
         super().__init__(INDEXES)
-        self.inner = MemoryStore(INDEXES)
+        self.inner = inner or MemoryStore(INDEXES)
         self.applied: list[Batch] = []
         self.away: MetastoreError | None = None
         """When set, every read and write fails with it."""

@@ -1,0 +1,188 @@
+"""Which broker should own which segment of a storage that several of them have open.
+
+Every broker answers that for itself, from what it sees announced in the store, and acts on its own segments only:
+
+    nobody owns it, or its owner is not announced any more   the wanted broker takes it
+    it is ours, and somebody else is wanted                  we drain it, let go of the record, and he takes it
+
+Wanted is, among the brokers announced with the segment's storage, the one with the highest hash of (broker, segment): a
+broker that comes or goes moves only its own share. Brokers that see different things for a moment disagree harmlessly:
+a segment is taken by a checked apply at the next generation, and everything its owner writes checks that (DESIGN §5.2).
+Announcements only say when to try.
+
+Slow on purpose: nobody is relieved before the announcements have stood still for a while, and few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.background import in_background
+from metastore.keys import unescape
+from metastore.txn import paths
+from metastore.types import Event, Record
+from metastore.watches import Mirror
+from participants.records import OwnerRecord, ProcessRecord, SegmentRecord
+from participants.signal import Signal
+
+SETTLE_MS = 2_000
+"""How long the announcements must stand still before a segment moves away from an owner."""
+_LOOK_EVERY_S = 1.0
+_MOVES_AT_ONCE = 2
+
+log = structlog.get_logger()
+
+
+def wanted(segment_id: str, brokers: Iterable[str]) -> str | None:
+    """Rendezvous hashing; None when there are no brokers."""
+    return max(brokers, key=lambda broker: _weight(broker, segment_id), default=None)
+
+
+def _weight(broker: str, segment_id: str) -> bytes:
+    return hashlib.sha256(f"{broker}\0{segment_id}".encode()).digest()
+
+
+class Ownership:
+    """Watches who is announced, which segments there are and who owns them; takes and gives up until it is stopped.
+
+    `take` begins to own a segment, `give_up` ends it; `kept` are those that this broker has or is about to have;
+    `deposed` is told of a kept segment that somebody else has taken.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        broker: str,
+        storage: str,
+        *,
+        kept: Callable[[], Iterable[str]],
+        take: Callable[[str], None],
+        give_up: Callable[[str], Awaitable[None]],
+        deposed: Callable[[str, OwnerRecord], None],
+        settle_ms: int = SETTLE_MS,
+    ) -> None:
+        self._broker = broker
+        self._storage = storage
+        self._kept = kept
+        self._take = take
+        self._give_up = give_up
+        self._deposed = deposed
+        self._settle_s = settle_ms / 1000
+        self._announced = Mirror(store, paths.BROKERS, self._announcement)
+        self._owners = Mirror(store, paths.SEGMENT_OWNERS, self._owner)
+        self._segments = Mirror(store, paths.SEGMENTS, lambda _: self.changed.notify())
+        self.changed = Signal()
+        """Something was announced, taken or created."""
+        self._stood_still_since = 0.0
+        self._moving: dict[str, asyncio.Task[None]] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Raises store errors."""
+        async with AsyncExitStack() as stack:
+            for mirror in (self._announced, self._owners, self._segments):
+                await stack.enter_async_context(mirror.running())
+            task = in_background(self._balance_forever(), "ownership")
+            try:
+                yield
+            finally:
+                tasks = [task, *self._moving.values()]
+                for each in tasks:
+                    each.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def announced(self) -> bool:
+        """The watch shows that this broker is announced."""
+        return paths.broker_process(self._broker) in self._announced.records
+
+    def owner(self, segment_id: str) -> OwnerRecord | None:
+        """Who owns a segment, as far as is known here and if it is announced: others must not be sent to the dead."""
+        record = self._owners.records.get(paths.segment_owner(segment_id))
+        owner = OwnerRecord.decode(record.value) if record else None
+        return owner if owner is not None and self._is_announced(owner.broker) else None
+
+    def may_take(self, owner: OwnerRecord) -> bool:
+        """Whether a segment with this owner is to be had."""
+        return owner.broker == self._broker or not self._is_announced(owner.broker)
+
+    # -- what is seen ------------------------------------------------------------------------------------------
+
+    def _announcement(self, _: Event) -> None:
+        self._stood_still_since = asyncio.get_running_loop().time()
+        self.changed.notify()
+
+    def _owner(self, event: Event) -> None:
+        """A broker that was frozen learns here that its segments are gone."""
+        segment_id = unescape(event.key.removeprefix(paths.SEGMENT_OWNERS))
+        owner = OwnerRecord.decode(event.record.value) if event.record else None
+        if owner is not None and owner.broker != self._broker and segment_id in self._kept():
+            self._deposed(segment_id, owner)
+        self.changed.notify()
+
+    def _is_announced(self, broker: str) -> bool:
+        return bool(broker) and paths.broker_process(broker) in self._announced.records
+
+    def _candidates(self) -> list[str]:
+        return [
+            unescape(key.removeprefix(paths.BROKERS))
+            for key, record in self._announced.records.items()
+            if ProcessRecord.decode(record.value).storage == self._storage
+        ]
+
+    def _settled(self) -> bool:
+        return asyncio.get_running_loop().time() - self._stood_still_since >= self._settle_s
+
+    # -- what is done ------------------------------------------------------------------------------------------
+
+    async def _balance_forever(self) -> None:
+        while True:
+            changed = self.changed.next()
+            self._balance()
+            await asyncio.wait([changed], timeout=min(_LOOK_EVERY_S, self._settle_s))
+
+    def _balance(self) -> None:
+        """Only a broker that is announced takes part: a frozen one that wakes up waits until it is again."""
+        if not self.announced:
+            return
+        candidates, kept = self._candidates(), frozenset(self._kept())
+        for key, record in self._segments.records.items():
+            segment_id = unescape(key.removeprefix(paths.SEGMENTS))
+            if not self._concerns(record):
+                continue
+            is_wanted = wanted(segment_id, candidates) == self._broker
+            if segment_id in kept:
+                if not is_wanted and self._settled():
+                    self._move(segment_id)
+            elif is_wanted and self._is_free(segment_id):
+                self._take(segment_id)
+
+    def _concerns(self, record: Record) -> bool:
+        segment = SegmentRecord.decode(record.value)
+        return segment.storage == self._storage and segment.state != "deleted"
+
+    def _is_free(self, segment_id: str) -> bool:
+        record = self._owners.records.get(paths.segment_owner(segment_id))
+        if record is None:
+            return True
+        owner = OwnerRecord.decode(record.value)
+        return not owner.broker or (self.may_take(owner) and (owner.broker == self._broker or self._settled()))
+
+    def _move(self, segment_id: str) -> None:
+        if segment_id not in self._moving and len(self._moving) < _MOVES_AT_ONCE:
+            log.info("segment moves to another broker", segment=segment_id)
+            task = in_background(self._moved(segment_id), f"give up {segment_id}")
+            self._moving[segment_id] = task
+
+    async def _moved(self, segment_id: str) -> None:
+        try:
+            await self._give_up(segment_id)
+        finally:
+            del self._moving[segment_id]
+            self.changed.notify()
