@@ -287,6 +287,27 @@ async def test_59_60_a_recovery_that_fails_answers_and_succeeds_later(consuming:
     assert await consuming.conflicts(ids[:1])
 
 
+async def test_a_deposed_broker_can_acknowledge_nothing(consuming: Consuming) -> None:
+    """DESIGN §5.2: another one has taken the segment, and this one does not know it yet."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    store, segment = consuming.world.store, await consuming.segment()
+    owner = await store.get(paths.segment_owner(segment.id))
+    assert owner is not None
+    await store.apply(store.batch().replace(owner, owner.value))
+    assert (await consuming.ack(ids[:1], txn)).json()["code"] == "STORE_UNAVAILABLE"
+    assert await consuming.world.operations(txn) == [] and segment.lost
+    while consuming.process.broker.not_ready:
+        await consuming.process.broker._opened.wait()
+    again = await consuming.segment()
+    owner = await store.get(paths.segment_owner(again.id))
+    assert owner is not None
+    await store.apply(store.batch().replace(owner, owner.value))
+    assert (await consuming.ack(ids[1:])).json()["code"] == "OUTCOME_UNKNOWN"
+    assert await consuming.keys(paths.CURSORS) == [] and again.lost
+
+
 # -- restarts --------------------------------------------------------------------------------------------------------
 
 
