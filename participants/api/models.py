@@ -123,6 +123,52 @@ class TopicPage(BaseModel):
     next_page_token: str | None = None
 
 
+class SplitRequest(Request):
+    """`at`: the first hash of the upper half; the middle unless given."""
+
+    model_config = example(at=32768)
+
+    at: Annotated[int, Field(ge=0, le=HASH_RANGE_END)] | None = None
+
+
+class MergeRequest(Request):
+    """`with`: a neighbour in the hash range."""
+
+    model_config = example(**{"with": "segment://public/default/orders/8000-ffff-1"})
+
+    other: Annotated[Name, Field(alias="with", min_length=1, max_length=1024)]
+
+
+class SealRequest(Request):
+    """Nothing to say."""
+
+    model_config = example()
+
+
+class ChildrenAnswer(BaseModel):
+    """The segments that take over from a sealed one; none when it was sealed for good."""
+
+    model_config = example(children=["segment://public/default/orders/0000-7fff-1"])
+
+    children: list[str]
+
+
+class TrimRequest(Request):
+    """`before`: a position `ledger:entry`; entries below it are dropped."""
+
+    model_config = example(before="7:12")
+
+    before: Annotated[Text, Field(min_length=1, max_length=64)]
+
+
+class TrimAnswer(BaseModel):
+    """Entries below `first_position` cannot be read any more."""
+
+    model_config = example(first_position="7:12")
+
+    first_position: str
+
+
 class OpenTransaction(BaseModel):
     """A transaction that is undecided here; entries behind `max_read_position` wait for it."""
 

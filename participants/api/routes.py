@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BeforeValidator
 
 from metastore.txn.ids import TxnId
+from participants.api.layout_routes import add_layout_routes
 from participants.api.models import (
     ARROW_MEDIA_TYPE,
     BYTES_MEDIA_TYPE,
@@ -121,6 +122,7 @@ def router(broker: Broker) -> APIRouter:
     api = APIRouter(route_class=StrictRoute)
     _topic_routes(api, broker)
     _segment_routes(api, broker)
+    add_layout_routes(api, broker)
     _message_routes(api, broker)
     add_subscription_routes(api, broker)
     return api
@@ -146,7 +148,8 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
     ) -> TopicPage:
         """Topics by name, those that the caller has a right on. A page may hold fewer than `limit` and have a next."""
         topics, more = await broker.topics.page(page_token, limit)
-        items = [await broker.topics.describe(topic) for topic in topics if caller.may_see(topic.name)]
+        seen = [topic for topic in topics if not topic.deleted and caller.may_see(topic.name)]
+        items = [await broker.topics.describe(topic) for topic in seen]
         return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
 
     @api.get(
@@ -228,9 +231,9 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
             changed = target.changed.next()
             page = await read_page(target, at, max_bytes, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
-            if page.frames or left <= 0 or isolation == "snapshot":
-                break
             at = page.next
+            if page.frames or left <= 0 or isolation == "snapshot" or target.ended_at(at):
+                break
             if page.end:
                 await asyncio.wait([changed], timeout=left)
                 target = await broker.segment(segment)

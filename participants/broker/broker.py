@@ -14,11 +14,12 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
+from participants.broker.layout import Layout
 from participants.broker.topics import Topics
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
-from participants.segment.recovery import Surroundings, open_segment
+from participants.segment.recovery import SegmentDeleted, Surroundings, open_segment
 from participants.segment.segment import Clock, Segment
 from participants.signal import Signal
 from participants.txn.header_mirror import HeaderMirror
@@ -50,15 +51,18 @@ class Broker:
         self.store = store
         self.topics = Topics(store)
         self.url = url
+        self.storage = storage
         self.id = storage.storage_id
         self.clock = clock
         self._mirror = HeaderMirror(store)
         self._around = Surroundings(self.id, url, storage, store, self._mirror, clock, metrics)
         self._metrics = metrics
+        self.layout = Layout(self)
         self._reconcile_interval_s = reconcile_interval_ms / 1000
         self._segments: dict[str, Segment] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._why_not: dict[str, str] = {}
+        self._deleted: list[str] = []
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._topic_cache: dict[str, TopicRecord] = {}
         self._opened = Signal()
@@ -72,7 +76,9 @@ class Broker:
         """Mirror the headers, then begin to open every segment of this storage; `ready` tells when all are."""
         await self._exit.enter_async_context(self._mirror.running())
         async for segment_id, record in self._stored_segments():
-            if record.storage == self.id:
+            if record.storage == self.id and record.state == "deleted":
+                self._deleted.append(segment_id)
+            elif record.storage == self.id:
                 self._keep(segment_id)
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
 
@@ -83,6 +89,8 @@ class Broker:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(segment.close() for segment in self._segments.values()))
         self._segments.clear()
+        self._keepers.clear()
+        self._opened.notify()
         await self._exit.aclose()
 
     @property
@@ -125,9 +133,10 @@ class Broker:
         owner_key, segment_key = paths.segment_owner(segment_id), paths.segment(segment_id)
         records = (await self.store.get_many([owner_key, segment_key])).records
         stored, owner = records[segment_key], records[owner_key]
-        if stored is None:
+        record = SegmentRecord.decode(stored.value) if stored else None
+        if record is None or record.state == "deleted":
             return ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
-        storage = SegmentRecord.decode(stored.value).storage
+        storage = record.storage
         if storage == self.id:
             # Ours, and we never heard of it: whoever created the topic was not answered.
             self._keep(segment_id)
@@ -143,9 +152,35 @@ class Broker:
         """Own new segments; returns once they and those that are being opened serve, or have failed once."""
         for segment_id in segment_ids:
             self._keep(segment_id)
-        wanted = list(self._keepers)
-        while any(segment_id not in self._segments and segment_id not in self._why_not for segment_id in wanted):
+        await self.until_opened(list(self._keepers))
+
+    async def until_opened(self, segment_ids: Iterable[str]) -> None:
+        """Own these, if not yet; returns once they serve, or have failed once, or are gone."""
+        wanted = list(segment_ids)
+        for segment_id in wanted:
+            self._keep(segment_id)
+        while any(
+            segment_id not in self._segments and segment_id not in self._why_not and segment_id in self._keepers
+            for segment_id in wanted
+        ):
             await self._opened.wait()
+
+    async def drop(self, segment_id: str) -> None:
+        """Let go of a segment for good: it was deleted."""
+        keeper = self._keepers.pop(segment_id, None)
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+        segment = self._segments.pop(segment_id, None)
+        if segment is not None:
+            await segment.close()
+        self._why_not.pop(segment_id, None)
+        self._opened.notify()
+
+    @property
+    def served(self) -> dict[str, Segment]:
+        """The segments that serve here now."""
+        return {segment_id: segment for segment_id, segment in self._segments.items() if not segment.lost}
 
     def _keep(self, segment_id: str) -> None:
         if segment_id not in self._keepers:
@@ -154,7 +189,12 @@ class Broker:
     async def _keep_open(self, segment_id: str) -> None:
         async def open_once() -> None:
             async with self._opening:
-                segment = await open_segment(segment_id, self._around)
+                try:
+                    segment = await open_segment(segment_id, self._around)
+                except SegmentDeleted:
+                    del self._keepers[segment_id]
+                    self._opened.notify()
+                    return
                 await self.topic(segment.record.topic)  # known from now on, so that publishes need no store
                 self._segments[segment_id] = segment
             self._why_not.pop(segment_id, None)
@@ -168,13 +208,23 @@ class Broker:
         while True:
             # Whatever it is, a bug included: one segment that cannot be opened now is tried again, and told.
             await until_it_succeeds(open_once, Exception, failed)
+            if segment_id not in self._keepers:
+                return
             segment = self._segments[segment_id]
             while not segment.lost:
                 await segment.changed.wait()
             await segment.close()
             del self._segments[segment_id]
 
+    async def _finish_deletions(self) -> None:
+        for segment_id in self._deleted:
+            await self.layout.deletion.finish_segment(segment_id)
+        await self.layout.deletion.finish_all()
+
     async def _reconcile_forever(self) -> None:
+        await until_it_succeeds(
+            self._finish_deletions, Exception, lambda error: log.warning("finish deletions again", error=str(error))
+        )
         while True:
             await asyncio.sleep(self._reconcile_interval_s)
             await self.reconcile()
@@ -188,6 +238,7 @@ class Broker:
                 await segment.reconcile()
             except MetastoreError as error:
                 log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
+        await self.layout.reconcile()
 
     async def header(self, txn_id: TxnId) -> Header | None:
         """A transaction's header as it once was, or as it is: of use for what never changes in it."""

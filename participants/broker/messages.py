@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -80,47 +80,65 @@ class Messages:
 
         Message ids in the order sent. When one segment refuses, its error is raised although others may have taken
         theirs: inside a transaction abort it; outside that is OUTCOME_UNKNOWN, so send again under the same producer
-        and sequence. A retry falls into the same segments.
+        and sequence. A retry falls into the same segments, or into those that took over from them.
         """
         topic = await self._broker.topic(topic_name)
         if topic.arrow_schema is not None:
             values = [message.value for message in messages]
             schemas.check_values_fit(topic_name, schemas.decode_schema(topic.arrow_schema), values)
-        segments = await self._active(topic)
-        if options.sequence is None:
-            default = segments[next(self._round_robin) % len(segments)]
+        segments = await self._segments(topic)
+        hashes = self._hashes(messages, options, segments)
+        ids = self._appended_before(messages, hashes, options, segments)
+        while left := [index for index in range(len(messages)) if index not in ids]:
+            routed: defaultdict[str, list[int]] = defaultdict(list)
+            owners = {segment.id: segment for segment in segments}
+            for index in left:
+                routed[_covering(segments, hashes[index]).id].append(index)
+            results = await asyncio.gather(
+                *(
+                    owners[segment_id].publish(_entry(messages, hashes, indexes, options))
+                    for segment_id, indexes in routed.items()
+                ),
+                return_exceptions=True,
+            )
+            errors: list[BaseException] = []
+            for (segment_id, indexes), result in zip(routed.items(), results, strict=True):
+                if not isinstance(result, BaseException):
+                    ids |= _ids(segment_id, result[0], indexes)
+                elif not _moved_on(result):
+                    errors.append(result)
+            if errors:
+                raise _one_error(errors, len(results), options, some_taken=bool(ids))
+            if len(ids) < len(messages):
+                self._broker.forget_topic(topic_name)
+                segments = await self._segments(await self._broker.topic(topic_name))
+        return [ids[index] for index in range(len(messages))]
+
+    def _hashes(self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[Segment]) -> list[int]:
+        """Where each message goes. Those without a key go together: with a sequence where a retry goes too."""
+        if options.sequence is not None:
+            default = hash_of_key(f"{options.producer}/{options.sequence}")
         else:
-            default = _covering(segments, hash_of_key(f"{options.producer}/{options.sequence}"))
-        routed: defaultdict[str, list[int]] = defaultdict(list)
-        owners = {segment.id: segment for segment in segments}
-        for index, message in enumerate(messages):
-            target = default if message.key is None else _covering(segments, hash_of_key(message.key))
-            routed[target.id].append(index)
-        results = await asyncio.gather(
-            *(
-                owners[segment_id].publish(
-                    Entry(
-                        encode_messages([messages[index] for index in indexes]),
-                        PayloadKind.MESSAGES,
-                        len(indexes),
-                        options.txn_id,
-                        None,
-                        options.producer,
-                        options.sequence,
-                    )
-                )
-                for segment_id, indexes in routed.items()
-            ),
-            return_exceptions=True,
-        )
-        ids: list[str] = [""] * len(messages)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            raise _one_error(errors, len(results), options)
-        for (segment_id, indexes), result in zip(routed.items(), results, strict=True):
-            assert not isinstance(result, BaseException)
-            for place, index in enumerate(indexes):
-                ids[index] = str(MessageId(segment_id, result[0], place))
+            active = [segment for segment in segments if segment.record.state == "active"]
+            default = active[next(self._round_robin) % len(active)].record.range[0] if active else 0
+        return [default if message.key is None else hash_of_key(message.key) for message in messages]
+
+    def _appended_before(
+        self,
+        messages: Sequence[Message],
+        hashes: Sequence[int],
+        options: PublishOptions,
+        segments: Sequence[Segment],
+    ) -> dict[int, str]:
+        """A retry is asked first where it may have been appended: at segments sealed since (DESIGN §5.13)."""
+        ids: dict[int, str] = {}
+        for segment in segments:
+            if options.sequence is None or segment.record.state == "active":
+                continue
+            indexes = [i for i, hashed in enumerate(hashes) if i not in ids and _holds(segment.record, hashed)]
+            known = segment.remembered(_entry(messages, hashes, indexes, options)) if indexes else None
+            if known is not None and known.inherited is None and known.count == len(indexes):
+                ids |= _ids(segment.id, known.position, indexes)
         return ids
 
     async def browse(
@@ -133,16 +151,17 @@ class Messages:
         wait_ms: int,
     ) -> ReadMessagesAnswer:
         """Up to `limit` messages behind `token`. Waits up to `wait_ms` for the first one."""
-        topic = await self._broker.topic(topic_name)
         places = dict(token.places) if token else {}
-        if not set(places) <= set(topic.segments):
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
             revision = await self._broker.store.current_revision()
+        if token is None and isolation == "snapshot":
+            self._broker.forget_topic(topic_name)  # the layout is taken after the revision (DESIGN §7)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         while True:
-            segments = [await self._broker.segment(segment_id) for segment_id in topic.segments]
+            segments = await self._segments(await self._broker.topic(topic_name), places)
+            if not set(places) <= {segment.id for segment in segments}:
+                raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
             changes = [segment.changed.next() for segment in segments]
             found = await self._collect(segments, places, limit, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
@@ -158,8 +177,14 @@ class Messages:
         isolation: Isolation,
         revision: Revision | None,
     ) -> list[ReadMessage]:
+        """In the order of the layout, in which parents are before their children: so that a key's messages come in
+        the order in which they were written, a child is read once its parents have been read to their end."""
         found: list[ReadMessage] = []
+        unread: set[str] = set()
         for segment in segments:
+            if not unread.isdisjoint(segment.record.parents):
+                unread.add(segment.id)
+                continue
             at, taken = places.get(segment.id, (segment.ledgers.start, 0))
             end = False
             while not end and len(found) < limit:
@@ -175,23 +200,61 @@ class Messages:
                     at, taken = frame.header.position, 0
                 at, taken = max(at, page.next), 0
             places[segment.id] = (at, taken)
+            if not segment.ended_at(at):
+                unread.add(segment.id)
         return found
 
-    async def _active(self, topic: TopicRecord) -> list[Segment]:
+    async def _segments(self, topic: TopicRecord, wanted: Iterable[str] = ()) -> list[Segment]:
+        """All of the topic's, parents before their children. What is cached may lack children that another broker has
+        made."""
+        known = set(topic.segments)
         segments = [await self._broker.segment(segment_id) for segment_id in topic.segments]
-        return [segment for segment in segments if segment.record.state == "active"]
+        if not known.issuperset(wanted) or any(not known.issuperset(s.record.children) for s in segments):
+            self._broker.forget_topic(topic.name)
+            newest = await self._broker.topic(topic.name)
+            segments += [await self._broker.segment(s) for s in newest.segments if s not in known]
+        return segments
 
 
-def _one_error(errors: list[BaseException], segments: int, options: PublishOptions) -> BaseException:
+def _entry(
+    messages: Sequence[Message], hashes: Sequence[int], indexes: Sequence[int], options: PublishOptions
+) -> Entry:
+    within = [hashes[index] for index in indexes]
+    return Entry(
+        encode_messages([messages[index] for index in indexes]),
+        PayloadKind.MESSAGES,
+        len(indexes),
+        options.txn_id,
+        None,
+        options.producer,
+        options.sequence,
+        (min(within), max(within)),
+    )
+
+
+def _ids(segment_id: str, position: Position, indexes: Sequence[int]) -> dict[int, str]:
+    return {index: str(MessageId(segment_id, position, place)) for place, index in enumerate(indexes)}
+
+
+def _moved_on(error: BaseException) -> bool:
+    """The segment took nothing, and others have taken over from it."""
+    if not isinstance(error, ServiceError) or error.code != ErrorCode.SEGMENT_SEALED:
+        return False
+    return bool(error.members["children"])
+
+
+def _one_error(
+    errors: list[BaseException], segments: int, options: PublishOptions, *, some_taken: bool
+) -> BaseException:
     """What a publish to several segments answers when some of them refused.
 
     Inside a transaction the refusal itself: the transaction decides about all of it. Outside, a refusal that says
     "nothing happened" would be a lie as soon as another segment took its part.
     """
     first = errors[0]
-    if options.txn_id is not None or len(errors) == segments == 1:
+    if options.txn_id is not None or (len(errors) == segments == 1 and not some_taken):
         return first
-    if len(errors) == segments and all(_definite(error) for error in errors):
+    if len(errors) == segments and not some_taken and all(_definite(error) for error in errors):
         return first
     return ServiceError(
         ErrorCode.OUTCOME_UNKNOWN,
@@ -207,7 +270,9 @@ def _definite(error: BaseException) -> bool:
 
 
 def _covering(segments: Sequence[Segment], hashed: int) -> Segment:
-    return next(segment for segment in segments if _holds(segment.record, hashed))
+    """The active segment that takes the key, else the last sealed one, which says why it does not."""
+    holding = [segment for segment in segments if _holds(segment.record, hashed)]
+    return next((segment for segment in holding if segment.record.state == "active"), holding[-1])
 
 
 def _holds(record: SegmentRecord, hashed: int) -> bool:

@@ -34,45 +34,51 @@ class Topics:
     async def create(
         self, name: str, segments: int, schema: pa.Schema | None, storage: str, created_ms: int
     ) -> TopicRecord:
-        """The topic and its segments in one apply; the segments belong to `storage` from the start.
+        """The topic and its segments in one apply; the segments belong to `storage` from the start. One that was
+        deleted goes on with the numbers of its segments.
 
-        Raises ALREADY_EXISTS.
+        Raises ALREADY_EXISTS; STORE_UNAVAILABLE while the one before is being deleted.
         """
+        tombstone = await self._store.get(paths.topic(name))
+        first = _next_segment(name, tombstone)
         width = (HASH_RANGE_END + 1) / segments
         bounds = [round(width * index) for index in range(segments + 1)]
         ranges = [(low, high - 1) for low, high in pairwise(bounds)]
-        ids = tuple(segment_id(name, low, high, number) for number, (low, high) in enumerate(ranges))
+        ids = tuple(segment_id(name, low, high, first + number) for number, (low, high) in enumerate(ranges))
         topic = TopicRecord(
             name=name,
             segments=ids,
-            next_segment=segments,
+            next_segment=first + segments,
             created_ms=created_ms,
             arrow_schema=schemas.encode_schema(schema) if schema is not None else None,
         )
-        batch = self._store.batch().create(paths.topic(name), topic.encode())
+        batch = self._store.batch()
+        if tombstone is not None:
+            batch.replace(tombstone, topic.encode())
+        else:
+            batch.create(paths.topic(name), topic.encode())
         for created, hash_range in zip(ids, ranges, strict=True):
             record = SegmentRecord(topic=name, range=hash_range, storage=storage)
             batch.create(paths.segment(created), record.encode())
         try:
             await self._store.apply(batch)
         except CheckFailed:
-            raise ServiceError(ErrorCode.ALREADY_EXISTS, f"topic {name} exists", topic=name) from None
+            raise _exists(name) from None
         return topic
 
     async def get(self, name: str) -> StoredTopic:
         """Raises NOT_FOUND."""
+        stored = await self.get_or_tombstone(name)
+        if stored is None or stored.topic.deleted:
+            raise not_found(name)
+        return stored
+
+    async def get_or_tombstone(self, name: str) -> StoredTopic | None:
         record = await self._store.get(paths.topic(name))
-        if record is None:
-            raise ServiceError(
-                ErrorCode.NOT_FOUND,
-                f"topic {name} does not exist",
-                action=f"Create it first: metatxn topic create {name}",
-                topic=name,
-            )
-        return StoredTopic(record, TopicRecord.decode(record.value))
+        return StoredTopic(record, TopicRecord.decode(record.value)) if record else None
 
     async def page(self, after: str | None, limit: int) -> tuple[list[TopicRecord], bool]:
-        """Topics in key order behind the one named `after`; whether there are more."""
+        """Topics in key order behind the one named `after`, tombstones too; whether there are more."""
         start = paths.topic(after) + "\0" if after is not None else paths.TOPICS
         found = await self._store.range(start, prefix_end(paths.TOPICS), limit=limit)
         return [TopicRecord.decode(record.value) for record in found.records], found.more
@@ -113,3 +119,33 @@ class Topics:
             except CheckFailed:
                 continue
             return topic
+
+
+def not_found(name: str) -> ServiceError:
+    return ServiceError(
+        ErrorCode.NOT_FOUND,
+        f"topic {name} does not exist",
+        action=f"Create it first: metatxn topic create {name}",
+        topic=name,
+    )
+
+
+def _next_segment(name: str, stored: Record | None) -> int:
+    """The number of the first segment of a topic that is to be created."""
+    if stored is None:
+        return 0
+    topic = TopicRecord.decode(stored.value)
+    if not topic.deleted:
+        raise _exists(name)
+    if topic.segments:
+        raise ServiceError(
+            ErrorCode.STORE_UNAVAILABLE,
+            f"topic {name} is being deleted",
+            action="Try again in a moment; if it stays so, delete it once more.",
+            topic=name,
+        )
+    return topic.next_segment
+
+
+def _exists(name: str) -> ServiceError:
+    return ServiceError(ErrorCode.ALREADY_EXISTS, f"topic {name} exists", topic=name)

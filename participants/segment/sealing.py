@@ -18,7 +18,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.types import Batch
-from participants.ledger.storage import LedgerError
+from participants.ledger.storage import LedgerError, SealedLedger
 from participants.records import SegmentRecord
 from participants.segment.dedup_snapshot import write_snapshot
 from participants.segment.segment import Segment
@@ -32,20 +32,31 @@ Succession = Callable[[Batch, SegmentRecord], Awaitable[SegmentRecord]]
 each attempt. Raises `ServiceError` when the seal must not be any more."""
 
 
-async def nobody(_: Batch, record: SegmentRecord) -> SegmentRecord:
-    """A seal for good: the segment has no children."""
-    return record
+Installation = Callable[[SegmentRecord], Awaitable[None]]
+"""Awaited once the segment is sealed and before anybody is told: gets the children ready, as far as it can. It raises
+nothing."""
 
 
-async def seal(segment: Segment, store: MetadataStore, succession: Succession) -> SegmentRecord:
+async def seal(
+    segment: Segment, store: MetadataStore, succession: Succession, installation: Installation
+) -> SegmentRecord:
     """The segment's record, sealed, by this call or by one before. Begun, it ends whatever becomes of the caller.
 
     Raises `ServiceError`: what `succession` raised, or STORE_UNAVAILABLE when the segment was lost meanwhile.
     """
-    return await segment.finish(_seal(segment, store, succession))
+
+    async def once() -> SegmentRecord:
+        async with segment.sealing:
+            if segment.record.state == "active":
+                sealed, last = await _seal(segment, store, succession)
+                await installation(sealed)
+                segment.sealed(sealed, last)
+            return segment.record
+
+    return await segment.finish(once())
 
 
-async def _seal(segment: Segment, store: MetadataStore, succession: Succession) -> SegmentRecord:
+async def _seal(segment: Segment, store: MetadataStore, succession: Succession) -> tuple[SegmentRecord, SealedLedger]:
     try:
         await segment.drain()
         segment.assert_serving()
@@ -98,5 +109,4 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
         segment.lose(f"it cannot be sealed: {error}")
         raise
     assert sealed is not None
-    segment.sealed(sealed, last)
-    return sealed
+    return sealed, last

@@ -1,0 +1,83 @@
+"""What an administrator does to a topic's segments: split, merge, seal, trim, and delete all of them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from participants.api.models import (
+    ChildrenAnswer,
+    MergeRequest,
+    SealRequest,
+    SplitRequest,
+    TrimAnswer,
+    TrimRequest,
+)
+from participants.api.rights import TopicPath, on_segment, on_topic
+from participants.broker.broker import Broker
+from participants.broker.names import topic_of_segment
+from participants.ledger.position import Position
+from participants.segment.trimming import trim
+from service.http import Caller, PathText, problems
+from service.problems import ErrorCode, ServiceError
+
+
+def add_layout_routes(api: APIRouter, broker: Broker) -> None:
+    @api.delete(
+        "/v1/topics/{topic}",
+        status_code=204,
+        tags=["topics"],
+        responses=problems(404, 422, 503, 504),
+        dependencies=[on_topic("admin")],
+    )
+    async def delete_topic(topic: TopicPath) -> None:
+        """Delete a topic with all of its messages, subscriptions and pending operations; transactions that wrote there
+        end as if they had not."""
+        await broker.layout.deletion.delete(topic)
+
+    @api.post(
+        "/v1/segments/{segment}/split",
+        tags=["segments"],
+        responses=problems(307, 404, 409, 422, 503, 504),
+        dependencies=[on_segment("admin")],
+    )
+    async def split_segment(segment: PathText, request: SplitRequest) -> ChildrenAnswer:
+        """Seal a segment; two children share its hash range and take over. What it holds stays readable."""
+        return ChildrenAnswer(children=list(await broker.layout.split(segment, request.at)))
+
+    @api.post(
+        "/v1/segments/{segment}/merge",
+        tags=["segments"],
+        responses=problems(307, 404, 409, 422, 503, 504),
+        dependencies=[on_segment("admin")],
+    )
+    async def merge_segments(segment: PathText, request: MergeRequest, caller: Caller) -> ChildrenAnswer:
+        """Seal a segment and its neighbour; one child takes over from both. What they hold stays readable."""
+        caller.require("admin", topic_of_segment(request.other))
+        return ChildrenAnswer(children=list(await broker.layout.merge(segment, request.other)))
+
+    @api.post(
+        "/v1/segments/{segment}/seal",
+        tags=["segments"],
+        responses=problems(307, 404, 409, 422, 503, 504),
+        dependencies=[on_segment("admin")],
+    )
+    async def seal_segment(segment: PathText, request: SealRequest) -> ChildrenAnswer:
+        """Seal a segment for good: it takes no more messages, and nobody takes over. What it holds stays readable."""
+        return ChildrenAnswer(children=list(await broker.layout.seal(segment)))
+
+    @api.post(
+        "/v1/segments/{segment}/trim",
+        tags=["segments"],
+        responses=problems(307, 404, 422, 503, 504),
+        dependencies=[on_segment("admin")],
+    )
+    async def trim_segment(segment: PathText, request: TrimRequest) -> TrimAnswer:
+        """Drop the entries below a position, and what is remembered of their transactions. Never further than readers
+        have been shown (`max_read_position`)."""
+        try:
+            before = Position.parse(request.before)
+        except ValueError as error:
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"before: {error}", field="before") from None
+        target = await broker.segment(segment)
+        await trim(target, broker.store, broker.storage, before)
+        return TrimAnswer(first_position=str(target.ledgers.start.next))

@@ -1,0 +1,140 @@
+"""Deleting topics, with everything of theirs in the store (DESIGN §5.7).
+
+    topic ─▶ tombstone │ per segment: deleted, its owner's generation bumped ─▶ traces in slices ─▶ bytes ─▶ record gone
+
+Nobody's consent is needed: from the bump on no former owner can store anything, and whoever reads the segment's record
+leaves it alone. What stays are tombstones of the topic (the numbers of its segments go on), of the owners and of the
+subscriptions. Every step may be done twice. What a crash interrupts is finished by asking again, or by a broker that
+starts; the bytes by a broker that has their storage.
+
+An open transaction that wrote there loses its operations here and ends as any other (scenario 38).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from metastore.errors import CheckFailed
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.types import AtVersion, Record
+from participants.broker.topics import StoredTopic, not_found
+from participants.records import OwnerRecord, SegmentRecord
+from participants.subscription.definitions import Definitions
+from participants.subscription.traces import delete_range, delete_records
+from service.retry import until_it_succeeds
+
+if TYPE_CHECKING:
+    from participants.broker.broker import Broker
+
+log = structlog.get_logger()
+_OPS_PER_READ = 90
+"""What `get_many` reads at one revision."""
+
+
+class Deletion:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._store = broker.store
+
+    async def delete(self, name: str) -> None:
+        """The topic is gone, and everything of it but its tombstones. Gone already is success.
+
+        Raises NOT_FOUND for one that never was, store errors: then ask again.
+        """
+        topics = self._broker.topics
+        while True:
+            stored = await topics.get_or_tombstone(name)
+            if stored is None:
+                raise not_found(name)
+            if stored.topic.deleted:
+                break
+            tombstone = stored.topic.model_copy(update={"deleted": True, "arrow_schema": None})
+            try:
+                await self._store.apply(self._store.batch().replace(stored.record, tombstone.encode()))
+            except CheckFailed:
+                continue
+        self._broker.forget_topic(name)
+        await self.finish(stored)
+
+    async def finish(self, tombstone: StoredTopic) -> None:
+        """Delete what is left of a deleted topic."""
+        name = tombstone.topic.name
+        for definition in await Definitions(self._store).of_topic(name):
+            if not definition.record.deleted:
+                await Definitions(self._store).drop(name, definition.name)
+        for segment_id in tombstone.topic.segments:
+            await self.finish_segment(segment_id)
+        if tombstone.topic.segments:
+            empty = tombstone.topic.model_copy(update={"segments": ()})
+            try:
+                await self._store.apply(self._store.batch().replace(tombstone.record, empty.encode()))
+            except CheckFailed:
+                log.info("somebody else has finished the deletion", topic=name)
+
+    async def finish_all(self) -> None:
+        """At the start of a broker: what an earlier one has left half deleted. Raises as `delete`."""
+        after: str | None = None
+        more = True
+        while more:
+            topics, more = await self._broker.topics.page(after, _OPS_PER_READ)
+            for topic in topics:
+                after = topic.name
+                if topic.deleted and topic.segments:
+                    await self.delete(topic.name)
+
+    async def finish_segment(self, segment_id: str) -> None:
+        """Delete a segment of a deleted topic. Its record stays until its storage is here to delete the bytes."""
+
+        async def once() -> None:
+            owner = await self._retire(segment_id)
+            await self._broker.drop(segment_id)
+            await self._delete_traces(segment_id, owner)
+            await self._delete_bytes(segment_id)
+
+        def report(error: BaseException | None) -> None:
+            log.info("delete again", segment=segment_id, error=str(error))
+
+        # Another broker may be at the same work: what it has deleted is found missing, and looked at again.
+        await until_it_succeeds(once, CheckFailed, report)
+
+    async def _retire(self, segment_id: str) -> AtVersion:
+        """One apply: the segment is deleted, and nobody is its owner. Answers the check that holds for ever."""
+        segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
+        records = (await self._store.get_many([segment_key, owner_key])).records
+        stored, owner = records[segment_key], records[owner_key]
+        before = OwnerRecord.decode(owner.value) if owner else None
+        if owner is not None and before is not None and before.deleted:
+            return AtVersion(owner_key, owner.version)
+        tombstone = OwnerRecord(broker="", url="", generation=before.generation + 1 if before else 1, deleted=True)
+        batch = self._store.batch()
+        if owner is not None:
+            batch.replace(owner, tombstone.encode())
+        else:
+            batch.create(owner_key, tombstone.encode())
+        if stored is not None:
+            record = SegmentRecord.decode(stored.value).model_copy(update={"state": "deleted", "merge": None})
+            batch.replace(stored, record.encode())
+        return AtVersion(owner_key, (await self._store.apply(batch)).revision)
+
+    async def _delete_traces(self, segment_id: str, owner: AtVersion) -> None:
+        writes, acks = paths.writes_by_segment(segment_id), paths.acks_by_segment(segment_id)
+        await self._delete_operations("writes-by-segment", writes, owner, paths.op_of_write_entry)
+        await self._delete_operations("acks-by-segment-subscription", acks, owner, paths.op_of_ack_entry)
+        for prefix in (paths.segment_states(segment_id), paths.cursors_of_segment(segment_id)):
+            await delete_range(self._store, owner, prefix, prefix_end(prefix))
+
+    async def _delete_operations(self, index: str, prefix: str, owner: AtVersion, op_of: Callable[[str], str]) -> None:
+        while entries := await self._store.query_index(index, prefix, prefix_end(prefix), limit=_OPS_PER_READ):
+            records = (await self._store.get_many([op_of(entry) for entry in entries])).records.values()
+            await delete_records(self._store, owner, [record for record in records if record is not None])
+
+    async def _delete_bytes(self, segment_id: str) -> None:
+        stored: Record | None = await self._store.get(paths.segment(segment_id))
+        if stored is None or SegmentRecord.decode(stored.value).storage != self._broker.storage.storage_id:
+            return
+        await self._broker.storage.drop(segment_id)
+        await self._store.apply(self._store.batch().remove(stored))

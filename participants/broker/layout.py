@@ -1,0 +1,314 @@
+"""Changes of a topic's segments: split, merge, seal. Each is a few applies; one of them is the change (DESIGN §5.14).
+
+    seal    the owner seals it, and it has no children: it takes no more messages
+    split   the owner's seal, and in the same apply two children that share its part of the hash range
+    merge   claim both ─▶ each owner seals its own ─▶ one apply: the child, and both name it
+
+A claim stands in the records of both segments, which split, seal and merge all check. Whoever dies in the middle of a
+merge leaves a claim that the owners of the two find when they reconcile: they seal and finish it, or, when one of them
+is not to be had for `CLAIM_PATIENCE_MS`, give it up. Then a segment that was sealed for it gets a child of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from metastore.errors import CheckFailed, MetastoreError
+from metastore.txn import paths
+from metastore.types import Batch, Record
+from participants.broker.deletion import Deletion
+from participants.broker.names import segment_id as new_segment_id
+from participants.broker.topics import StoredTopic
+from participants.records import MergeClaim, SegmentRecord
+from participants.segment.sealing import seal
+from participants.segment.segment import Segment
+from service.problems import ErrorCode, ServiceError
+
+if TYPE_CHECKING:
+    from participants.broker.broker import Broker
+
+log = structlog.get_logger()
+CLAIM_PATIENCE_MS = 20_000
+"""How long a merge waits for the owner of the other segment."""
+_CHUNK = 100
+
+HashRange = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    id: str
+    stored: Record
+    record: SegmentRecord
+
+
+class Layout:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self.deletion = Deletion(broker)
+
+    # -- seal and split ----------------------------------------------------------------------------------------
+
+    async def seal(self, segment_id: str) -> tuple[str, ...]:
+        """The segment takes no more messages. Answers its children: none, unless it was split or merged before."""
+        segment = await self._broker.segment(segment_id)
+        if segment.record.state == "active":
+            await self._seal_unclaimed(segment, None)
+        return segment.record.children
+
+    async def split(self, segment_id: str, at: int | None) -> tuple[str, ...]:
+        """Two children: hashes below `at`, and from `at` on; in the middle when it is None. Split so already is
+        success.
+
+        Raises INVALID_ARGUMENT when `at` leaves nothing for one of them, SEGMENT_SEALED when it was sealed otherwise.
+        """
+        segment = await self._broker.segment(segment_id)
+        low, high = segment.record.range
+        upper = (low + high) // 2 + 1 if at is None else at
+        if not low < upper <= high:
+            raise ServiceError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"at: {upper} does not lie in {low + 1}…{high}, so one half would hold no hash",
+                field="at",
+            )
+        ranges = ((low, upper - 1), (upper, high))
+        if segment.record.state == "active":
+            await self._seal_unclaimed(segment, ranges)
+        children = await self._children(segment)
+        if len(children) != 2 or (at is not None and tuple(child.record.range for child in children) != ranges):
+            raise _sealed_otherwise(segment_id, segment.record)
+        return segment.record.children
+
+    async def _seal_unclaimed(self, segment: Segment, ranges: tuple[HashRange, ...] | None) -> None:
+        _refuse_claimed(segment.id, (await self._read(segment.id)).record)
+
+        async def succession(batch: Batch, record: SegmentRecord) -> SegmentRecord:
+            _refuse_claimed(segment.id, record)
+            if ranges is None:
+                return record
+            topic = await self._broker.topics.get(record.topic)
+            return self._with_children(batch, topic, {segment.id: record}, ranges)[segment.id]
+
+        await seal(segment, self._store, succession, self._install)
+
+    async def _install(self, sealed: SegmentRecord) -> None:
+        self._broker.forget_topic(sealed.topic)
+        await self._broker.until_opened(sealed.children)
+
+    def _with_children(
+        self, batch: Batch, topic: StoredTopic, parents: dict[str, SegmentRecord], ranges: tuple[HashRange, ...]
+    ) -> dict[str, SegmentRecord]:
+        """Adds the children to the batch and to the topic; answers the parents' records, which name them."""
+        first = topic.topic.next_segment
+        created = tuple(
+            new_segment_id(topic.topic.name, low, high, first + number) for number, (low, high) in enumerate(ranges)
+        )
+        storage = next(iter(parents.values())).storage
+        for child, hash_range in zip(created, ranges, strict=True):
+            record = SegmentRecord(topic=topic.topic.name, range=hash_range, storage=storage, parents=tuple(parents))
+            batch.create(paths.segment(child), record.encode())
+        grown = topic.topic.model_copy(
+            update={"segments": (*topic.topic.segments, *created), "next_segment": first + len(created)}
+        )
+        batch.replace(topic.record, grown.encode())
+        return {
+            parent: record.model_copy(update={"children": created, "merge": None}) for parent, record in parents.items()
+        }
+
+    # -- merge -------------------------------------------------------------------------------------------------
+
+    async def merge(self, segment_id: str, other_id: str) -> tuple[str, ...]:
+        """One child for both, which must be neighbours. Merged so already is success.
+
+        Raises INVALID_ARGUMENT when they are no neighbours, SEGMENT_SEALED when one of them was sealed otherwise,
+        STORE_UNAVAILABLE when the owner of the other one is not to be had.
+        """
+        await self._broker.segment(segment_id)  # only an owner begins
+        await self._claim(segment_id, other_id)
+        while True:
+            if (child := await self._child_of(segment_id, other_id)) is not None:
+                if (await self._read(child)).record.storage == self._broker.storage.storage_id:
+                    await self._install((await self._read(segment_id)).record)
+                return (child,)
+            revision = await self._store.current_revision()
+            claim = (await self._read(segment_id)).record.merge
+            if claim is None or claim.other != other_id:
+                raise ServiceError(
+                    ErrorCode.STORE_UNAVAILABLE,
+                    f"the merge with {other_id} was given up: its owner did not seal it",
+                    action="Try again; nothing happened.",
+                    segment=segment_id,
+                )
+            await self._settle(segment_id)
+            await self._until_changed(other_id, revision, claim)
+
+    async def _until_changed(self, segment_id: str, revision: int, claim: MergeClaim) -> None:
+        """Until the segment's record may have been written behind `revision`, or the claim is too old."""
+        left_ms = claim.claimed_ms + CLAIM_PATIENCE_MS - self._broker.clock()
+        async with self._store.watch(paths.segment(segment_id), revision + 1) as watch:
+            try:
+                await asyncio.wait_for(anext(watch), max(0, left_ms) / 1000)
+            except TimeoutError:
+                return
+
+    async def _child_of(self, segment_id: str, other_id: str) -> str | None:
+        one, other = await self._read(segment_id), await self._read(other_id)
+        shared = set(one.record.children) & set(other.record.children)
+        return next(iter(shared), None)
+
+    async def _claim(self, segment_id: str, other_id: str) -> None:
+        """Both segments are claimed for this merge, or merged already."""
+        while True:
+            one, other = await self._read(segment_id), await self._read(other_id)
+            low, high = sorted((one, other), key=lambda segment: segment.record.range)
+            topic = await self._broker.topics.get(one.record.topic)
+            if other.record.topic != one.record.topic or low.record.range[1] + 1 != high.record.range[0]:
+                raise ServiceError(
+                    ErrorCode.INVALID_ARGUMENT, f"with: {other_id} is no neighbour of {segment_id}", field="with"
+                )
+            if one.record.merge is not None and one.record.merge.other == other_id:
+                return
+            if set(one.record.children) & set(other.record.children):
+                return
+            for segment in (one, other):
+                if segment.record.state != "active":
+                    raise _sealed_otherwise(segment.id, segment.record)
+                _refuse_claimed(segment.id, segment.record)
+            batch = self._store.batch()
+            number = topic.topic.next_segment
+            child = new_segment_id(topic.topic.name, low.record.range[0], high.record.range[1], number)
+            for segment, neighbour in ((one, other), (other, one)):
+                claim = MergeClaim(other=neighbour.id, child=child, claimed_ms=self._broker.clock())
+                batch.replace(segment.stored, segment.record.model_copy(update={"merge": claim}).encode())
+            batch.replace(topic.record, topic.topic.model_copy(update={"next_segment": number + 1}).encode())
+            try:
+                await self._store.apply(batch)
+            except CheckFailed:
+                continue
+            return
+
+    async def _settle(self, segment_id: str) -> None:
+        """Bring the merge that has claimed the segment as far as it goes from here. Anybody may; the records decide.
+
+        Raises store errors, and `ServiceError` when a segment cannot be sealed now.
+        """
+        one = await self._read(segment_id)
+        claim = one.record.merge
+        if claim is None:
+            return
+        for mine in (segment_id, claim.other):
+            segment = self._broker.served.get(mine)
+            if segment is not None and segment.record.state == "active":
+                await self._seal_claimed(segment, claim.child)
+        one, other = await self._read(segment_id), await self._read(claim.other)
+        if one.record.merge is None or other.record.merge is None:
+            return
+        if one.record.state == other.record.state == "sealed":
+            await self._end_merge(one, other)
+        elif self._broker.clock() >= claim.claimed_ms + CLAIM_PATIENCE_MS:
+            await self._give_up(one, other)
+
+    async def _seal_claimed(self, segment: Segment, child: str) -> None:
+        async def succession(_: Batch, record: SegmentRecord) -> SegmentRecord:
+            if record.merge is None or record.merge.child != child:
+                raise ServiceError(
+                    ErrorCode.STORE_UNAVAILABLE, f"the merge of {segment.id} was given up", segment=segment.id
+                )
+            return record
+
+        await seal(segment, self._store, succession, self._install)
+
+    async def _end_merge(self, one: StoredSegment, other: StoredSegment) -> None:
+        """One apply: both are sealed, and the child takes over."""
+        low, high = sorted((one, other), key=lambda segment: segment.record.range)
+        claim = one.record.merge
+        assert claim is not None
+        topic = await self._broker.topics.get(one.record.topic)
+        hashes = (low.record.range[0], high.record.range[1])
+        child = SegmentRecord(
+            topic=topic.topic.name, range=hashes, storage=low.record.storage, parents=(low.id, high.id)
+        )
+        batch = self._store.batch().create(paths.segment(claim.child), child.encode())
+        for parent in (low, high):
+            record = parent.record.model_copy(update={"children": (claim.child,), "merge": None})
+            batch.replace(parent.stored, record.encode())
+        grown = topic.topic.model_copy(update={"segments": (*topic.topic.segments, claim.child)})
+        batch.replace(topic.record, grown.encode())
+        await self._apply_unless_changed(batch)
+
+    async def _give_up(self, one: StoredSegment, other: StoredSegment) -> None:
+        """One apply: neither is claimed any more, and what was sealed for it has a child."""
+        topic = await self._broker.topics.get(one.record.topic)
+        batch = self._store.batch()
+        for segment in (one, other):
+            record = segment.record.model_copy(update={"merge": None})
+            if record.state == "sealed":
+                record = self._with_children(batch, topic, {segment.id: record}, (record.range,))[segment.id]
+            batch.replace(segment.stored, record.encode())
+        log.warning("merge given up", segment=one.id, other=other.id)
+        await self._apply_unless_changed(batch)
+
+    async def _apply_unless_changed(self, batch: Batch) -> None:
+        try:
+            await self._store.apply(batch)
+        except CheckFailed as lost:
+            log.info("somebody else changed the layout first", check=str(lost.check))
+
+    # -- upkeep ------------------------------------------------------------------------------------------------
+
+    async def reconcile(self) -> None:
+        """Go on with what others have begun on the segments served here: merges and deletions."""
+        try:
+            for segment_id, record in await self._records(list(self._broker.served)):
+                if record is None or record.state == "deleted":
+                    await self.deletion.finish_segment(segment_id)
+                elif record.merge is not None:
+                    await self._settle(segment_id)
+        except (MetastoreError, ServiceError) as error:
+            log.warning("layout not reconciled, it is done again later", error=str(error))
+
+    async def _records(self, segment_ids: list[str]) -> list[tuple[str, SegmentRecord | None]]:
+        found: list[tuple[str, SegmentRecord | None]] = []
+        for start in range(0, len(segment_ids), _CHUNK):
+            chunk = segment_ids[start : start + _CHUNK]
+            records = (await self._store.get_many([paths.segment(segment_id) for segment_id in chunk])).records
+            for segment_id in chunk:
+                stored = records[paths.segment(segment_id)]
+                found.append((segment_id, SegmentRecord.decode(stored.value) if stored else None))
+        return found
+
+    async def _children(self, segment: Segment) -> list[StoredSegment]:
+        return [await self._read(child) for child in segment.record.children]
+
+    async def _read(self, segment_id: str) -> StoredSegment:
+        """Raises NOT_FOUND."""
+        stored = await self._store.get(paths.segment(segment_id))
+        record = SegmentRecord.decode(stored.value) if stored else None
+        if stored is None or record is None or record.state == "deleted":
+            raise ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
+        return StoredSegment(segment_id, stored, record)
+
+
+def _refuse_claimed(segment_id: str, record: SegmentRecord) -> None:
+    if record.merge is not None:
+        raise ServiceError(
+            ErrorCode.STORE_UNAVAILABLE,
+            f"segment {segment_id} is being merged with {record.merge.other}",
+            action="Try again when the merge is over.",
+            segment=segment_id,
+        )
+
+
+def _sealed_otherwise(segment_id: str, record: SegmentRecord) -> ServiceError:
+    return ServiceError(
+        ErrorCode.SEGMENT_SEALED,
+        f"segment {segment_id} was sealed before, and not so",
+        action="Change the layout of its children instead.",
+        segment=segment_id,
+        children=list(record.children),
+    )
