@@ -19,7 +19,7 @@ ACTION_AFTER_BEGIN = (
 
 
 class Doubt:
-    """A block in which a store error becomes OUTCOME_UNKNOWN while a reply is lost.
+    """A block in which a refusal or a store error becomes OUTCOME_UNKNOWN while a reply is lost.
 
     `action` is what the caller shall do then, and `members` go into the answer.
     """
@@ -39,7 +39,7 @@ class Doubt:
         """The records were read since, and they say what became of the lost write."""
         self.lost = False
 
-    def unknown(self, cause: BaseException) -> ServiceError:
+    def _unknown(self, cause: BaseException) -> ServiceError:
         detail = f"a reply of the store was lost: {cause}"
         return ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, action=self._action, **self._members)
 
@@ -49,5 +49,5 @@ class Doubt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, OutcomeUnknown) or (self.lost and isinstance(error, MetastoreError)):
-            raise self.unknown(error) from error
+        if isinstance(error, OutcomeUnknown) or (self.lost and isinstance(error, MetastoreError | ServiceError)):
+            raise self._unknown(error) from error

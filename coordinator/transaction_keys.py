@@ -73,7 +73,10 @@ class TransactionKeys:
                 same = _same_session(held, request)
                 if same:
                     return _connected(same, fenced, holder)
-                _refuse_connection(held, request, doubt)
+                # After a lost reply the newer epoch may be the one that this very call has made: see `Doubt`.
+                _refuse_fenced_session(held, request)
+                if request.epoch != -1:
+                    _refuse_other_epoch(held, request.epoch)
                 bumped = self._bumped(held, request, holder)
                 unprepared = holder if holder and not holder.prepared_record else None
                 fenced = unprepared or fenced
@@ -228,17 +231,6 @@ def _same_session(held: KeyRecord, request: ConnectRequest) -> TransactionKey | 
     if live and request.epoch == -1 and request.session is not None and live.session == request.session:
         return live
     return None
-
-
-def _refuse_connection(held: KeyRecord, request: ConnectRequest, doubt: Doubt) -> None:
-    try:
-        _refuse_fenced_session(held, request)
-        if request.epoch != -1:
-            _refuse_other_epoch(held, request.epoch)
-    except ServiceError as refused:
-        if doubt.lost:  # The newer epoch may be the one that this very call has made.
-            raise doubt.unknown(refused) from refused
-        raise
 
 
 def _refuse_fenced_session(held: KeyRecord, request: ConnectRequest) -> None:

@@ -280,12 +280,15 @@ class Transactions:
         when_prepared: Callable[[TransactionRecords], TransactionHeader] | None = None,
     ) -> TransactionHeader:
         """`change` fills a batch for the side records of an open transaction and says what to answer once it is
-        applied; it leaves the batch empty when there is nothing to change."""
+        applied; it leaves the batch empty when there is nothing to change.
+
+        What is read after a lost reply never settles the doubt: the change may have landed and been counted, and be
+        gone again with the decision, or written over.
+        """
         with Doubt(txn_id=str(txn_id)) as doubt:
             while True:
                 records = await self._decisions.read(txn_id)
                 require_owner(records, self.caller)
-                doubt.settle()
                 if records.header.state.final:
                     raise answers.already_decided(txn_id, records.header)
                 if records.prepared_record:

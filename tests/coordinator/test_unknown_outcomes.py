@@ -215,6 +215,30 @@ async def test_changes_of_an_open_transaction_are_resolved(
     assert (await transactions.commit(txn_id)).writers == ["w"]
 
 
+async def test_a_change_that_was_counted_is_not_refused_for_certain(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
+) -> None:
+    """A commit in between has taken the change along: "it is decided, nothing happened" would be wrong."""
+    txn_id = await begin(transactions)
+    other = Transactions(truth, clock)
+    store.faults.append(Fault.LOSE_REPLY)
+    store.before_reads.extend([None, lambda: other.commit(txn_id)])
+    error = await refusal(transactions.add_writers(txn_id, ["w"]), ErrorCode.OUTCOME_UNKNOWN)
+    assert not error.problem().definite
+    assert (await transactions.get(txn_id)).writers == ["w"]
+
+
+async def test_a_change_that_was_seen_is_not_unavailable_for_certain(
+    transactions: Transactions, store: FaultyStore
+) -> None:
+    """It landed, its reply was lost, and the store takes no second one."""
+    txn_id = await begin(transactions)
+    before = await transactions.get(txn_id)
+    store.faults.extend([Fault.LOSE_REPLY, *[Fault.UNAVAILABLE] * 100])
+    await refusal(transactions.keep_alive(txn_id, 99_000), ErrorCode.OUTCOME_UNKNOWN)
+    assert await transactions.get(txn_id) != before
+
+
 @pytest.mark.parametrize("fault", LOST)
 async def test_deleting_a_key_is_resolved(transactions: Transactions, store: FaultyStore, fault: Fault) -> None:
     header = (await transactions.begin(BeginRequest(transaction_key="k"))).header
