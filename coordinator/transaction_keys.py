@@ -86,11 +86,15 @@ class TransactionKeys:
                 except Overtaken as overtaken:
                     # A lost bump that landed was never handed to anyone: taking over from it costs one more epoch.
                     doubt.note(overtaken)
-                    if not doubt.lost:
-                        fenced = None
+                    fenced = await self._fenced_after_all(fenced) if doubt.lost else None
                     continue
                 log.info("transaction key taken over", transaction_key=key, owner=request.owner, epoch=bumped.epoch)
                 return _connected(bumped, fenced, holder)
+
+    async def _fenced_after_all(self, predecessor: TransactionRecords | None) -> TransactionRecords | None:
+        """`predecessor` if it is fenced now, by the bump whose reply was lost or another one; it may be committed."""
+        records = predecessor and await TxnStore(self._store).read(predecessor.txn_id)
+        return records if records and records.header.expired_by is ExpiredBy.FENCING else None
 
     def _bumped(self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None) -> TransactionKey:
         """The record after this connection: it still holds a prepared transaction, and no other one."""

@@ -184,6 +184,19 @@ async def test_connect_is_resolved(
     assert session is None or answer.epoch == 1
 
 
+async def test_connect_never_claims_to_have_aborted_what_was_committed(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
+) -> None:
+    """Its first bump never arrived, and before the second one the predecessor committed."""
+    old = (await transactions.begin(BeginRequest(transaction_key="k"))).header
+    other = Transactions(truth, clock)
+    store.faults.append(Fault.LOSE_REQUEST)
+    store.before_reads.extend([None, None, lambda: other.commit(id_of(old))])
+    answer = await transactions.keys.connect("k", ConnectRequest(epoch=-1, session="run"))
+    assert (answer.epoch, answer.aborted_txn_id) == (1, None)
+    assert (await transactions.get(id_of(old))).state == "COMMITTED"
+
+
 async def test_connect_with_an_epoch_never_calls_its_own_bump_stale(
     transactions: Transactions, store: FaultyStore
 ) -> None:
