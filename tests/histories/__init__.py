@@ -1,6 +1,7 @@
 """What clients were told, and whether any order of what they did explains it.
 
     calls.py          a history: who called what when, and what came of it; written down as it happens
+    journal.py        where the calls of all are written, and where one waits for them
     linearizable.py   the search of Wing and Gong, as improved by Lowe, for any model of one object
     registers.py      the model of a register: reads, writes, compare-and-set
     appends.py        transactions that append to lists: strict serializability by cycles, as in Elle

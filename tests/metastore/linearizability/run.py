@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from pathlib import Path
-from typing import IO
 
-from tests.histories.calls import Call, Outcome, Recorder, read_calls
+from tests.histories.calls import Call, Recorder, read_calls
+from tests.histories.journal import Journal
 from tests.metastore.linearizability.clients import LISTS_RANGE, PAIRS_RANGE, REGISTERS_RANGE, Client
 from tests.metastore.linearizability.deployments import ClientProcess, Deployment, Fault
 
 ANSWERS_BETWEEN_FAULTS = (200, 600)
 
 
-class _History:
-    """The lines of all processes go to `file`; and whoever waits for something in them hears of it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.answers = 0
-        self._more = asyncio.Event()
-        self._trouble = asyncio.Event()
-
-    def take(self, line: bytes) -> None:
-        self._file.write(line)
-        event = json.loads(line)["event"]
-        if event == Outcome.OK:
-            self.answers += 1
-            self._more.set()
-        elif event != "invoke":
-            self._trouble.set()
-
-    async def until(self, answers: int) -> None:
-        while self.answers < answers:
-            self._more.clear()
-            await self._more.wait()
-
-    async def trouble(self) -> None:
-        """Wait until a call from now on fails, or is left in doubt."""
-        self._trouble.clear()
-        await self._trouble.wait()
-
-
 async def run(deployment: Deployment, path: Path, *, answers: int, rounds: int = 1) -> list[Call]:
     """All calls of all clients, who have had so many answers or more; the history is left behind at `path`."""
     with path.open("wb") as file:
-        history = _History(file)
+        history = Journal(file)
         recorder = Recorder(history.take, "here", time.monotonic_ns)
         async with asyncio.TaskGroup() as tasks:  # a client that fails ends the run at once
             await _live(deployment, history, recorder, tasks, answers, rounds)
@@ -62,7 +32,7 @@ async def run(deployment: Deployment, path: Path, *, answers: int, rounds: int =
 
 async def _live(
     deployment: Deployment,
-    history: _History,
+    history: Journal,
     recorder: Recorder,
     tasks: asyncio.TaskGroup,
     answers: int,
@@ -87,7 +57,7 @@ async def _live(
         await process.stop()
 
 
-async def _befall(fault: Fault, deployment: Deployment, process: ClientProcess | None, history: _History) -> None:
+async def _befall(fault: Fault, deployment: Deployment, process: ClientProcess | None, history: Journal) -> None:
     if fault is Fault.CLIENTS_KILLED:
         assert process is not None
         await process.kill()

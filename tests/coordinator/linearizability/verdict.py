@@ -1,0 +1,146 @@
+"""Is a history what one coordinator would have told? Every way in which it is not, with the evidence.
+
+families     each key with its transactions, and each transaction without a key, is linearizable
+decisions    whoever is told of a decided transaction is told the very same of it
+
+Some answers are made of two moments, and are judged as two calls in the same time. Begin and connect answer what they
+find afterwards when a reply was lost inside. What connect says it has aborted must be fenced when it returns: after a
+lost reply that may be another connection's deed.
+
+A begin that left doubt has its transaction if the lists at the end show one of its name; otherwise nobody met what it
+did. A keep-alive that was under way while the store was away may have happened twice, since it is sent again as a new
+one: it is idempotent, but a later one may come in between.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.coordinator.linearizability.model import Answer, Coordinator, Told, described_header
+from tests.histories.calls import Call, Outcome
+from tests.histories.linearizable import not_linearizable
+
+STORE_AWAY = "store away"
+"""The verb of whoever takes the store away, from before until after."""
+
+
+def verdict(calls: Sequence[Call]) -> dict[str, str]:
+    """What is wrong, and the evidence for it; empty when all is well. Raises `Undecided`."""
+    away = [call for call in calls if call.action["verb"] == STORE_AWAY]
+    calls = [call for call in calls if call not in away]
+    found: dict[str, str | None] = {"a decision has changed": _decision_fault(calls)}
+    for family, of_family in sorted(_families(calls, away).items()):
+        found[f"{family} is not linearizable"] = not_linearizable(of_family, Coordinator())
+    return {what: evidence for what, evidence in found.items() if evidence is not None}
+
+
+def _families(calls: Sequence[Call], away: Sequence[Call]) -> dict[str, list[Call]]:
+    begun = {header["properties"]["call"]: header["txn_id"] for call in calls for header in _listed(call)}
+    families: defaultdict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        for family, part in _parts(call, begun):
+            if call.outcome is Outcome.UNKNOWN and part.action.reads:
+                continue
+            families[family].append(part)
+            if _may_have_happened_twice(call, away):
+                again = replace(part.action, answer=None)
+                families[family].append(replace(part, action=again, outcome=Outcome.UNKNOWN))
+    return families
+
+
+def _listed(call: Call) -> Sequence[Any]:
+    answered = call.action["verb"] == "list" and call.outcome is Outcome.OK
+    return call.result["body"]["items"] if answered else ()
+
+
+def _may_have_happened_twice(call: Call, away: Sequence[Call]) -> bool:
+    """Its reply was lost, it landed, and was sent again: see above."""
+    if call.action["verb"] != "keep-alive" or not (_succeeded(call) or call.outcome is Outcome.UNKNOWN):
+        return False
+    return any(not (call.precedes(gone) or gone.precedes(call)) for gone in away)
+
+
+def _parts(call: Call, begun: Mapping[str, str]) -> Iterator[tuple[str, Call]]:
+    """What a call is to the families that it touches."""
+    action = call.action
+    if call.outcome is Outcome.FAILED:
+        return
+    for header in _listed(call):
+        told = Told({"verb": "get", "txn": header["txn_id"]}, described_header(header))
+        yield _family(header), replace(call, action=told)
+    match action["verb"]:
+        case "list":
+            return
+        case "begin":
+            yield from _begin_parts(call, begun)
+        case "connect":
+            yield action["key"], replace(call, action=Told(action, _answer(call)))
+            if _succeeded(call):
+                for look in _connect_looks(call.result["body"]):
+                    yield action["key"], replace(call, action=look)
+        case _:
+            yield action.get("key") or action["txn"], replace(call, action=Told(action, _answer(call)))
+
+
+def _family(header: Mapping[str, Any]) -> str:
+    return str(header.get("transaction_key") or header["txn_id"])
+
+
+def _succeeded(call: Call) -> bool:
+    return call.outcome is Outcome.OK and call.result["status"] < 300
+
+
+def _begin_parts(call: Call, begun: Mapping[str, str]) -> Iterator[tuple[str, Call]]:
+    header = call.result["body"] if _succeeded(call) else {}
+    created = header.get("txn_id") if _succeeded(call) and call.result["status"] == 201 else None
+    request = call.action | {"txn": created or (begun.get(call.action["call"]) if not _succeeded(call) else None)}
+    if call.outcome is Outcome.UNKNOWN and request["txn"] is None:
+        return
+    family = call.action["key"] or request["txn"]
+    yield family, replace(call, action=Told(request, _answer(call)))
+    if "txn_id" in header:
+        yield family, replace(call, action=Told({"verb": "get", "txn": header["txn_id"]}, described_header(header)))
+    if request["level"] == 0:
+        due = call.invoked + request["timeout_ms"] * 1_000_000
+        expiry = Told({"verb": "expire", "txn": request["txn"]})
+        yield family, Call("sweep", expiry, Outcome.UNKNOWN, due, due)
+
+
+def _connect_looks(answer: Mapping[str, Any]) -> Iterator[Told]:
+    holds = (answer["epoch"], answer.get("prepared_txn_id"), answer.get("last_version"))
+    yield Told({"verb": "holds"}, holds)
+    if aborted := answer.get("aborted_txn_id"):
+        yield Told({"verb": "fenced", "txn": aborted}, (True,))
+
+
+def _answer(call: Call) -> Answer | None:
+    """As the model gives it; None when nobody knows."""
+    if call.outcome is not Outcome.OK:
+        return None
+    status, body = call.result["status"], call.result["body"]
+    if status >= 300:
+        return str(body["code"])
+    match call.action["verb"]:
+        case "begin" if body.get("already_committed"):
+            return ("committed before",)
+        case "begin":
+            return ("begun", status == 201, body["txn_id"])
+        case "connect":
+            return ("epoch", body["epoch"])
+        case "key":
+            return (body["epoch"], body.get("txn_id"), body.get("last_version"))
+    return described_header(body)
+
+
+def _decision_fault(calls: Sequence[Call]) -> str | None:
+    decisions: dict[str, tuple[Any, Call]] = {}
+    for call in calls:
+        for header in (*_listed(call), *([call.result["body"]] if _succeeded(call) else ())):
+            if header.get("txn_id") and header.get("state") in ("COMMITTED", "ABORTED"):
+                first, witness = decisions.setdefault(header["txn_id"], (header, call))
+                if first != header:
+                    return f"{header['txn_id']}:\n    {witness}\n    {call}"
+    return None
