@@ -62,7 +62,7 @@ class Broker:
         self._segments: dict[str, Segment] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._why_not: dict[str, str] = {}
-        self._deleted: list[str] = []
+        self._deleted: set[str] = set()
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._topic_cache: dict[str, TopicRecord] = {}
         self._opened = Signal()
@@ -77,7 +77,7 @@ class Broker:
         await self._exit.enter_async_context(self._mirror.running())
         async for segment_id, record in self._stored_segments():
             if record.storage == self.id and record.state == "deleted":
-                self._deleted.append(segment_id)
+                self._deleted.add(segment_id)
             elif record.storage == self.id:
                 self._keep(segment_id)
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
@@ -193,6 +193,7 @@ class Broker:
                     segment = await open_segment(segment_id, self._around)
                 except SegmentDeleted:
                     del self._keepers[segment_id]
+                    self._deleted.add(segment_id)
                     self._opened.notify()
                     return
                 await self.topic(segment.record.topic)  # known from now on, so that publishes need no store
@@ -216,14 +217,11 @@ class Broker:
             await segment.close()
             del self._segments[segment_id]
 
-    async def _finish_deletions(self) -> None:
-        for segment_id in self._deleted:
-            await self.layout.deletion.finish_segment(segment_id)
-        await self.layout.deletion.finish_all()
-
     async def _reconcile_forever(self) -> None:
         await until_it_succeeds(
-            self._finish_deletions, Exception, lambda error: log.warning("finish deletions again", error=str(error))
+            self.layout.deletion.finish_all,
+            Exception,
+            lambda error: log.warning("finish deletions again", error=str(error)),
         )
         while True:
             await asyncio.sleep(self._reconcile_interval_s)
@@ -238,7 +236,7 @@ class Broker:
                 await segment.reconcile()
             except MetastoreError as error:
                 log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
-        await self.layout.reconcile()
+        await self.layout.reconcile(self._deleted)
 
     async def header(self, txn_id: TxnId) -> Header | None:
         """A transaction's header as it once was, or as it is: of use for what never changes in it."""

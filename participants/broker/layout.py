@@ -23,6 +23,7 @@ from metastore.types import Batch, Record
 from participants.broker.deletion import Deletion
 from participants.broker.names import segment_id as new_segment_id
 from participants.broker.topics import StoredTopic
+from participants.ledger.storage import LedgerError
 from participants.records import MergeClaim, SegmentRecord
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
@@ -261,15 +262,19 @@ class Layout:
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
-    async def reconcile(self) -> None:
-        """Go on with what others have begun on the segments served here: merges and deletions."""
+    async def reconcile(self, deleted: set[str]) -> None:
+        """Go on with what others have begun on the segments served here, merges and deletions, and with `deleted` ones
+        whose storage is here; those that are finished are taken out of it."""
         try:
             for segment_id, record in await self._records(list(self._broker.served)):
                 if record is None or record.state == "deleted":
-                    await self.deletion.finish_segment(segment_id)
+                    deleted.add(segment_id)
                 elif record.merge is not None:
                     await self._settle(segment_id)
-        except (MetastoreError, ServiceError) as error:
+            for segment_id in list(deleted):
+                await self.deletion.finish_segment(segment_id)
+                deleted.discard(segment_id)
+        except (MetastoreError, LedgerError, ServiceError) as error:
             log.warning("layout not reconciled, it is done again later", error=str(error))
 
     async def _records(self, segment_ids: list[str]) -> list[tuple[str, SegmentRecord | None]]:

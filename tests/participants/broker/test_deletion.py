@@ -1,0 +1,211 @@
+"""Goal: a deleted topic leaves tombstones and nothing else, whoever dies or is away; transactions end all the same.
+
+Method: a broker in-process and a store that dies after every number of writes. Scenarios 38, 85, 96; DESIGN §5.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from participants.records import OwnerRecord
+from service.problems import ErrorCode, ServiceError
+from tests.participants.broker.process import BrokerProcess
+from tests.participants.broker.stories import (
+    HIGH,
+    LOW,
+    TOPIC,
+    Death,
+    assert_lawful,
+    browse,
+    either,
+    keys_of,
+    post,
+    send,
+)
+from tests.participants.segment.faulty_store import INTENT, Fault
+from tests.participants.segment.world import World, materialized, publish, sending
+
+TOMBSTONES = (paths.TOPICS, paths.SEGMENT_OWNERS, paths.SUBSCRIPTIONS)
+
+
+async def full(process: BrokerProcess, world: World) -> TxnId:
+    """A topic with everything that a topic can have in a store: layers of segments, outcomes, sequences, cursors,
+    acknowledgements plain and pending, and an open transaction on all of it."""
+    (parent,) = await process.create("t")
+    txn, aborted = await world.begin(), await world.begin()
+    message = await send(process, LOW, "x", sequence=1)
+    await send(process, LOW, "never", aborted)
+    await send(process, LOW, "open", txn)
+    subscription = f"/v1/topics/{TOPIC.replace('/', '%2F')}/subscriptions/s"
+    assert (await process.http.put(subscription, json={"initial": "earliest", "type": "shared"})).status_code < 300
+    await process.http.post(f"{subscription}/receive", json={"consumer": "c", "max": 10})
+    acks = {"kind": "individual", "message_ids": [message], "txn_id": str(txn)}
+    answer = await process.http.post(f"{subscription}/acks", json=acks)
+    assert answer.status_code < 300, answer.text
+    await world.abort(aborted)
+    await materialized(await process.broker.segment(parent), aborted)
+    await post(process, parent, "split")
+    await send(process, HIGH, "open too", txn)
+    return txn
+
+
+async def delete(process: BrokerProcess, topic: str = "t") -> int:
+    return (await process.http.delete(f"/v1/topics/{topic}")).status_code
+
+
+async def assert_gone(process: BrokerProcess, world: World, txn: TxnId) -> None:
+    left = await keys_of(world, "default%2Ft")
+    assert all(key.startswith(TOMBSTONES) for key in left), left
+    assert await world.operations(txn) == []
+    assert list((process.data_dir / "ledgers").iterdir()) == []
+    assert not process.broker.served and process.broker.not_ready == {}
+    assert (await process.http.get("/v1/topics/t")).status_code == 404
+    assert (await process.http.get("/v1/topics")).json()["items"] == []
+    await assert_lawful(world)
+
+
+async def test_96_a_deleted_topic_leaves_nothing_but_tombstones(process: BrokerProcess, world: World) -> None:
+    txn = await full(process, world)
+    other = await process.create("t2")
+    await send(process, LOW, "of another topic", txn, topic="t2")
+    assert await delete(process) == 204
+    assert await delete(process) == 204, "again"
+    assert set(process.broker.served) == set(other)
+    await world.commit(txn)
+    await materialized(await process.broker.segment(other[0]), txn)
+    assert await browse(process, "t2") == ["of another topic"]
+    assert await delete(process, "t2") == 204
+    await assert_gone(process, world, txn)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_38_a_transaction_that_wrote_to_a_deleted_topic_ends_and_is_collected(
+    process: BrokerProcess, world: World, commit: bool
+) -> None:
+    txn = await full(process, world)
+    assert await delete(process) == 204
+    await (world.commit(txn) if commit else world.abort(txn))
+    await world.collect(txn)
+    await assert_gone(process, world, txn)
+
+
+async def test_a_write_on_its_way_into_a_deleted_topic_is_refused_by_the_store(
+    process: BrokerProcess, world: World
+) -> None:
+    (name,) = await process.create("t")
+    segment = await process.broker.segment(name)
+    txn = await world.begin()
+    held = world.store.fault(Fault(INTENT, hold_before=True))
+    late = sending(segment, "late", txn)
+    await held.reached.wait()
+    assert await delete(process) == 204
+    held.go.set()
+    with pytest.raises(ServiceError):
+        await late
+    await assert_gone(process, world, txn)
+
+
+async def test_a_topic_of_that_name_begins_anew_with_other_segments(process: BrokerProcess, world: World) -> None:
+    txn = await full(process, world)
+    assert await delete(process) == 204
+    assert await process.create("t", segments=2) == [
+        "segment://public/default/t/0000-7fff-3",
+        "segment://public/default/t/8000-ffff-4",
+    ]
+    assert await browse(process) == []
+    await send(process, LOW, "new", txn)
+    await world.commit(txn)
+    for segment in process.broker.served.values():
+        await materialized(segment, txn)
+    assert await browse(process) == ["new"]
+    await assert_lawful(world)
+
+
+async def test_a_topic_that_never_was_is_not_found(process: BrokerProcess) -> None:
+    assert await delete(process) == 404
+
+
+@pytest.mark.parametrize("survives", range(17))
+@pytest.mark.parametrize("asked_again", [True, False])
+async def test_a_deletion_that_dies_anywhere_is_finished(
+    process: BrokerProcess, world: World, survives: int, asked_again: bool
+) -> None:
+    """By whoever asks again; or by the next life of the broker, as soon as the topic is a tombstone."""
+    txn = await full(process, world)
+    death = Death(world, survives)
+    deleting = asyncio.create_task(delete(process))
+    await either(deleting, death)
+    again = await death.next_life(process)
+    await deleting
+    if asked_again or survives == 0:
+        assert await delete(again) == 204
+    else:
+        await finished(again, world)
+    await assert_gone(again, world, txn)
+    assert await delete(again) == 204
+    await again.stop()
+
+
+async def finished(process: BrokerProcess, world: World) -> None:
+    """Until the broker has finished what it found, by itself and at its reconciling."""
+    while process.broker._keepers or await keys_of(world, "/segment/segment%3A%2F%2Fpublic%2Fdefault%2Ft%2F"):
+        await process.broker.reconcile()
+        await asyncio.sleep(0)
+    while True:
+        stored = await process.broker.topics.get_or_tombstone(TOPIC)
+        assert stored is not None
+        if not stored.topic.segments:
+            return
+        await asyncio.sleep(0)
+
+
+async def test_a_segment_whose_storage_is_away_is_gone_all_the_same_and_its_bytes_when_it_is_back(
+    process: BrokerProcess, world: World, tmp_path: Path
+) -> None:
+    """The generation is bumped without the storage: its broker comes back and finds nothing that is its own."""
+    txn = await full(process, world)
+    await process.stop()
+    other = await BrokerProcess(world, tmp_path / "other", "http://other").start()
+    assert await delete(other) == 204
+    assert await world.operations(txn) == []
+    assert (await other.http.get("/v1/topics/t")).status_code == 404
+    await assert_lawful(world)
+    back = await BrokerProcess(world, process.data_dir).start()
+    await finished(back, world)
+    await assert_gone(back, world, txn)
+    await back.stop()
+    await other.stop()
+
+
+async def test_a_broker_that_serves_a_topic_deleted_elsewhere_lets_go_of_it(
+    process: BrokerProcess, world: World, tmp_path: Path
+) -> None:
+    txn = await full(process, world)
+    segments = list(process.broker.served.values())
+    other = await BrokerProcess(world, tmp_path / "other", "http://other").start()
+    assert await delete(other) == 204
+    fresh = await world.begin()
+    for segment in segments:
+        if segment.record.state == "active":
+            with pytest.raises(ServiceError) as error:
+                await publish(segment, "x", fresh)
+            assert error.value.code == ErrorCode.STORE_UNAVAILABLE
+    await process.broker.reconcile()
+    await finished(process, world)
+    await assert_gone(process, world, txn)
+    await other.stop()
+
+
+async def test_owners_end_as_tombstones(process: BrokerProcess, world: World) -> None:
+    (name,) = await process.create("t")
+    before = (await process.broker.segment(name)).ownership.generation
+    assert await delete(process) == 204
+    stored: Any = await world.store.get(paths.segment_owner(name))
+    owner = OwnerRecord.decode(stored.value)
+    assert owner.deleted and owner.generation == before + 1

@@ -1,0 +1,251 @@
+"""Goal: what is trimmed is gone for good, with the state that only it needed; nothing else is, whoever dies when.
+
+Method: as in `test_recovery`. Scenario 95; DESIGN §5.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.types import Batch
+from participants.ledger.chain import LedgerChain, RawFrame
+from participants.ledger.position import Position
+from participants.segment.segment import Segment
+from participants.segment.trimming import trim
+from service.problems import ErrorCode, ServiceError
+from tests.participants.segment.faulty_store import Fault, puts
+from tests.participants.segment.world import (
+    ALL_BYTES,
+    Node,
+    World,
+    committed,
+    entry,
+    materialized,
+    publish,
+    snapshot,
+    uncommitted,
+)
+
+RECORD = puts("/segment/")
+
+
+async def trimmed(world: World, node: Node, segment: Segment, before: Position) -> None:
+    """Trim, and wait until nothing of it is left to do."""
+    await trim(segment, world.store, node.storage, before)
+    while segment._tasks:
+        await asyncio.wait(segment._tasks)
+
+
+def files(node: Node) -> set[str]:
+    return {path.name.partition(".")[0].lstrip("0") for path in (node.data_dir / "ledgers").rglob("*.ledger")}
+
+
+async def code_of_read(segment: Segment, after: Position) -> ErrorCode | None:
+    try:
+        await segment.read_committed(after, ALL_BYTES)
+    except ServiceError as error:
+        return error.code
+    return None
+
+
+async def test_95_an_aborted_record_goes_once_its_last_entry_is_trimmed_and_not_before(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    txns = [await world.begin() for _ in range(3)]
+    positions = [await publish(segment, f"{number}", txn) for number, txn in enumerate(txns)]
+    last = await publish(segment, "tail of 1", txns[1])
+    for txn in txns:
+        await world.abort(txn)
+    await publish(segment, "sentinel")
+    await materialized(segment, *txns)
+    await trimmed(world, node, segment, positions[2])
+    assert [await world.outcome(txn) is None for txn in txns] == [True, False, False]
+    assert segment.buffer.aborted_count == 2
+    await trimmed(world, node, segment, last.next)
+    assert [await world.outcome(txn) is None for txn in txns] == [True, True, True]
+    assert segment.buffer.aborted_count == 0
+    assert await committed(segment) == ["sentinel"] == await snapshot(segment)
+    again = await world.reopened()
+    assert again.buffer.aborted_count == 0
+    assert await committed(again) == ["sentinel"] == await uncommitted(again)
+
+
+async def test_more_outcomes_than_one_apply_holds_are_pruned_in_slices(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    txns = [await world.begin() for _ in range(90)]
+    for txn in txns:
+        last = await publish(segment, "x", txn)
+        await world.abort(txn)
+    await materialized(segment, *txns)
+    await trimmed(world, node, segment, last.next)
+    assert all([await world.outcome(txn) is None for txn in txns])
+    assert max(len(batch.written()) for batch in world.store.applied) <= 128
+
+
+async def test_a_trim_never_passes_what_readers_have_been_shown(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin()
+    first = await publish(segment, "A")
+    held = await publish(segment, "B", txn)
+    for before in (held.next, Position(99, 0)):
+        with pytest.raises(ServiceError) as error:
+            await trim(segment, world.store, node.storage, before)
+        assert error.value.code == ErrorCode.INVALID_ARGUMENT
+        assert error.value.members["max_read_position"] == str(first)
+    assert await uncommitted(segment) == ["A", "B"]
+    await trimmed(world, node, segment, held)
+    assert await uncommitted(segment) == ["B"]
+    await world.commit(txn)
+    await materialized(segment, txn)
+    assert await committed(segment) == ["B"]
+
+
+async def test_reading_below_is_told_and_reading_on_from_the_last_trimmed_entry_is_not(world: World) -> None:
+    """The last entry of one ledger and the first of the next are neighbours, whatever their numbers."""
+    segment = await world.segment()
+    await publish(segment, "A")
+    end = await publish(segment, "B")
+    node = await world.crash()
+    segment = await node.open()
+    start = await publish(segment, "C")
+    assert start.ledger > end.ledger
+    await trimmed(world, node, segment, Position(start.ledger, -1))
+    assert await code_of_read(segment, end.before) == ErrorCode.POSITION_TRIMMED
+    assert await code_of_read(segment, Position(0, -1)) == ErrorCode.POSITION_TRIMMED
+    assert await code_of_read(segment, end) is None
+    assert await committed(segment) == ["C"]
+    await trimmed(world, node, segment, end)
+    assert await committed(segment) == ["C"], "trimming less than before changes nothing"
+
+
+async def test_a_read_that_a_trim_has_overtaken_shows_nothing_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has fetched an aborted entry; the trim forgets that it was aborted."""
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin()
+    position = await publish(segment, "never", txn)
+    await world.abort(txn)
+    await materialized(segment, txn)
+    fetched, go = asyncio.Event(), asyncio.Event()
+    real = LedgerChain.read
+
+    async def slow(chain: LedgerChain, *args: object) -> list[RawFrame]:
+        found = await real(chain, *args)  # type: ignore[arg-type]
+        fetched.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(LedgerChain, "read", slow)
+    reading = asyncio.create_task(segment.read_committed(segment.ledgers.start, ALL_BYTES))
+    await fetched.wait()
+    await trimmed(world, node, segment, position.next)
+    go.set()
+    with pytest.raises(ServiceError) as error:
+        await reading
+    assert error.value.code == ErrorCode.POSITION_TRIMMED
+
+
+async def lives(world: World, count: int) -> tuple[Node, Segment, list[Position]]:
+    """A segment of so many ledgers, each with a remembered sequence; the last one is open."""
+    positions = []
+    segment = await world.segment()
+    node = world._nodes[-1]
+    for number in range(count):
+        if number:
+            node = await world.crash()
+            segment = await node.open()
+        positions.append(await publish(segment, f"{number}", producer="p", sequence=number))
+    return node, segment, positions
+
+
+async def test_bytes_of_trimmed_ledgers_are_deleted_and_sequences_are_not_forgotten(world: World) -> None:
+    node, segment, positions = await lives(world, 4)
+    await trimmed(world, node, segment, positions[2])
+    assert files(node) == {"3", "4"}
+    again = await world.reopened()
+    assert await committed(again) == ["2", "3"]
+    for number, position in enumerate(positions):
+        assert await again.publish(entry("?", producer="p", sequence=number)) == (position, True)
+
+
+@pytest.mark.parametrize("survives", range(4))
+async def test_a_trim_that_dies_anywhere_leaves_nothing_behind(world: World, survives: int) -> None:
+    """Both ends are checked: asked again or not, the ledgers of the record are the files of the directory."""
+    node, segment, positions = await lives(world, 4)
+    writes = 0
+
+    def dead(_: Batch) -> bool:
+        nonlocal writes
+        writes += 1
+        return writes > survives
+
+    world.store.fault(Fault(dead, before=StoreUnavailable("gone"), times=10**6))
+    try:
+        await trim(segment, world.store, node.storage, positions[2])
+        moved = True
+    except StoreUnavailable:
+        moved = False
+    assert moved == (survives > 0)
+    node = await world.crash()
+    world.store._faults.clear()
+    segment = await node.open()
+    assert await committed(segment) == (["2", "3"] if moved else ["0", "1", "2", "3"])
+    assert files(node) == ({"3", "4", "5"} if moved else {"1", "2", "3", "4", "5"})
+    await trimmed(world, node, segment, positions[2])
+    assert await committed(segment) == ["2", "3"]
+    assert files(node) == {"3", "4", "5"}
+
+
+@pytest.mark.parametrize("landed", [True, False])
+async def test_a_trim_whose_answer_was_lost_may_have_happened_and_is_done_again(world: World, landed: bool) -> None:
+    node, segment, positions = await lives(world, 2)
+    lost = OutcomeUnknown("no answer")
+    world.store.fault(Fault(RECORD, after=lost) if landed else Fault(RECORD, before=lost))
+    with pytest.raises(OutcomeUnknown):
+        await trim(segment, world.store, node.storage, positions[1])
+    assert await code_of_read(segment, Position(0, -1)) == ErrorCode.POSITION_TRIMMED, "it may be so, so it is so"
+    await trimmed(world, node, segment, positions[1])
+    assert await committed(segment) == ["1"]
+    assert files(node) == {"2"}
+
+
+async def test_everything_of_a_segment_can_be_trimmed_and_its_end_stays(world: World) -> None:
+    node, segment, positions = await lives(world, 3)
+    await trimmed(world, node, segment, positions[-1].next)
+    assert await committed(segment) == []
+    segment = await world.reopened()
+    assert await committed(segment) == []
+    assert await publish(segment, "new") > positions[-1]
+    assert await committed(segment) == ["new"]
+
+
+async def test_a_deposed_owner_trims_nothing(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    position = await publish(segment, "x")
+    owner = await world.store.get(segment.ownership.check.key)
+    assert owner is not None
+    await world.store.apply(world.store.batch().replace(owner, owner.value))
+    with pytest.raises(ServiceError) as error:
+        await trim(segment, world.store, node.storage, position.next)
+    assert error.value.code == ErrorCode.STORE_UNAVAILABLE and segment.lost
+
+
+async def test_a_trim_and_another_writer_of_the_record_take_turns(world: World) -> None:
+    node, segment, positions = await lives(world, 2)
+    held = world.store.fault(Fault(RECORD, hold_before=True))
+    trimming = asyncio.create_task(trim(segment, world.store, node.storage, positions[1]))
+    await held.reached.wait()
+    stored = await world.store.get("/segment/segment%3A%2F%2Fpublic%2Fdefault%2Ft%2F0000-ffff-0")
+    assert stored is not None
+    await world.store.apply(world.store.batch().replace(stored, stored.value))
+    held.go.set()
+    await trimming
+    assert await committed(segment) == ["1"]
