@@ -141,10 +141,15 @@ class Beliefs:
         return f"{self._paths.guards}/{guard:03d}"
 
     def learn(self, key: str, node: Node | None, guard: Node | None = None) -> None:
-        """A record was read, with its guard at the same revision if at all."""
-        known = None
+        """A record was read, with its guard at the same revision if at all.
+
+        If not, what is known of its guard stays: it belongs to the version, and a neighbour's plan may rest on it.
+        """
+        before, known = self.records.get(key), None
         if guard is not None:
             known = self.guards[self.guard_of(key)] = guard.stat.version
+        elif node and before and before.version == node.stat.mzxid:
+            known = before.guard
         self.records[key] = Belief(node.stat.mzxid, node.stat.version, known) if node else None
 
     def forget(self, batch: Batch) -> None:

@@ -204,6 +204,17 @@ async def test_a_range_delete_meets_nothing_that_the_checks_of_a_neighbour_left(
     assert [record.key for record in (await store.scan("/")).records] == ["/b", "/c"]
 
 
+async def test_neighbours_look_at_one_record_for_different_checks(backend: Backend) -> None:
+    """Both travel together from a client that knows nothing yet. What one has to read of the record for its proof must
+    not replace what the other has read of it."""
+    one, two = await backend.open(), await backend.open()
+    record = await put(one, "/a")
+    checking = two.batch().check(AtVersion("/a", record.version)).put("/b", b"")
+    deleting = two.batch().check(FirstVersion("/a")).delete_range("/a", "/a0")
+    await asyncio.gather(two.apply(checking), two.apply(deleting))
+    assert [record.key for record in (await one.scan("/")).records] == ["/b"]
+
+
 async def test_an_empty_value_is_a_value(store: MetadataStore) -> None:
     assert (await put(store, "/a", b"")).value == b""
     assert (await put(store, "/a", bytes(range(256)))).value == bytes(range(256))
