@@ -76,17 +76,19 @@ def message_count(header: FrameHeader) -> int:
     return 1 if header.kind is PayloadKind.BYTES else header.count
 
 
-def read_messages(segment: str, frame: RawFrame) -> list[ReadMessage]:
-    """The messages of one entry, as people read them."""
+def read_messages(segment: str, frame: RawFrame, indexes: Sequence[int] | None = None) -> list[ReadMessage]:
+    """The messages of one entry, as people read them: these, or all."""
     header = frame.header
     payload = frame.data[header.payload_start : header.end]
+    wanted = range(message_count(header)) if indexes is None else indexes
     match header.kind:
         case PayloadKind.MESSAGES:
-            bodies = json.loads(bytes(payload))
+            every = json.loads(bytes(payload))
+            bodies = [every[index] for index in wanted]
         case PayloadKind.ARROW:
-            bodies = _rows(payload)
+            bodies = _rows(payload, wanted)
         case PayloadKind.BYTES:
-            bodies = [{"value_base64": base64.b64encode(payload).decode()}]
+            bodies = [{"value_base64": base64.b64encode(payload).decode()} for _ in wanted]
     return [
         ReadMessage.model_validate(
             {
@@ -96,16 +98,19 @@ def read_messages(segment: str, frame: RawFrame) -> list[ReadMessage]:
                 "txn_id": str(header.txn_id) if header.txn_id is not None else None,
             }
         )
-        for index, body in enumerate(bodies)
+        for index, body in zip(wanted, bodies, strict=True)
     ]
 
 
-def _rows(payload: memoryview) -> list[Mapping[str, Any]]:
+def _rows(payload: memoryview, indexes: Sequence[int]) -> list[Mapping[str, Any]]:
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
         table = reader.read_all()
+    if len(indexes) < table.num_rows:
+        table = table.take(pa.array(list(indexes), pa.int64()))
     key_column = (table.schema.metadata or {}).get(KEY_COLUMN, b"").decode(errors="replace")
     columns = [_values(column) for column in table.columns]
     rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+    rows = rows if columns else [{} for _ in indexes]
     return [
         {"value": _plain(row), "key": None if row.get(key_column) is None else str(row[key_column])} for row in rows
     ]

@@ -447,15 +447,13 @@ class SegmentSubscription:
         if not indexes:
             return []
         header = frame.header
-        messages = read_messages(self.segment.id, frame)
-        share = (header.end - header.start) // len(messages)
+        size = message_count(header)
+        share = (header.end - header.start) // size
+        messages = read_messages(self.segment.id, frame, indexes)
+        places = (Place.at(header.position)._replace(message=index) for index in indexes)
         return [
-            Given(
-                messages[index],
-                self.deliveries.give(Place.at(header.position)._replace(message=index), len(messages), consumer),
-                share,
-            )
-            for index in indexes
+            Given(message, self.deliveries.give(place, size, consumer), share)
+            for message, place in zip(messages, places, strict=True)
         ]
 
     def _skip_to(self, at: Place, end: Place) -> Place:
@@ -506,7 +504,7 @@ class SegmentSubscription:
     async def dead_message(self, place: Place) -> ReadMessage | None:
         """None when it cannot be read any more."""
         frame = await self._frame(place.position)
-        return read_messages(self.segment.id, frame)[place.message] if frame is not None else None
+        return read_messages(self.segment.id, frame, [place.message])[0] if frame is not None else None
 
     async def bury(self, place: Place) -> None:
         """It is in the dead-letter topic: acknowledge it. Raises the store's errors."""

@@ -60,6 +60,8 @@ class Subscription:
         self._dropped = False
         self._parts: list[SegmentSubscription] = []
         """As they were found last."""
+        self._elsewhere: dict[str, ServiceError] = {}
+        """NOT_OWNER, by segment, for those that another broker has."""
 
     @property
     def consumers(self) -> list[str]:
@@ -156,8 +158,8 @@ class Subscription:
         """All of it, or nothing when any message conflicts. Returns once it is durable; inside a transaction, once
         its operations are.
 
-        Raises INVALID_ARGUMENT for an id that is no message of this topic, TXN_CONFLICT, EXPIRED_TRANSACTION,
-        TXN_NOT_FOUND, OUTCOME_UNKNOWN: send it again, that is harmless.
+        Raises INVALID_ARGUMENT for an id that is no message of this topic, NOT_OWNER for one of a segment that another
+        broker has, TXN_CONFLICT, EXPIRED_TRANSACTION, TXN_NOT_FOUND, OUTCOME_UNKNOWN: send it again, that is harmless.
         """
         parts = {part.segment.id: part for part in await self._find_parts()}
         acks: list[tuple[SegmentSubscription, list[Ack]]] = []
@@ -197,6 +199,8 @@ class Subscription:
     ) -> dict[str, list[tuple[Position, int]]]:
         found: dict[str, list[tuple[Position, int]]] = defaultdict(list)
         for message_id in ids:
+            if (not_owner := self._elsewhere.get(message_id.segment)) is not None:
+                raise not_owner
             if message_id.segment not in parts:
                 problem = f"message_ids: {message_id} is no message of topic {self.definition.topic}"
                 raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="message_ids")
@@ -221,19 +225,19 @@ class Subscription:
         if self._dropped:
             raise self.definition.missing()
         parts: list[SegmentSubscription] = []
-        elsewhere: ServiceError | None = None
+        elsewhere: dict[str, ServiceError] = {}
         for segment_id in (await self._layout(self.definition.topic)).segments:
             try:
                 segment = await self._segment(segment_id)
             except ServiceError as error:
                 if error.code is not ErrorCode.NOT_OWNER:
                     raise
-                elsewhere = error
+                elsewhere[segment_id] = error
                 continue
             part = await segment.subscriptions.get(self.definition)
             part.on_dead = self._dead_letters.send
             parts.append(part)
-        if not parts and elsewhere is not None:
-            raise elsewhere
-        self._parts = parts
+        if not parts and elsewhere:
+            raise next(iter(elsewhere.values()))
+        self._parts, self._elsewhere = parts, elsewhere
         return parts

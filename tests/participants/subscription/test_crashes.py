@@ -61,7 +61,7 @@ class Acknowledged:
 async def told(
     consuming: Consuming, ids: Sequence[str], values: set[int], found: Acknowledged, txn_id: TxnId | None, **how: str
 ) -> None:
-    answer = await consuming.ack(ids, txn_id, **how)  # type: ignore[arg-type]
+    answer = await consuming.ack(ids, txn_id, **how)
     if answer.status_code == 200:
         found.surely |= values
     elif not answer.json()["definite"]:
