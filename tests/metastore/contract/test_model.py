@@ -6,7 +6,8 @@ numbers. After every write the whole store is listed, and a watch has to arrive 
 the model is one revision of the store. Applies that one client sends together must answer as if called one after the
 other; those of two clients, as in some order.
 
-A failure prints the shortest history found. The histories are the same in every run.
+A failure prints the shortest history found. The histories are the same in every run that has imported the same modules:
+hypothesis takes constants from them, so a run of all tests writes other histories than one of this file.
 """
 
 from __future__ import annotations
