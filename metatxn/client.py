@@ -33,7 +33,15 @@ from metatxn.table_writer import DEFAULT_ENTRY_BYTES, TableWriter
 from metatxn.tables import read_topics
 from metatxn.topics import arrow_schema, wire_schema
 from metatxn.transaction import Transaction
-from participants.api.models import Isolation, SegmentDetail, SubscriptionInfo, TopicInfo, TopicSchema
+from participants.api.models import (
+    ChildrenAnswer,
+    Isolation,
+    SegmentDetail,
+    SubscriptionInfo,
+    TopicInfo,
+    TopicSchema,
+    TrimAnswer,
+)
 from participants.ledger.frames import Frame
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
@@ -219,6 +227,8 @@ class Client:
         return connection.pages(connection.brokers, path_of("topics"), {}, TopicInfo)
 
     def delete_topic(self, name: str) -> None:
+        """With all of its messages and subscriptions; transactions that wrote there end as any other. Raises
+        `NotFound` for one that never was."""
         connection = self._connection
         connection.http.request(connection.brokers, Call("DELETE", path_of("topics", name)))
         connection.topics.forget(name)
@@ -231,6 +241,28 @@ class Client:
         """A segment as its owner sees it. Raises `NotFound`."""
         response = self._connection.owner_of(segment_id, Call("GET", path_of("segments", segment_id)))
         return parsed(SegmentDetail, json_of(response))
+
+    def split_segment(self, segment_id: str, at: int | None = None) -> list[str]:
+        """Seal a segment; answers the two children that take over: of the hashes below `at`, and from `at` on (the
+        middle unless given). Writers and readers find them by themselves. Raises `SegmentSealed`."""
+        return self._change_layout(segment_id, "split", {"at": at})
+
+    def merge_segments(self, segment_id: str, other_id: str) -> list[str]:
+        """Seal two neighbours; answers the one child that takes over from both. Raises `SegmentSealed`."""
+        return self._change_layout(segment_id, "merge", {"with": other_id})
+
+    def seal_segment(self, segment_id: str) -> list[str]:
+        """It takes no more messages, and nobody takes over from it; answers its children if there are any already."""
+        return self._change_layout(segment_id, "seal", {})
+
+    def trim_segment(self, segment_id: str, before: str) -> str:
+        """Drop the entries below a position that readers have been shown; answers the first readable position."""
+        call = post(path_of("segments", segment_id, "trim"), {"before": before})
+        return parsed(TrimAnswer, json_of(self._connection.owner_of(segment_id, call))).first_position
+
+    def _change_layout(self, segment_id: str, verb: str, body: dict[str, str | int | None]) -> list[str]:
+        call = post(path_of("segments", segment_id, verb), body)
+        return parsed(ChildrenAnswer, json_of(self._connection.owner_of(segment_id, call))).children
 
     def cluster(self, *, patient: bool = True) -> Cluster:
         """Who serves where, and the store's revision. Impatient: fails at once when nothing answers."""

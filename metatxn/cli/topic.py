@@ -182,6 +182,95 @@ def acknowledged(
         consumer.acknowledge(message, txn)
 
 
+SegmentArgument = Annotated[str, typer.Argument(metavar="SEGMENT", help="As `topic show` names it.")]
+
+
+@app.command(epilog="Example: metatxn topic split segment://public/default/orders/0000-ffff-0")
+def split(
+    context: typer.Context,
+    segment: SegmentArgument,
+    at: Annotated[int | None, typer.Option(help="First hash of the upper half, 1 to 65535; the middle if not.")] = None,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Seal a segment and let two children share its keys. Whoever writes or reads goes on by itself."""
+    with connect(context, url, token) as client:
+        show_children(client.split_segment(segment, at), output_of(context, output))
+
+
+@app.command(
+    epilog="Example: metatxn topic merge segment://public/default/orders/0000-7fff-1 "
+    "segment://public/default/orders/8000-ffff-2"
+)
+def merge(
+    context: typer.Context,
+    segment: SegmentArgument,
+    other: Annotated[str, typer.Argument(metavar="SEGMENT", help="Its neighbour in the hash range.")],
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Seal two neighbours and let one child take the keys of both."""
+    with connect(context, url, token) as client:
+        show_children(client.merge_segments(segment, other), output_of(context, output))
+
+
+@app.command(epilog="Example: metatxn topic seal segment://public/default/orders/0000-ffff-0")
+def seal(
+    context: typer.Context,
+    segment: SegmentArgument,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Seal a segment for good: its keys take no more messages, what it holds stays readable."""
+    with connect(context, url, token) as client:
+        show_children(client.seal_segment(segment), output_of(context, output))
+
+
+@app.command(epilog="Example: metatxn topic trim segment://public/default/orders/0000-ffff-0 --before 3:17")
+def trim(
+    context: typer.Context,
+    segment: SegmentArgument,
+    before: Annotated[str, typer.Option(metavar="POSITION", help="Entries below ledger:entry are dropped.")],
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Drop a segment's oldest entries."""
+    with connect(context, url, token) as client:
+        first = client.trim_segment(segment, before)
+    if output_of(context, output) is Output.JSON:
+        print_json({"first_position": first})
+    else:
+        print(f"readable from {first}")
+
+
+@app.command(epilog="Example: metatxn topic delete orders")
+def delete(
+    context: typer.Context,
+    topic: TopicArgument,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Delete a topic with its messages and subscriptions. Open transactions that wrote there end as any other."""
+    with connect(context, url, token) as client:
+        client.delete_topic(topic)
+    if output_of(context, output) is Output.JSON:
+        print_json({"deleted": topic})
+    else:
+        print(f"deleted {topic}")
+
+
+def show_children(children: list[str], output: Output) -> None:
+    if output is Output.JSON:
+        print_json({"children": children})
+    else:
+        print("\n".join(children) if children else "sealed, without children")
+
+
 def follow_messages(messages: Iterator[metatxn.Message], output: Output) -> None:
     for message in messages:
         if output is Output.JSON:

@@ -113,6 +113,25 @@ def test_values_from_standard_input(ask: Callable[..., Any], topic: str) -> None
     assert len(ask("topic", "consume", topic, "--limit", "2")) == 2
 
 
+def test_the_layout_of_a_topic_by_hand(ask: Callable[..., Any], cli: Run, topic: str) -> None:
+    """Split, merge, trim, seal, delete: messages stay readable until they are trimmed, a sealed topic says so."""
+    name = f"segment://{topic}"
+    ask("topic", "produce", topic, '"x"', "--key", "k")
+    children = ask("topic", "split", f"{name}/0000-ffff-0")["children"]
+    assert children == [f"{name}/0000-7fff-1", f"{name}/8000-ffff-2"]
+    assert ask("topic", "merge", *children)["children"] == [f"{name}/0000-ffff-3"]
+    ask("topic", "produce", topic, '"y"', "--key", "k")
+    assert [message["value"] for message in ask("topic", "consume", topic)] == ["x", "y"]
+    first = ask("topic", "trim", f"{name}/0000-ffff-0", "--before", "1:1")["first_position"]
+    assert first == "1:1"
+    assert [message["value"] for message in ask("topic", "consume", topic)] == ["y"]
+    assert ask("topic", "seal", f"{name}/0000-ffff-3")["children"] == []
+    assert "no active segment" in error_line(cli("topic", "produce", topic, '"z"', "--key", "k"))
+    assert cli("topic", "split", f"{name}/0000-ffff-0").stdout.split() == children, "split so already"
+    assert ask("topic", "delete", topic) == {"deleted": topic}
+    assert "does not exist" in error_line(cli("topic", "show", topic))
+
+
 def test_topics(ask: Callable[..., Any], cli: Run) -> None:
     name = f"cli-{uuid.uuid4().hex[:12]}"
     ask("topic", "create", name, "--segments", "3", "--schema", "id:int64,at:timestamp[us]")

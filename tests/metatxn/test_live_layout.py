@@ -1,0 +1,133 @@
+"""Goal: while segments are split and merged under transactions, and the server is killed in between, every committed
+message arrives once, in the order in which its key was written, and no aborted one does.
+
+Method: real processes, real clients. Each writer owns some keys and numbers its messages; it counts on a transaction
+once its header says COMMITTED, and does it again, with the same numbers, when it says ABORTED. Scenarios 26, 89-91,
+118; DESIGN §5.13-14.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections import defaultdict
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import metatxn
+from tests.metatxn.dev_server import DevServer
+from tests.metatxn.waiting import eventually
+
+WRITERS = 3
+KEYS_EACH = 4
+TOPIC = "live"
+PATIENCE_S = 120
+
+
+class Writer(threading.Thread):
+    """Transactions of a few messages, some aborted on purpose, until it is told to stop."""
+
+    def __init__(self, url: str, number: int) -> None:
+        super().__init__(name=f"writer {number}")
+        self.keys = [f"{number}/{key}" for key in range(KEYS_EACH)]
+        self.committed: defaultdict[str, int] = defaultdict(int)
+        self.transactions = 0
+        self.failure: BaseException | None = None
+        self.stopping = threading.Event()
+        self._url = url
+        self._random = random.Random(number)
+
+    def run(self) -> None:
+        try:
+            with metatxn.connect(self._url, request_timeout_s=PATIENCE_S) as client:
+                while not self.stopping.is_set():
+                    self._once(client)
+        except BaseException as failure:  # noqa: BLE001  the test raises it
+            self.failure = failure
+
+    def _once(self, client: metatxn.Client) -> None:
+        producer = client.producer(TOPIC, max_entry_messages=3)
+        written: defaultdict[str, int] = defaultdict(int)
+        txn = client.begin(timeout_ms=PATIENCE_S * 1_000)
+        doomed = self._random.random() < 0.2
+        with suppress(metatxn.MetatxnError):
+            for key in self._random.choices(self.keys, k=self._random.randint(1, 12)):
+                number = self.committed[key] + written[key]
+                producer.send("never" if doomed else number, key=key, txn=txn)
+                written[key] += 1
+            if doomed:
+                txn.abort()
+            else:
+                txn.commit()
+        if self._ended(txn) == "COMMITTED":
+            assert not doomed
+            for key, count in written.items():
+                self.committed[key] += count
+        self.transactions += 1
+
+    def _ended(self, txn: metatxn.Transaction) -> str:
+        """What became of it; aborted if nothing has yet."""
+        while txn.refresh().state == "OPEN":
+            with suppress(metatxn.MetatxnError):
+                txn.abort()
+        return txn.state
+
+
+def change_layout(client: metatxn.Client, dice: random.Random) -> None:
+    """Split an active segment, or merge two neighbours."""
+    active = sorted((s for s in client.topic(TOPIC).segments if s.state == "active"), key=lambda s: s.range)
+    if len(active) < 2 or (len(active) < 5 and dice.random() < 0.6):
+        wide = [segment for segment in active if segment.range[0] < segment.range[1]]
+        client.split_segment(dice.choice(wide).segment)
+    else:
+        at = dice.randrange(len(active) - 1)
+        client.merge_segments(active[at].segment, active[at + 1].segment)
+
+
+def progressed(writer: Writer, before: int) -> bool:
+    return writer.transactions > before or writer.failure is not None
+
+
+def orders(client: metatxn.Client) -> dict[str, list[int]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for message in client.reader(TOPIC):
+        assert message.key is not None
+        found[message.key].append(message.value)
+    return dict(found)
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_89_91_118_writers_go_on_while_segments_are_split_and_merged(tmp_path: Path, restarts: int) -> None:
+    dice = random.Random(restarts)
+    server = DevServer(tmp_path / "data")
+    server.start()
+    ports = [int(url.rpartition(":")[2]) for url in (server.coordinator_url, server.broker_url)]
+    with metatxn.connect(server.coordinator_url, request_timeout_s=PATIENCE_S) as client:
+        client.create_topic(TOPIC, segments=2)
+        writers = [Writer(server.coordinator_url, number) for number in range(WRITERS)]
+        for writer in writers:
+            writer.start()
+        try:
+            for change in range(12):
+                seen = [writer.transactions for writer in writers]
+                change_layout(client, dice)
+                if change % 4 == 3 and change // 4 < restarts:
+                    server.stop(signal.SIGKILL)
+                    server = DevServer(tmp_path / "data", port=ports[0], broker_port=ports[1])
+                    server.start()
+                for writer, before in zip(writers, seen, strict=True):
+                    eventually(partial(progressed, writer, before), True, PATIENCE_S)
+        finally:
+            for writer in writers:
+                writer.stopping.set()
+            for writer in writers:
+                writer.join()
+        assert [writer.failure for writer in writers] == [None] * WRITERS
+        expected = {key: list(range(count)) for writer in writers for key, count in writer.committed.items() if count}
+        eventually(lambda: orders(client), expected, PATIENCE_S)
+        assert len(client.topic(TOPIC).segments) > 12
+    assert server.stop() == 0
