@@ -72,6 +72,14 @@ class Directory:
             if url in urls:
                 urls.remove(url)
 
+    def last(self, role: Role, url: str) -> None:
+        """Everybody else first."""
+        with self._lock:
+            urls = self._urls.get(role, [])
+            if url in urls:
+                urls.remove(url)
+                urls.append(url)
+
 
 def _shuffled(processes: list[Process]) -> list[str]:
     return random.sample([process.url.rstrip("/") for process in processes], len(processes))
@@ -89,5 +97,7 @@ class AnyOf:
 
     def failed(self, url: str) -> None:
         self._directory.failed(self._role, url)
+
+    def unavailable(self, url: str) -> None: ...
 
     def moved(self, url: str) -> None: ...

@@ -43,6 +43,9 @@ class Endpoint(Protocol):
     def failed(self, url: str) -> None:
         """Nothing answered at `url`."""
 
+    def unavailable(self, url: str) -> None:
+        """What answers at `url` cannot serve this now; somebody else may."""
+
     def moved(self, url: str) -> None:
         """The services sent us on to `url`, and it answered."""
 
@@ -57,6 +60,8 @@ class FixedEndpoint:
         return self.base
 
     def failed(self, url: str) -> None: ...
+
+    def unavailable(self, url: str) -> None: ...
 
     def moved(self, url: str) -> None: ...
 
@@ -139,6 +144,8 @@ class Http:
         else:
             raise NotOwner(f"{call.path} was redirected {MAX_REDIRECTS} times, at last to {base}")
         if not response.is_success:
+            if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+                endpoint.unavailable(base)
             raise _error_of(response)
         if location is not None:
             endpoint.moved(base)

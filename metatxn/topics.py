@@ -119,6 +119,11 @@ class OwnerOf:
         self._topics.set_owner(self._segment, None)
         self._directory.failed("broker", url)
 
+    def unavailable(self, url: str) -> None:
+        """An owner that was deposed, and does not know by whom, says so; others may know."""
+        self._topics.set_owner(self._segment, None)
+        self._directory.last("broker", url)
+
     def moved(self, url: str) -> None:
         self._topics.set_owner(self._segment, url)
 

@@ -14,7 +14,10 @@ from metastore.txn import paths
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.ledger.append_queue import LedgerMetrics
+from participants.ledger.bucket import Bucket
 from participants.ledger.local import LocalStorage
+from participants.ledger.object_storage import ObjectStorage
+from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord
 from service.exposure import Exposure
@@ -34,6 +37,7 @@ def wall_clock_ms() -> int:
 class BrokerService:
     """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not.
 
+    Its ledgers are local files in `data_dir`, or objects below the URL `storage` (see `Bucket.open`); one of the two.
     Without `exposure` only this machine may connect; raises `InvalidExposure` for another `host` then.
     """
 
@@ -41,7 +45,8 @@ class BrokerService:
         self,
         store: MetadataStore,
         *,
-        data_dir: Path | str,
+        data_dir: Path | str | None = None,
+        storage: str | None = None,
         host: str = "127.0.0.1",
         port: int = 8471,
         advertise_url: str | None = None,
@@ -49,14 +54,16 @@ class BrokerService:
         reconcile_interval_ms: int = 5_000,
     ) -> None:
         self._store = store
-        self._data_dir = Path(data_dir)
+        assert (data_dir is None) != (storage is None), "local files or an object store"
+        self._data_dir = Path(data_dir) if data_dir is not None else None
+        self._storage_url = storage
         exposure = exposure or Exposure()
         exposure.check(host)
         self._metrics = BrokerMetrics()
         self.app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry, exposure)
         add_operations(self.app, store, self._waiting_for)
         self._server = HttpServer(self.app, host, port, advertise_url, exposure.tls)
-        self._storage: LocalStorage | None = None
+        self._storage: LedgerStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
         self._registration: Ephemeral | None = None
         self.broker: Broker | None = None
@@ -75,7 +82,7 @@ class BrokerService:
 
     async def _start(self) -> None:
         metrics = LedgerMetrics(self._metrics.append_seconds.observe, self._metrics.fsync_seconds.observe)
-        self._storage = await asyncio.to_thread(LocalStorage.open, self._data_dir, metrics=metrics)
+        self._storage = await self._open_storage(metrics)
         self._server.bind()
         self.broker = Broker(
             self._store,
@@ -89,9 +96,16 @@ class BrokerService:
         await self.broker.start()
         await self._server.start()
         await self.broker.open_all()
+        record = ProcessRecord(url=self.url, storage=self._storage.storage_id)
         self._registration = await self._store.ephemeral(
-            paths.broker_process(self.broker.id), ProcessRecord(url=self.url).encode(), REGISTRATION_TTL_MS
+            paths.broker_process(self.broker.id), record.encode(), REGISTRATION_TTL_MS
         )
+
+    async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:
+        if self._storage_url is not None:
+            return await ObjectStorage.open(Bucket.open(self._storage_url), metrics=metrics)
+        assert self._data_dir is not None
+        return await asyncio.to_thread(LocalStorage.open, self._data_dir, metrics=metrics)
 
     async def stop(self) -> None:
         """Finish the requests under way, close the segments, let the storage go."""

@@ -128,7 +128,17 @@ def broker(
     context: typer.Context,
     exposure: ExposureOptions,
     store: StoreOption,
-    data_dir: Annotated[Path, typer.Option(help="Its ledgers; one broker per directory, on a local disk.")],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Its ledgers as files; one broker per directory, on a local disk.")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Its ledgers as objects, shared by any number of brokers: s3://bucket/prefix, gs://…, az://…, "
+            "file:///directory or memory:///. Instead of --data-dir; credentials come from the environment.",
+        ),
+    ] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = BROKER_PORT,
     advertise_url: AdvertiseOption = None,
@@ -138,16 +148,19 @@ def broker(
     """Run a broker until Ctrl-C."""
     set_up_logs(log_level)
     exposed = exposure.open(host)
-    make_directory(data_dir)
+    if (data_dir is None) == (storage is None):
+        raise CliError("a broker keeps its ledgers in one place. Give --data-dir or --storage.")
+    if data_dir is not None:
+        make_directory(data_dir)
 
     async def run(stack: AsyncExitStack) -> None:
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
-        service = made("broker", opened, {}, data_dir=data_dir, **where, exposure=exposed)
+        service = made("broker", opened, {}, data_dir=data_dir, storage=storage, **where, exposure=exposed)
         await started(stack, service, "broker", "--port", port, data_dir)
-        said = {"broker": service.url, "data": str(data_dir.resolve()), "access": exposed.describe(host)}
-        announce(said, output_of(context, output))
+        data = storage or str(data_dir and data_dir.resolve())
+        announce({"broker": service.url, "data": data, "access": exposed.describe(host)}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
 

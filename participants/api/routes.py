@@ -131,15 +131,15 @@ def router(broker: Broker) -> APIRouter:
 def _topic_routes(api: APIRouter, broker: Broker) -> None:
     @api.post("/v1/topics", status_code=201, tags=["topics"], responses=problems(409, 422, 503, 504))
     async def create_topic(request: CreateTopicRequest, caller: Caller) -> TopicInfo:
-        """Create a topic of one or more hash-range segments, owned by this broker."""
+        """Create a topic of one or more hash-range segments, in the storage of this broker."""
         try:
             name = topic_name(request.name)
         except ValueError as error:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"name: {error}", field="name") from None
         caller.require("admin", name)
         schema = schemas.from_wire(request.topic_schema) if request.topic_schema else None
-        topic = await broker.topics.create(name, request.segments, schema, broker.id, broker.clock())
-        await broker.open_all(topic.segments)
+        topic = await broker.topics.create(name, request.segments, schema, broker.storage.storage_id, broker.clock())
+        await broker.until_opened(topic.segments)
         return await broker.topics.describe(topic)
 
     @api.get("/v1/topics", tags=["topics"], responses=problems(422, 503))

@@ -183,7 +183,7 @@ async def _assure_topic(broker: Broker, name: str, caller: Principal) -> None:
     except ServiceError:
         caller.require("admin", name)
         try:
-            created = await broker.topics.create(name, 1, None, broker.id, broker.clock())
+            created = await broker.topics.create(name, 1, None, broker.storage.storage_id, broker.clock())
         except ServiceError as error:
             if error.code is not ErrorCode.ALREADY_EXISTS:
                 raise

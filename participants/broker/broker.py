@@ -1,25 +1,31 @@
-"""One broker process: the segments it owns, opened, kept open, and reconciled."""
+"""One broker process: the segments it owns, opened, kept open, and reconciled.
+
+In a storage of its own, local files, it owns every segment: nobody else can. In one that many brokers have open, an
+object store, it owns its share of them (see `ownership`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import structlog
 
 from metastore.api import MetadataStore
-from metastore.errors import MetastoreError
+from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from participants.broker.layout import Layout
+from participants.broker.ownership import SETTLE_MS, Ownership
 from participants.broker.topics import Topics
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
-from participants.segment.recovery import SegmentDeleted, Surroundings, open_segment
+from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
 from participants.segment.segment import Clock, Segment
 from participants.signal import Signal
 from participants.txn.header_mirror import HeaderMirror
@@ -29,10 +35,12 @@ from service.retry import until_it_succeeds
 log = structlog.get_logger()
 _PAGE = 500
 _OPEN_AT_ONCE = 16
+TAKEN_WITHIN_S = 10.0
+"""How long whoever creates a segment waits for another broker to take it."""
 
 
 class Broker:
-    """Serves the segments whose ledgers lie in its storage. Nobody else can: local files have one owner.
+    """Serves segments whose ledgers lie in its storage.
 
     Each owned segment has a task that opens it, waits until it is lost (deposed, or its ledger failed), and opens
     it again, for ever; `segment` answers the one that serves now.
@@ -47,14 +55,27 @@ class Broker:
         clock: Clock,
         metrics: BrokerMetrics,
         reconcile_interval_ms: int,
+        settle_ms: int = SETTLE_MS,
     ) -> None:
         self.store = store
         self.topics = Topics(store)
         self.url = url
         self.storage = storage
-        self.id = storage.storage_id
+        self.id = storage.storage_id if storage.exclusive else uuid.uuid4().hex
         self.clock = clock
         self._mirror = HeaderMirror(store)
+        self._ownership: Ownership | None = None
+        if not storage.exclusive:
+            self._ownership = Ownership(
+                store,
+                self.id,
+                storage.storage_id,
+                kept=lambda: self._keepers,
+                take=self._keep,
+                give_up=self._give_up,
+                deposed=self._deposed,
+                settle_ms=settle_ms,
+            )
         self._around = Surroundings(self.id, url, storage, store, self._mirror, clock, metrics)
         self._metrics = metrics
         self.layout = Layout(self)
@@ -73,30 +94,40 @@ class Broker:
     # -- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Mirror the headers, then begin to open every segment of this storage; `ready` tells when all are."""
+        """Mirror the headers, then begin to open the segments of this storage, as far as they are ours; `not_ready`
+        tells which ones do not serve yet."""
         await self._exit.enter_async_context(self._mirror.running())
         async for segment_id, record in self._stored_segments():
-            if record.storage == self.id and record.state == "deleted":
+            if record.storage == self.storage.storage_id and record.state == "deleted":
                 self._deleted.add(segment_id)
-            elif record.storage == self.id:
+            elif record.storage == self.storage.storage_id and self.storage.exclusive:
                 self._keep(segment_id)
+        if self._ownership is not None:
+            await self._exit.enter_async_context(self._ownership.running())
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
 
     async def stop(self) -> None:
+        """Close the segments; what others could serve is given up, so that they need not find out."""
         tasks = [*self._keepers.values(), *([self._reconciler] if self._reconciler else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(segment.close() for segment in self._segments.values()))
+        segments = list(self._segments.values())
         self._segments.clear()
         self._keepers.clear()
         self._opened.notify()
+        await asyncio.gather(*(segment.close() for segment in segments))
+        if not self.storage.exclusive:
+            await asyncio.gather(*map(self._release, segments), return_exceptions=True)
         await self._exit.aclose()
 
     @property
     def not_ready(self) -> dict[str, str]:
-        """Owned segments that do not serve yet, and why."""
-        return {
+        """Owned segments that do not serve yet, and why; and what keeps this broker from owning any."""
+        missing = {}
+        if self._ownership is not None and not self._ownership.announced:
+            missing["announcement"] = "the watch does not show that this broker is announced"
+        return missing | {
             segment_id: self._why_not.get(segment_id, "it is being opened")
             for segment_id in self._keepers
             if (segment := self._segments.get(segment_id)) is None or segment.lost
@@ -136,16 +167,22 @@ class Broker:
         record = SegmentRecord.decode(stored.value) if stored else None
         if record is None or record.state == "deleted":
             return ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
-        storage = record.storage
-        if storage == self.id:
+        owned_by = OwnerRecord.decode(owner.value) if owner else None
+        if record.storage != self.storage.storage_id:
+            if owned_by is None or owned_by.url in ("", self.url):
+                where = f"its data lies in storage {record.storage}, which no broker has open"
+                return _unavailable(segment_id, where)
+        elif self._ownership is None:
             # Ours, and we never heard of it: whoever created the topic was not answered.
             self._keep(segment_id)
             return _unavailable(segment_id, "it is being opened")
-        url = OwnerRecord.decode(owner.value).url if owner else None
-        if url is None or url == self.url:
-            return _unavailable(segment_id, f"its data lies in storage {storage}, which no broker has open")
+        elif owned_by is None or self._ownership.may_take(owned_by):
+            return _unavailable(segment_id, "no broker that lives owns it, one is about to take it")
         return ServiceError(
-            ErrorCode.NOT_OWNER, f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url
+            ErrorCode.NOT_OWNER,
+            f"segment {segment_id} is owned by {owned_by.url}",
+            segment=segment_id,
+            owner_url=owned_by.url,
         )
 
     async def open_all(self, segment_ids: Iterable[str] = ()) -> None:
@@ -155,15 +192,25 @@ class Broker:
         await self.until_opened(list(self._keepers))
 
     async def until_opened(self, segment_ids: Iterable[str]) -> None:
-        """Own these, if not yet; returns once they serve, or have failed once, or are gone."""
+        """Have these owned, if they are not yet; returns once they serve, or have failed once, or are gone. Those that
+        other brokers take are waited for no longer than `TAKEN_WITHIN_S`."""
         wanted = list(segment_ids)
-        for segment_id in wanted:
-            self._keep(segment_id)
+        if self._ownership is not None:
+            await self._until_owned(wanted, self._ownership)
+        else:
+            for segment_id in wanted:
+                self._keep(segment_id)
         while any(
             segment_id not in self._segments and segment_id not in self._why_not and segment_id in self._keepers
             for segment_id in wanted
         ):
             await self._opened.wait()
+
+    async def _until_owned(self, segment_ids: list[str], ownership: Ownership) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKEN_WITHIN_S):
+                while any(each not in self._keepers and ownership.owner(each) is None for each in segment_ids):
+                    await ownership.changed.wait()
 
     async def drop(self, segment_id: str) -> None:
         """Let go of a segment for good: it was deleted."""
@@ -176,6 +223,32 @@ class Broker:
             await segment.close()
         self._why_not.pop(segment_id, None)
         self._opened.notify()
+
+    async def _give_up(self, segment_id: str) -> None:
+        """Let another broker have a segment: nothing that was acknowledged is lost, and what is open goes on there."""
+        segment = self._segments.get(segment_id)
+        if segment is None or segment.lost:
+            return  # it is being opened; there is time
+        await segment.drain()
+        segment.lose("it moves to another broker")
+        await self.drop(segment_id)
+        await until_it_succeeds(
+            lambda: self._release(segment),
+            MetastoreError,
+            lambda error: log.warning("give up again", segment=segment_id, error=str(error)),
+        )
+
+    async def _release(self, segment: Segment) -> None:
+        """The owner's record without an owner, unless somebody else has it already. Raises store errors."""
+        owner = OwnerRecord(broker="", url="", generation=segment.ownership.generation)
+        check = segment.ownership.check
+        with suppress(CheckFailed):
+            await self.store.apply(self.store.batch().check(check).put(check.key, owner.encode()))
+
+    def _deposed(self, segment_id: str, owner: OwnerRecord) -> None:
+        segment = self._segments.get(segment_id)
+        if segment is not None and owner.generation > segment.ownership.generation:
+            segment.lose(f"{owner.url or 'nobody'} owns it now")
 
     @property
     def served(self) -> dict[str, Segment]:
@@ -191,9 +264,10 @@ class Broker:
             async with self._opening:
                 try:
                     segment = await open_segment(segment_id, self._around)
-                except SegmentDeleted:
+                except (SegmentDeleted, OwnedElsewhere) as gone:
                     del self._keepers[segment_id]
-                    self._deleted.add(segment_id)
+                    if isinstance(gone, SegmentDeleted):
+                        self._deleted.add(segment_id)
                     self._opened.notify()
                     return
                 await self.topic(segment.record.topic)  # known from now on, so that publishes need no store

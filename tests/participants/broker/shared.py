@@ -1,0 +1,91 @@
+"""Brokers that share an object store, each with its own faults on the way to the metadata store and to the objects."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+from obstore.store import MemoryStore
+
+from metastore.api import Ephemeral
+from metastore.txn import paths
+from participants.api.routes import router
+from participants.broker.broker import Broker
+from participants.ledger.object_storage import ObjectStorage
+from participants.metrics import BrokerMetrics
+from participants.records import OwnerRecord, ProcessRecord
+from participants.segment.segment import Segment
+from service.http import create_app
+from tests.participants.broker.process import NEVER_MS
+from tests.participants.ledger.faulty_bucket import FaultyBucket
+from tests.participants.segment.faulty_store import FaultyStore
+from tests.participants.segment.world import World
+
+SETTLE_MS = 20
+
+
+class SharedBroker:
+    """Made by `start`. `freeze` takes its announcement and its watch events away, and leaves it running: what a
+    process does that was stopped for longer than its lease, in the moment in which it goes on."""
+
+    def __init__(self, world: World, bucket: FaultyBucket, storage: ObjectStorage, url: str) -> None:
+        self.world = world
+        self.url = url
+        self.bucket = bucket
+        self.storage = storage
+        self.store = FaultyStore(world.store.inner)
+        metrics = BrokerMetrics()
+        self.broker = Broker(
+            self.store,
+            storage,
+            url,
+            clock=world.now_ms,
+            metrics=metrics,
+            reconcile_interval_ms=NEVER_MS,
+            settle_ms=SETTLE_MS,
+        )
+        app = create_app("broker", "under test", "0", metrics.registry)
+        app.include_router(router(self.broker))
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url, follow_redirects=False
+        )
+        self.announcement: Ephemeral | None = None
+
+    @classmethod
+    async def start(cls, world: World, objects: MemoryStore, url: str) -> SharedBroker:
+        bucket = FaultyBucket(objects)
+        process = cls(world, bucket, await ObjectStorage.open(bucket), url)
+        await process.broker.start()
+        await process.announce()
+        return process
+
+    async def announce(self) -> None:
+        record = ProcessRecord(url=self.url, storage=self.storage.storage_id)
+        self.announcement = await self.store.ephemeral(paths.broker_process(self.broker.id), record.encode(), 10_000)
+
+    async def freeze(self) -> None:
+        assert self.announcement is not None
+        self.store.events_flow.clear()
+        await self.announcement.close()
+
+    def thaw(self) -> None:
+        self.store.events_flow.set()
+
+    async def stop(self) -> None:
+        self.thaw()
+        if self.announcement is not None:
+            await self.announcement.close()
+        await self.http.aclose()
+        await self.broker.stop()
+        await self.storage.close()
+
+    async def serving(self, segment_id: str) -> Segment:
+        """The segment, once it serves here."""
+        while segment_id not in self.broker.served:
+            await asyncio.sleep(0.001)
+        return self.broker.served[segment_id]
+
+
+async def owner_of(world: World, segment_id: str) -> OwnerRecord | None:
+    record = await world.store.inner.get(paths.segment_owner(segment_id))
+    return OwnerRecord.decode(record.value) if record else None
