@@ -69,17 +69,20 @@ class Consumer:
 
     def _fetch(self, limit: int, wait_ms: int) -> list[Message]:
         self._stay_alive()
-        body = {"consumer": self.name, "max": limit, "wait_ms": wait_ms}
-        path = subscription_path(self.topic, self.subscription, "receive")
-        call = Call("POST", path, content=json_body(body), idempotent=False, wait_s=wait_ms / 1000)
         try:
-            answer = parsed(ReceiveAnswer, self._connection.broker(call))
+            answer = self._request(limit, wait_ms)
         except MetatxnError as error:
             if error.definite:
                 raise
             self._start_over()
             return []
         return [message_of(self.topic, each, each.redelivery_count) for each in answer.messages]
+
+    def _request(self, limit: int, wait_ms: int) -> ReceiveAnswer:
+        body = {"consumer": self.name, "max": limit, "wait_ms": wait_ms}
+        path = subscription_path(self.topic, self.subscription, "receive")
+        call = Call("POST", path, content=json_body(body), idempotent=False, wait_s=wait_ms / 1000)
+        return parsed(ReceiveAnswer, self._connection.broker(call))
 
     def _start_over(self) -> None:
         """An answer was lost, and perhaps messages in it, which the broker believes to be here. So leave, and come
@@ -163,5 +166,5 @@ def _show_life(reference: weakref.ref[Consumer], closed: threading.Event) -> Non
         if consumer is None:
             return
         with contextlib.suppress(MetatxnError):
-            consumer._fetch(0, 0)
+            consumer._request(0, 0)
         del consumer

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import AckOp, Header, decode_op
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
-from metastore.types import FirstVersion
+from metastore.types import Absent, FirstVersion
 from participants.api.models import ReadMessage
 from participants.broker.payloads import message_count, read_messages
 from participants.ledger.chain import RawFrame
@@ -84,8 +84,10 @@ class SegmentSubscription:
         *,
         store: MetadataStore,
         mirror: HeaderMirror,
+        op_numbers: Iterator[int],
         ops_written: Callable[[int], None],
     ) -> None:
+        """`op_numbers` never repeat while this broker owns the segment, whatever becomes of this object."""
         self.segment = segment
         self.definition = definition
         self.cursor = cursor
@@ -96,6 +98,7 @@ class SegmentSubscription:
         self.dropped = False
         self._store = store
         self._mirror = mirror
+        self._op_numbers = op_numbers
         self._ops_written = ops_written
         self._cursor_store = CursorStore(
             store,
@@ -110,7 +113,6 @@ class SegmentSubscription:
         self._in_flight: dict[tuple[TxnId, Ack], asyncio.Task[None]] = {}
         self._finishing: set[TxnId] = set()
         self._reading = asyncio.Lock()
-        self._next_op = 0
 
     # -- acknowledging -----------------------------------------------------------------------------------------
 
@@ -214,8 +216,7 @@ class SegmentSubscription:
             self.pending.stored(txn_id, ack)
 
     def _op(self, ack: Ack) -> tuple[int, AckOp]:
-        self._next_op += 1
-        return self._next_op, AckOp(
+        return next(self._op_numbers), AckOp(
             segment=self.segment.id,
             subscription=self.definition.name,
             incarnation=self.definition.record.incarnation,
@@ -583,7 +584,7 @@ class SegmentSubscription:
             if header is not None:
                 self._on_final(txn_id, header)
             return refusal(txn_id, header)
-        return prepared(txn_id)
+        return prepared(txn_id) if lost.check == Absent(paths.prepared(txn_id)) else lost
 
     def _conflict(self, ack: Ack, conflict: AckConflict) -> ServiceError:
         return ServiceError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,6 +33,7 @@ class SegmentSubscriptions:
         self._store = store
         self._mirror = mirror
         self._ops_written = ops_written
+        self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
         self._opening = asyncio.Lock()
 
@@ -63,6 +65,7 @@ class SegmentSubscriptions:
                 versions,
                 store=self._store,
                 mirror=self._mirror,
+                op_numbers=self._op_numbers,
                 ops_written=self._ops_written,
             )
             try:

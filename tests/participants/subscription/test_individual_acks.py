@@ -405,6 +405,26 @@ async def test_an_ack_on_its_way_when_the_subscription_is_dropped_never_lands(co
     assert await consuming.world.operations(txn) == []
 
 
+async def test_an_ack_of_an_earlier_life_does_not_count_in_the_next_one(consuming: Consuming) -> None:
+    """The subscription is created again before its operations are deleted, and the transaction goes on."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    held = consuming.world.store.fault(Fault(CLEANUP, hold_before=True))
+    dropping = asyncio.create_task(consuming.ask("DELETE", "/subscriptions/s"))
+    await held.reached.wait()
+    await consuming.subscribe()
+    assert await consuming.values() == [0, 1]
+    await consuming.acked(ids[1:], txn)
+    assert len(await consuming.world.operations(txn)) == 2
+    await consuming.commit(txn)
+    held.go.set()
+    assert (await dropping).status_code == 204
+    assert await consuming.redeliver() == 1 and await consuming.values() == [0]
+    assert await consuming.world.operations(txn) == []
+
+
 async def test_what_a_crash_left_of_a_dropped_subscription_goes_with_the_next_start(consuming: Consuming) -> None:
     await consuming.subscribe()
     ids = await consuming.publish_each(*range(2))
