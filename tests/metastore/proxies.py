@@ -13,7 +13,16 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self._target = port
         self._connections: set[asyncio.Task[None]] = set()
+        self._awaited: tuple[bytes, bool, asyncio.Event] | None = None
+        self._dropping = False
         self.holding = False
+
+    def hold_from(self, part: bytes, *, forward: bool) -> asyncio.Event:
+        """Be `holding` from the request on that has `part` in it, until `cut`. Without `forward` it is lost itself, and
+        all after it. The event is set when it has come."""
+        met = asyncio.Event()
+        self._awaited = (part, forward, met)
+        return met
 
     @property
     def endpoint(self) -> str:
@@ -38,13 +47,23 @@ class Proxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bool) -> None:
         while data := await reader.read(1 << 16):
-            if not (held and self.holding):
+            if not held:
+                self._look_at(data)
+            if not (self.holding if held else self._dropping):
                 writer.write(data)
         raise EOFError
 
+    def _look_at(self, requests: bytes) -> None:
+        """The part that is awaited is short, and whoever sends it sends it at once: it never comes in two reads."""
+        if self._awaited and self._awaited[0] in requests:
+            _, forward, met = self._awaited
+            self._awaited = None
+            self.holding, self._dropping = True, not forward
+            met.set()
+
     def cut(self) -> None:
         """End all connections; new ones are forwarded as ever."""
-        self.holding = False
+        self.holding = self._dropping = False
         for connection in self._connections:
             connection.cancel()
 
