@@ -135,6 +135,11 @@ def acks_by_subscription(segment: str, subscription: str) -> str:
     return f"{acks_by_segment(segment)}{escape(subscription)}/"
 
 
+def op_of_write_entry(entry: str) -> str:
+    """The key of the operation record behind an entry of the index `writes-by-segment`."""
+    return OPS + entry.split("/", 1)[1]
+
+
 def ack_entry(op_key: str) -> str | None:
     """The entry in the index `acks-by-segment-subscription` of the operation record with this key; None if it is a
     write's."""
@@ -169,8 +174,13 @@ def final_state_entry(state: TxnState, finalized_ms: int, txn_id: str) -> str:
     return f"{FINAL_STATE_INDEX}{state}/{number(finalized_ms)}/{txn_id}"
 
 
+def segment_states(segment: str) -> str:
+    """Prefix of the outcomes and snapshots of one segment."""
+    return f"{SEGMENT_STATES}{escape(segment)}/"
+
+
 def outcomes(segment: str) -> str:
-    return f"{SEGMENT_STATES}{escape(segment)}/outcome/"
+    return f"{segment_states(segment)}outcome/"
 
 
 def outcome(segment: str, txn_id: TxnId) -> str:
@@ -179,7 +189,7 @@ def outcome(segment: str, txn_id: TxnId) -> str:
 
 def dedup_snapshots(segment: str) -> str:
     """Prefix of every snapshot of one segment's dedup table."""
-    return f"{SEGMENT_STATES}{escape(segment)}/dedup/"
+    return f"{segment_states(segment)}dedup/"
 
 
 def dedup_chunk(segment: str, snapshot: str, chunk: int) -> str:
