@@ -384,6 +384,27 @@ def damages() -> Iterator[Damage]:
     yield Damage("ledgers out of order", {segment: segment_value(ledgers=two)}, segment, "not in order")
     unsealed = [{"id": 1, "storage": "b"}, {"id": 2, "storage": "b"}]
     yield Damage("two unsealed ledgers", {segment: segment_value(ledgers=unsealed)}, segment, "not sealed")
+    sealed = [{"id": 1, "storage": "b", "entries": 4}]
+    endless = segment_value(state="sealed", ledgers=[{"id": 1, "storage": "b"}])
+    yield Damage("sealed without a length", {segment: endless}, segment, "no final length")
+    yield Damage("active with children", {segment: segment_value(children=[SEGMENTS[1]])}, segment, "two ways")
+    childless = segment_value(state="sealed", ledgers=sealed, children=["x"])
+    yield Damage("child that is none", {segment: childless}, segment, "child x does not exist")
+    orphan = segment_value(state="sealed", ledgers=sealed, children=[SEGMENTS[1]])
+    yield Damage("child of somebody else", {segment: orphan}, segment, "does not name it as a parent")
+    yield Damage("parent of somebody else", {segment: segment_value(parents=[SEGMENTS[1]])}, segment, "as a child")
+    yield Damage("parent that is none", {segment: segment_value(parents=["x"])}, segment, "parent x does not exist")
+    claim = {"other": SEGMENTS[1], "child": "x", "claimed_ms": 1}
+    yield Damage("claimed alone", {segment: segment_value(merge=claim)}, segment, "which is not")
+    snapshot = {"name": "3-opened", "chunks": 1, "through": 1}
+    yield Damage("chunk missing", {segment: segment_value(dedup=snapshot)}, segment, "is missing")
+    chunk = paths.dedup_chunk(SEGMENT, "3-opened", 1)
+    whole = {segment: segment_value(dedup=snapshot), paths.dedup_chunk(SEGMENT, "3-opened", 0): b"{}", chunk: b"{}"}
+    yield Damage("chunk too many", whole, chunk, "one more")
+    lost = paths.dedup_chunk("x", "3-opened", 1)
+    yield Damage("chunk without segment", {lost: b"{}"}, lost, "does not exist")
+    yield Damage("chunk key", {lost[:-1]: b"{}"}, lost[:-1], "malformed")
+    yield Damage("trimmed to nowhere", {segment: segment_value(first_position="x")}, segment, "`first_position`")
     yield Damage("owner undecodable", {owner: b"x"}, owner, "cannot be read")
     zero = packed({"broker": "b", "url": "u", "generation": 0})
     yield Damage("owner of generation zero", {owner: zero}, owner, "begin with 1")
