@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -157,6 +159,35 @@ def test_dead_letters_through_the_library(client: metatxn.Client, new_topic: New
             consumer.negative_acknowledge(message)
         eventually(lambda: values(client, dead), [b"poison"])
         eventually(lambda: client.subscription(topic, "s").segments[0].backlog, 0)
+
+
+def test_pending_acknowledgements_survive_kill_9(tmp_path: Path) -> None:
+    """Scenarios 82, 83, 107: a real process dies twice; nothing is lost, and nothing comes again."""
+    server = DevServer(tmp_path / "data")
+    server.start()
+    with metatxn.connect(server.broker_url) as client:
+        client.create_topic("t")
+        send(client, "t", *range(6))
+        consumer = client.subscribe("t", "s", "shared", "earliest")
+        held = taken(consumer)
+        committed, opened, aborted = client.begin(600_000), client.begin(600_000), client.begin(600_000)
+        for txn, message in ((committed, held[0]), (opened, held[1]), (aborted, held[2])):
+            consumer.acknowledge(message, txn)
+        consumer.acknowledge(held[3])
+        committed.commit()
+        server.stop(signal.SIGKILL)
+    server.start()
+    with metatxn.connect(server.broker_url) as client:
+        with client.subscribe("t", "s", "shared", "earliest") as again:
+            assert [message.value for message in taken(again)] == [4, 5]
+        client.attach(opened.id).commit()
+        client.attach(aborted.id).abort()
+        eventually(lambda: client.subscription("t", "s").segments[0].pending_acks, {})
+        server.stop(signal.SIGKILL)
+    server.start()
+    with metatxn.connect(server.broker_url) as client, client.subscribe("t", "s", "shared", "earliest") as last:
+        assert [message.value for message in taken(last)] == [2, 4, 5]
+    server.stop()
 
 
 def run(dev: DevServer, *arguments: str) -> subprocess.CompletedProcess[str]:
