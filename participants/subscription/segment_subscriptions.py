@@ -50,13 +50,16 @@ class SegmentSubscriptions:
                 self._segment.spawn(self._delete(definition.name, last))
 
     async def get(self, definition: Definition) -> SegmentSubscription:
-        """This incarnation on this segment. Raises the store's errors."""
+        """This incarnation on this segment. Raises NOT_FOUND when it is dropped, and the store's errors."""
         async with self._opening:
             known = self._open.get(definition.name)
             if known is not None and known.definition == definition and not known.dropped:
                 return known
             if known is not None:
                 known.drop()
+            stored = await self._store.get(definition.check.key)
+            if stored is None or stored.version != definition.check.version:
+                raise definition.missing()
             cursor, versions = await CursorStore.load(self._store, self._segment.id, definition)
             found = SegmentSubscription(
                 self._segment,

@@ -57,7 +57,8 @@ class Subscription:
         self._changed = Signal()
         self._expiry: asyncio.TimerHandle | None = None
         self._turn = 0
-        self._dropped = False
+        self.gone = False
+        """It is dropped, or its topic is deleted."""
         self._parts: list[SegmentSubscription] = []
         """As they were found last."""
         self._elsewhere: dict[str, ServiceError] = {}
@@ -106,19 +107,23 @@ class Subscription:
             self._watch_silence()
 
     async def _take(self, parts: Sequence[SegmentSubscription], consumer: str, limit: int) -> list[Given]:
-        """From every segment in turn, so that none starves."""
+        """From every segment in turn, so that none starves; children once their parents have nothing left."""
         self._turn += 1
+        turn = self._turn % max(len(parts), 1)
+        left = [*parts[turn:], *parts[:turn]]
         given: list[Given] = []
-        for number in range(len(parts)):
-            part = parts[(self._turn + number) % len(parts)]
-            room = RECEIVE_BYTES - sum(each.size_bytes for each in given)
-            if len(given) < limit and room > 0 and self._is_due(part, parts):
+        while due := [part for part in left if self._is_due(part, parts)]:
+            left = [part for part in left if part not in due]
+            for part in due:
+                room = RECEIVE_BYTES - sum(each.size_bytes for each in given)
+                if len(given) >= limit or room <= 0:
+                    return given
                 try:
                     given += await part.take(consumer, limit - len(given), room)
                 except ServiceError:
                     if not given:
                         raise
-                    break  # what other segments gave must reach the consumer
+                    return given  # what other segments gave must reach the consumer
         return given
 
     def _is_due(self, part: SegmentSubscription, parts: Sequence[SegmentSubscription]) -> bool:
@@ -139,7 +144,7 @@ class Subscription:
             self._expiry.cancel()
             self._expiry = None
         at = self._sessions.next_expiry_s()
-        if at is not None and not self._dropped:
+        if at is not None and not self.gone:
             self._expiry = asyncio.get_running_loop().call_at(at, self._expire)
 
     def _expire(self) -> None:
@@ -215,15 +220,27 @@ class Subscription:
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        self._dropped = True
+        self.gone = True
         if self._expiry is not None:
             self._expiry.cancel()
         self._changed.notify()
 
     async def _find_parts(self) -> list[SegmentSubscription]:
         """One for each segment that this broker owns. A segment that was opened again has given nothing yet."""
-        if self._dropped:
+        if self.gone:
             raise self.definition.missing()
+        try:
+            parts, elsewhere = await self._look_for_parts()
+        except ServiceError as error:
+            if error.code is ErrorCode.NOT_FOUND:
+                self.close()
+            raise
+        if not parts and elsewhere:
+            raise next(iter(elsewhere.values()))
+        self._parts, self._elsewhere = parts, elsewhere
+        return parts
+
+    async def _look_for_parts(self) -> tuple[list[SegmentSubscription], dict[str, ServiceError]]:
         parts: list[SegmentSubscription] = []
         elsewhere: dict[str, ServiceError] = {}
         for segment_id in (await self._layout(self.definition.topic)).segments:
@@ -237,7 +254,4 @@ class Subscription:
             part = await segment.subscriptions.get(self.definition)
             part.on_dead = self._dead_letters.send
             parts.append(part)
-        if not parts and elsewhere:
-            raise next(iter(elsewhere.values()))
-        self._parts, self._elsewhere = parts, elsewhere
-        return parts
+        return parts, elsewhere

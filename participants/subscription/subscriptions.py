@@ -43,7 +43,9 @@ class Subscriptions:
     async def get(self, topic: str, name: str) -> Subscription:
         """Raises NOT_FOUND."""
         known = self._served.get((topic, name))
-        return known or self._serve(await self._definitions.get(topic, name))
+        if known is not None and not known.gone:
+            return known
+        return self._serve(await self._definitions.get(topic, name))
 
     async def drop(self, topic: str, name: str) -> None:
         """It is gone at once; what it left in the store goes before this returns. Raises NOT_FOUND."""
@@ -62,7 +64,7 @@ class Subscriptions:
         """The one object of this incarnation: consumers and what they hold are known to it alone."""
         key = (definition.topic, definition.name)
         known = self._served.get(key)
-        if known is not None and known.definition == definition:
+        if known is not None and known.definition == definition and not known.gone:
             return known
         if known is not None:
             known.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -289,3 +290,50 @@ async def test_a_topic_of_several_segments_is_one_subscription(world: World, tmp
     shown = (await consuming.asked("GET", "/subscriptions/s"))["segments"]
     assert len(shown) == 3 and sum(part["unacked"] for part in shown) == 30
     await consuming.process.stop()
+
+
+async def test_89_a_split_keeps_the_order_of_keys_and_loses_nothing(consuming: Consuming) -> None:
+    """Messages of the parent come before those of its children; acks on both end with one transaction."""
+    await consuming.subscribe("ordered", kind="failover")
+    await consuming.subscribe("late", kind="shared", initial="latest")
+    for start in (0, 20):
+        messages = [{"key": str(number % 5), "value": start + number} for number in range(20)]
+        await consuming.asked("POST", "/messages", {"messages": messages})
+        if not start:
+            path = f"/v1/segments/{quote(consuming.segments[0], safe='')}/split"
+            answer = await consuming.process.http.post(path, json={})
+            assert answer.status_code == 200, answer.text
+            consuming.segments += answer.json()["children"]
+    assert await consuming.values("ordered", limit=5) == list(range(5))
+    rest = [await consuming.receive("ordered", limit=7) for _ in range(10)]
+    values = [message["value"] for part in rest for message in part]
+    assert values[:15] == list(range(5, 20)) and sorted(values) == list(range(5, 40))
+    for key in range(5):
+        assert [value for value in values if value % 5 == key] == list(range(5 + key, 40, 5))
+    txn = await consuming.world.begin()
+    await consuming.acked([message["message_id"] for part in rest for message in part], txn, name="ordered")
+    await consuming.crash()
+    await consuming.commit(txn)
+    assert await consuming.values("ordered") == list(range(5))
+    late = await consuming.values("late")
+    assert sorted(value for value in late if value >= 20) == list(range(20, 40)), "children begin at their start"
+
+
+async def test_85_deleting_the_topic_leaves_nothing_and_its_next_life_knows_no_subscription(
+    consuming: Consuming,
+) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(3))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    await consuming.acked(ids[1:2])
+    assert (await consuming.ask("DELETE", "")).status_code == 204
+    for prefix in (paths.CURSORS, paths.ACKS_INDEX, paths.OPS):
+        assert await consuming.keys(prefix) == []
+    await consuming.world.commit(txn)
+    consuming.segments = await consuming.process.create("t")
+    assert (await consuming.ask("GET", "/subscriptions/s")).status_code == 404
+    await consuming.subscribe()
+    await consuming.publish("new")
+    assert await consuming.values() == ["new"]
+    assert await consuming.findings() == []
