@@ -12,7 +12,8 @@ import random
 import signal
 import threading
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 import metatxn
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
+from tests.servers import EtcdServer, ZooKeeperServer
 
 WRITERS = 3
 KEYS_EACH = 4
@@ -100,10 +102,28 @@ def orders(client: metatxn.Client) -> dict[str, list[int]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("restarts", [0, 3])
-def test_89_91_118_writers_go_on_while_segments_are_split_and_merged(tmp_path: Path, restarts: int) -> None:
+@contextmanager
+def store(kind: str, directory: Path) -> Iterator[list[str]]:
+    """The options that name the metadata store."""
+    if kind == "sqlite":
+        yield []
+    elif kind == "etcd":
+        with EtcdServer(directory / kind) as etcd:
+            yield ["--store", f"etcd://{etcd.endpoint}"]
+    else:
+        with ZooKeeperServer(directory / kind) as zookeeper:
+            yield ["--store", f"zk://{zookeeper.endpoint}"]
+
+
+@pytest.mark.parametrize(("kind", "restarts"), [("sqlite", 0), ("sqlite", 3), ("etcd", 3), ("zookeeper", 3)])
+def test_89_91_118_writers_go_on_while_segments_are_split_and_merged(tmp_path: Path, kind: str, restarts: int) -> None:
+    with store(kind, tmp_path) as options:
+        story(tmp_path / "data", options, restarts)
+
+
+def story(data_dir: Path, options: list[str], restarts: int) -> None:
     dice = random.Random(restarts)
-    server = DevServer(tmp_path / "data")
+    server = DevServer(data_dir, *options)
     server.start()
     ports = [int(url.rpartition(":")[2]) for url in (server.coordinator_url, server.broker_url)]
     with metatxn.connect(server.coordinator_url, request_timeout_s=PATIENCE_S) as client:
@@ -117,7 +137,7 @@ def test_89_91_118_writers_go_on_while_segments_are_split_and_merged(tmp_path: P
                 change_layout(client, dice)
                 if change % 4 == 3 and change // 4 < restarts:
                     server.stop(signal.SIGKILL)
-                    server = DevServer(tmp_path / "data", port=ports[0], broker_port=ports[1])
+                    server = DevServer(data_dir, *options, port=ports[0], broker_port=ports[1])
                     server.start()
                 for writer, before in zip(writers, seen, strict=True):
                     eventually(partial(progressed, writer, before), True, PATIENCE_S)
