@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import metatxn
-from tests.metatxn.dev_server import DevServer
+from tests.metatxn.dev_server import COMMAND, DevServer
 from tests.metatxn.waiting import eventually
 from tests.servers import EtcdServer, ZooKeeperServer
 
@@ -103,27 +104,33 @@ def orders(client: metatxn.Client) -> dict[str, list[int]]:
 
 
 @contextmanager
-def store(kind: str, directory: Path) -> Iterator[list[str]]:
-    """The options that name the metadata store."""
+def store(kind: str, directory: Path) -> Iterator[str]:
+    """The URL of a metadata store."""
     if kind == "sqlite":
-        yield []
+        yield f"sqlite:///{directory / 'metadata.db'}"
     elif kind == "etcd":
         with EtcdServer(directory / kind) as etcd:
-            yield ["--store", f"etcd://{etcd.endpoint}"]
+            yield f"etcd://{etcd.endpoint}"
     else:
         with ZooKeeperServer(directory / kind) as zookeeper:
-            yield ["--store", f"zk://{zookeeper.endpoint}"]
+            yield f"zk://{zookeeper.endpoint}"
+
+
+def assert_lawful(url: str) -> None:
+    """Nothing in the store contradicts the layout, while it is being served."""
+    done = subprocess.run([*COMMAND, "store", "check", "--store", url], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("kind", "restarts"), [("sqlite", 0), ("sqlite", 3), ("etcd", 3), ("zookeeper", 3)])
 def test_89_91_118_writers_go_on_while_segments_are_split_and_merged(tmp_path: Path, kind: str, restarts: int) -> None:
-    with store(kind, tmp_path) as options:
-        story(tmp_path / "data", options, restarts)
+    with store(kind, tmp_path) as url:
+        story(tmp_path / "data", url, restarts)
 
 
-def story(data_dir: Path, options: list[str], restarts: int) -> None:
+def story(data_dir: Path, url: str, restarts: int) -> None:
     dice = random.Random(restarts)
-    server = DevServer(data_dir, *options)
+    server = DevServer(data_dir, "--store", url)
     server.start()
     ports = [int(url.rpartition(":")[2]) for url in (server.coordinator_url, server.broker_url)]
     with metatxn.connect(server.coordinator_url, request_timeout_s=PATIENCE_S) as client:
@@ -137,7 +144,7 @@ def story(data_dir: Path, options: list[str], restarts: int) -> None:
                 change_layout(client, dice)
                 if change % 4 == 3 and change // 4 < restarts:
                     server.stop(signal.SIGKILL)
-                    server = DevServer(data_dir, *options, port=ports[0], broker_port=ports[1])
+                    server = DevServer(data_dir, "--store", url, port=ports[0], broker_port=ports[1])
                     server.start()
                 for writer, before in zip(writers, seen, strict=True):
                     eventually(partial(progressed, writer, before), True, PATIENCE_S)
@@ -150,4 +157,7 @@ def story(data_dir: Path, options: list[str], restarts: int) -> None:
         expected = {key: list(range(count)) for writer in writers for key, count in writer.committed.items() if count}
         eventually(lambda: orders(client), expected, PATIENCE_S)
         assert len(client.topic(TOPIC).segments) > 12
+        assert_lawful(url)
+        client.delete_topic(TOPIC)
+        assert_lawful(url)
     assert server.stop() == 0
