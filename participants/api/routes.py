@@ -83,6 +83,14 @@ RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Sto
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 
 
+def _authorization(request: Request) -> str | None:
+    return request.headers.get("authorization")
+
+
+Shown = Annotated[str | None, Depends(_authorization)]
+"""What the caller showed, to be passed on to the owners of segments that are not here."""
+
+
 class StrictRoute(APIRoute):
     """A route that refuses query parameters it does not know: a misspelt `txn_id` must not become a publish outside
     of any transaction."""
@@ -254,13 +262,17 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_topic("produce")],
     )
     async def publish_messages(
-        topic: TopicPath, request: PublishMessagesRequest, caller: Caller, txn_id: TxnIdQuery = None
+        topic: TopicPath,
+        request: PublishMessagesRequest,
+        caller: Caller,
+        shown: Shown,
+        txn_id: TxnIdQuery = None,
     ) -> PublishMessagesAnswer:
         """Publish JSON messages, routed by key, inside a transaction or outside."""
         if request.sequence is not None and request.producer is None:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
-        options = PublishOptions(txn_id, request.producer, request.sequence)
+        options = PublishOptions(txn_id, request.producer, request.sequence, shown)
         return PublishMessagesAnswer(message_ids=await messages.publish(topic, request.messages, options))
 
     @api.get(
@@ -271,6 +283,7 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
     )
     async def browse_messages(
         topic: TopicPath,
+        shown: Shown,
         after: TokenQuery = None,
         max: Annotated[int, Query(ge=1, le=1000)] = 100,
         isolation: Isolation = "read_committed",
@@ -278,7 +291,7 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         wait_ms: WaitQuery = 0,
     ) -> ReadMessagesAnswer:
         """Browse a topic without a subscription; an empty `messages` means nothing more is readable now."""
-        return await messages.browse(topic, after, max, isolation, revision, wait_ms)
+        return await messages.browse(topic, after, max, isolation, revision, wait_ms, shown)
 
 
 def _detail(segment: Segment, broker: Broker) -> SegmentDetail:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, suppress
 
+import httpx
 import structlog
 
 from metastore.api import MetadataStore
@@ -21,6 +22,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from participants.broker.layout import Layout
 from participants.broker.ownership import SETTLE_MS, Ownership
+from participants.broker.peers import RemoteSegment
 from participants.broker.topics import Topics
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
@@ -87,6 +89,8 @@ class Broker:
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._topic_cache: dict[str, TopicRecord] = {}
         self._opened = Signal()
+        self.peers: httpx.AsyncClient | None = None
+        """The way to other brokers, once there is something to ask them: making one is slow."""
         self._exit = AsyncExitStack()
         self._reconciler: asyncio.Task[None] | None = None
         self._resyncs_counted = 0
@@ -119,6 +123,8 @@ class Broker:
         await asyncio.gather(*(segment.close() for segment in segments))
         if not self.storage.exclusive:
             await asyncio.gather(*map(self._release, segments), return_exceptions=True)
+        if self.peers is not None:
+            await self.peers.aclose()
         await self._exit.aclose()
 
     @property
@@ -158,6 +164,20 @@ class Broker:
         if segment_id in self._keepers:
             raise _unavailable(segment_id, self._why_not.get(segment_id, "it is being opened"))
         raise await self._not_here(segment_id)
+
+    async def anywhere(self, segment_id: str, authorization: str | None = None) -> Segment | RemoteSegment:
+        """The segment, wherever it is served; `authorization` is what the caller showed us. Raises as `segment`."""
+        try:
+            return await self.segment(segment_id)
+        except ServiceError as error:
+            if error.code is not ErrorCode.NOT_OWNER:
+                raise
+            url = str(error.members["owner_url"])
+        stored = await self.store.get(paths.segment(segment_id))
+        if stored is None:
+            return await self.segment(segment_id)  # deleted meanwhile: it says so
+        self.peers = self.peers or httpx.AsyncClient()
+        return RemoteSegment(segment_id, SegmentRecord.decode(stored.value), url, self.peers, authorization)
 
     async def _not_here(self, segment_id: str) -> ServiceError:
         """Why a segment that this broker does not keep is not served."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
@@ -16,6 +17,7 @@ from participants.broker import schemas
 from participants.broker.broker import Broker
 from participants.broker.names import BrowseToken, MessageId
 from participants.broker.payloads import encode_messages, read_messages
+from participants.broker.peers import RemoteSegment
 from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
 from participants.records import SegmentRecord, TopicRecord
@@ -23,11 +25,15 @@ from participants.segment.segment import Entry, Page, Segment
 from service.problems import ErrorCode, ServiceError
 
 BROWSE_BYTES = 1 << 20
+Part = Segment | RemoteSegment
+"""A segment of the topic, served here or by another broker."""
 
 
 async def read_page(
-    segment: Segment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
+    segment: Segment | RemoteSegment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
 ) -> Page:
+    if isinstance(segment, RemoteSegment):
+        return await segment.read(after, max_bytes, isolation, revision)
     if after > segment.buffer.last_durable:
         raise ServiceError(
             ErrorCode.INVALID_ARGUMENT,
@@ -68,6 +74,8 @@ class PublishOptions:
     txn_id: TxnId | None
     producer: str | None
     sequence: int | None
+    authorization: str | None = None
+    """What the caller showed, for the owners of other segments."""
 
 
 class Messages:
@@ -86,7 +94,7 @@ class Messages:
         if topic.arrow_schema is not None:
             values = [message.value for message in messages]
             schemas.check_values_fit(topic_name, schemas.decode_schema(topic.arrow_schema), values)
-        segments = await self._segments(topic)
+        segments = await self._segments(topic, authorization=options.authorization)
         hashes = self._hashes(messages, options, segments)
         ids = self._appended_before(messages, hashes, options, segments)
         while left := [index for index in range(len(messages)) if index not in ids]:
@@ -111,10 +119,11 @@ class Messages:
                 raise _one_error(errors, len(results), options, some_taken=bool(ids))
             if len(ids) < len(messages):
                 self._broker.forget_topic(topic_name)
-                segments = await self._segments(await self._broker.topic(topic_name))
+                topic = await self._broker.topic(topic_name)
+                segments = await self._segments(topic, authorization=options.authorization)
         return [ids[index] for index in range(len(messages))]
 
-    def _hashes(self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[Segment]) -> list[int]:
+    def _hashes(self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[Part]) -> list[int]:
         """Where each message goes. Those without a key go together: with a sequence where a retry goes too."""
         if options.sequence is not None:
             default = hash_of_key(f"{options.producer}/{options.sequence}")
@@ -128,7 +137,7 @@ class Messages:
         messages: Sequence[Message],
         hashes: Sequence[int],
         options: PublishOptions,
-        segments: Sequence[Segment],
+        segments: Sequence[Part],
     ) -> dict[int, str]:
         """A retry is asked first where it may have been appended: at segments sealed since (DESIGN §5.13)."""
         ids: dict[int, str] = {}
@@ -149,6 +158,7 @@ class Messages:
         isolation: Isolation,
         revision: Revision | None,
         wait_ms: int,
+        authorization: str | None = None,
     ) -> ReadMessagesAnswer:
         """Up to `limit` messages behind `token`. Waits up to `wait_ms` for the first one."""
         places = dict(token.places) if token else {}
@@ -159,19 +169,20 @@ class Messages:
             self._broker.forget_topic(topic_name)  # the layout is taken after the revision (DESIGN §7)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         while True:
-            segments = await self._segments(await self._broker.topic(topic_name), places)
+            segments = await self._segments(await self._broker.topic(topic_name), places, authorization)
             if not set(places) <= {segment.id for segment in segments}:
                 raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
-            changes = [segment.changed.next() for segment in segments]
+            changes = [segment.changed.next() for segment in segments if isinstance(segment, Segment)]
             found = await self._collect(segments, places, limit, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
             if found or left <= 0 or isolation == "snapshot":
                 return ReadMessagesAnswer(messages=found, next=str(BrowseToken(places, revision)), revision=revision)
-            await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            remote = [segment for segment in segments if isinstance(segment, RemoteSegment)]
+            await _first_change(changes, remote, places, isolation, left)
 
     async def _collect(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[Part],
         places: dict[str, tuple[Position, int]],
         limit: int,
         isolation: Isolation,
@@ -185,7 +196,8 @@ class Messages:
             if not unread.isdisjoint(segment.record.parents):
                 unread.add(segment.id)
                 continue
-            at, taken = places.get(segment.id, (segment.ledgers.start, 0))
+            start = segment.start if isinstance(segment, RemoteSegment) else segment.ledgers.start
+            at, taken = places.get(segment.id, (start, 0))
             end = False
             while not end and len(found) < limit:
                 page = await read_page(segment, at, BROWSE_BYTES, isolation, revision)
@@ -204,16 +216,44 @@ class Messages:
                 unread.add(segment.id)
         return found
 
-    async def _segments(self, topic: TopicRecord, wanted: Iterable[str] = ()) -> list[Segment]:
+    async def _segments(
+        self, topic: TopicRecord, wanted: Iterable[str] = (), authorization: str | None = None
+    ) -> list[Part]:
         """All of the topic's, parents before their children. What is cached may lack children that another broker has
         made."""
         known = set(topic.segments)
-        segments = [await self._broker.segment(segment_id) for segment_id in topic.segments]
+        anywhere = self._broker.anywhere
+        segments = [await anywhere(segment_id, authorization) for segment_id in topic.segments]
         if not known.issuperset(wanted) or any(not known.issuperset(s.record.children) for s in segments):
             self._broker.forget_topic(topic.name)
             newest = await self._broker.topic(topic.name)
-            segments += [await self._broker.segment(s) for s in newest.segments if s not in known]
+            segments += [await anywhere(s, authorization) for s in newest.segments if s not in known]
         return segments
+
+
+async def _first_change(
+    changes: Sequence[asyncio.Future[None]],
+    remote: Sequence[RemoteSegment],
+    places: Mapping[str, tuple[Position, int]],
+    isolation: Isolation,
+    timeout_s: float,
+) -> None:
+    """Until a segment here has changed, another broker has something new, or `timeout_s` is over."""
+    asked = [
+        asyncio.ensure_future(segment.read(places[segment.id][0], 1, isolation, None, timeout_s))
+        for segment in remote
+        if segment.id in places and not segment.ended_at(places[segment.id][0])
+    ]
+    waiting: list[asyncio.Future[Any]] = [*changes, *asked]
+    try:
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(timeout_s)  # all of it is sealed and was read
+    finally:
+        for request in asked:
+            request.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 def _entry(
@@ -269,7 +309,7 @@ def _definite(error: BaseException) -> bool:
     return isinstance(error, MetastoreError) and error.definite
 
 
-def _covering(segments: Sequence[Segment], hashed: int) -> Segment:
+def _covering(segments: Sequence[Part], hashed: int) -> Part:
     """The active segment that takes the key, else the last sealed one, which says why it does not."""
     holding = [segment for segment in segments if _holds(segment.record, hashed)]
     return next((segment for segment in holding if segment.record.state == "active"), holding[-1])

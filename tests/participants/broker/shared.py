@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import httpx
 from obstore.store import MemoryStore
@@ -50,6 +51,11 @@ class SharedBroker:
             transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url, follow_redirects=False
         )
         self.announcement: Ephemeral | None = None
+
+    def can_reach(self, others: Iterable[SharedBroker]) -> None:
+        """Requests to other brokers are called in-process, too."""
+        mounts = {other.url: other.http._transport for other in others}
+        self.broker.peers = httpx.AsyncClient(mounts=mounts)
 
     @classmethod
     async def start(cls, world: World, objects: MemoryStore, url: str) -> SharedBroker:

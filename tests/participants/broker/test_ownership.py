@@ -218,7 +218,7 @@ async def test_a_broker_that_stops_lets_go_at_once(start: Start, world: World) -
 
 async def test_a_record_that_cannot_be_given_up_now_is_given_up_later(start: Start, world: World) -> None:
     first = await start()
-    names = await create(first, 8)
+    names = await create(first, 24)
     await spread([first], names)
     for _ in range(3):
         first.store.fault(Fault(puts("/segment-owner/"), before=StoreUnavailable("gone")))

@@ -1,0 +1,116 @@
+"""Goal: a topic whose segments are on several brokers is published to and browsed through any of them.
+
+Method: three brokers in-process that share an object store; every request goes to each one in turn. Brokers ask the
+owners of what they lack, and nobody further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from obstore.store import MemoryStore
+
+from tests.participants.broker.shared import SharedBroker
+from tests.participants.broker.test_ownership import create, spread
+from tests.participants.segment.world import World
+
+MESSAGES = [{"key": f"k{number}", "value": number} for number in range(40)]
+
+
+@pytest.fixture
+async def brokers(world: World) -> AsyncIterator[list[SharedBroker]]:
+    objects = MemoryStore()
+    started = [await SharedBroker.start(world, objects, f"http://broker-{number}") for number in range(3)]
+    for broker in started:
+        broker.can_reach(started)
+    names = await create(started[0], 30)
+    await spread(started, names)
+    yield started
+    await asyncio.gather(*(broker.stop() for broker in started))
+
+
+async def browsed(broker: SharedBroker, **params: Any) -> list[Any]:
+    """Every value, page by page."""
+    found: list[Any] = []
+    token = None
+    while True:
+        answer = await broker.http.get(
+            "/v1/topics/t/messages", params={**params, **({"after": token} if token else {})}
+        )
+        assert answer.status_code == 200, answer.text
+        if not answer.json()["messages"]:
+            return found
+        found += [message["value"] for message in answer.json()["messages"]]
+        token = answer.json()["next"]
+
+
+async def test_any_broker_takes_messages_for_all_segments_and_shows_those_of_all(
+    brokers: list[SharedBroker], world: World
+) -> None:
+    for number, broker in enumerate(brokers):
+        txn = await world.begin()
+        body = {"messages": MESSAGES, "producer": f"p{number}", "sequence": 1}
+        ids = []
+        for _ in range(2):  # a retry, at the same broker and at another
+            answer = await broker.http.post("/v1/topics/t/messages", params={"txn_id": str(txn)}, json=body)
+            assert answer.status_code == 200, answer.text
+            ids.append(answer.json()["message_ids"])
+        again = await brokers[number - 1].http.post("/v1/topics/t/messages", params={"txn_id": str(txn)}, json=body)
+        assert ids[0] == ids[1] == again.json()["message_ids"]
+        assert len(set(ids[0])) == len(MESSAGES)
+        await (world.commit(txn) if number != 1 else world.abort(txn))
+    wanted = sorted(list(range(40)) * 2)
+    for broker in brokers:
+        while sorted(await browsed(broker, max=7)) != wanted:
+            await asyncio.sleep(0.001)
+        assert sorted(await browsed(broker, isolation="snapshot")) == wanted
+        assert len(await browsed(broker, isolation="read_uncommitted")) == 120
+
+
+async def test_a_long_poll_hears_of_what_another_broker_takes(brokers: list[SharedBroker]) -> None:
+    here, there = brokers[0], brokers[1]
+    empty = (await here.http.get("/v1/topics/t/messages")).json()
+    waiting = asyncio.create_task(
+        here.http.get("/v1/topics/t/messages", params={"after": empty["next"], "wait_ms": 60_000})
+    )
+    segment = next(iter(there.broker.served))
+    answer = await there.http.post(
+        f"/v1/segments/{quote(segment, safe='')}/entries",
+        content=b'[{"value": "far"}]',
+        headers={"Content-Type": "application/vnd.metatxn.messages+json"},
+    )
+    assert answer.status_code == 200, answer.text
+    assert [message["value"] for message in (await waiting).json()["messages"]] == ["far"]
+
+
+async def test_an_owner_that_is_gone_or_relieved_is_a_reason_to_try_again(
+    brokers: list[SharedBroker], world: World
+) -> None:
+    """Never a redirect that leads back, and never "nothing happened" where something may have."""
+
+    def relieved(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(307, headers={"Location": str(request.url)})
+
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    def cut_off(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("reset", request=request)
+
+    here = brokers[0]
+    params = {"txn_id": str(await world.begin())}
+    for fault, browse, publish in [
+        (relieved, "STORE_UNAVAILABLE", "STORE_UNAVAILABLE"),
+        (gone, "STORE_UNAVAILABLE", "STORE_UNAVAILABLE"),
+        (cut_off, "STORE_UNAVAILABLE", "OUTCOME_UNKNOWN"),
+    ]:
+        here.broker.peers = httpx.AsyncClient(transport=httpx.MockTransport(fault))
+        answer = await here.http.get("/v1/topics/t/messages")
+        assert answer.json()["code"] == browse
+        answer = await here.http.post("/v1/topics/t/messages", params=params, json={"messages": MESSAGES})
+        assert answer.json()["code"] == publish
