@@ -146,10 +146,13 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
         responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503),
         dependencies=[on_topic("consume")],
     )
-    async def redeliver(topic: TopicPath, subscription: NamePath, request: RedeliverRequest) -> RedeliverAnswer:
+    async def redeliver(
+        topic: TopicPath, subscription: NamePath, request: RedeliverRequest | None = None
+    ) -> RedeliverAnswer:
         """Negative acknowledgement: give these messages again, or all that consumers hold. Messages with a pending
         acknowledgement stay put."""
-        ids = None if request.message_ids is None else _message_ids(request.message_ids)
+        wanted = request.message_ids if request is not None else None
+        ids = None if wanted is None else _message_ids(wanted)
         served = await subscriptions.get(topic, subscription)
         return RedeliverAnswer(redelivered=await served.redeliver(ids))
 
