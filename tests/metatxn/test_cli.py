@@ -285,7 +285,10 @@ def test_wrong_store(tmp_path: Path, url: str) -> None:
 
 def test_store_is_needed(tmp_path: Path) -> None:
     assert "METATXN_STORE" in error_line(run("coordinator"))
-    assert "--data-dir" in error_line(run("broker", "--store", "memory://"))
+    assert "--data-dir or --storage" in error_line(run("broker", "--store", "memory://"))
+    both = ("--data-dir", str(tmp_path / "data"), "--storage", "memory:///")
+    assert "--data-dir or --storage" in error_line(run("broker", "--store", "memory://", *both))
+    assert "no URL of an object store" in error_line(run("broker", "--store", "memory://", "--storage", "nowhere"))
     (tmp_path / "file").write_text("")
     assert "--data-dir" in error_line(run("dev", "--data-dir", str(tmp_path / "file")))
 
