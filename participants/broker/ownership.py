@@ -76,7 +76,9 @@ class Ownership:
         self._settle_s = settle_ms / 1000
         self._announced = Mirror(store, paths.BROKERS, self._announcement)
         self._owners = Mirror(store, paths.SEGMENT_OWNERS, self._owner)
-        self._segments = Mirror(store, paths.SEGMENTS, lambda _: self.changed.notify())
+        self._segments = Mirror(store, paths.SEGMENTS, self._segment)
+        self._of_storage: set[str] = set()
+        """The segments whose ledgers lie here. Kept by events: looking at every record each time would be slow."""
         self.changed = Signal()
         """Something was announced, taken or created."""
         self._stood_still_since = 0.0
@@ -126,6 +128,14 @@ class Ownership:
             self._deposed(segment_id, owner)
         self.changed.notify()
 
+    def _segment(self, event: Event) -> None:
+        segment_id = unescape(event.key.removeprefix(paths.SEGMENTS))
+        if event.record is not None and self._concerns(event.record):
+            self._of_storage.add(segment_id)
+        else:
+            self._of_storage.discard(segment_id)
+        self.changed.notify()
+
     def _is_announced(self, broker: str) -> bool:
         return bool(broker) and paths.broker_process(broker) in self._announced.records
 
@@ -152,10 +162,7 @@ class Ownership:
         if not self.announced:
             return
         candidates, kept = self._candidates(), frozenset(self._kept())
-        for key, record in self._segments.records.items():
-            segment_id = unescape(key.removeprefix(paths.SEGMENTS))
-            if not self._concerns(record):
-                continue
+        for segment_id in self._of_storage:
             is_wanted = wanted(segment_id, candidates) == self._broker
             if segment_id in kept:
                 if not is_wanted and self._settled():
@@ -184,5 +191,4 @@ class Ownership:
         try:
             await self._give_up(segment_id)
         finally:
-            del self._moving[segment_id]
-            self.changed.notify()
+            del self._moving[segment_id]  # the next one goes with the next look, which the record's change brings on
