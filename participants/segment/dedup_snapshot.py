@@ -13,7 +13,7 @@ written once by one owner under that owner's check, and never changed. What no r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
@@ -62,15 +62,19 @@ class SnapshotMissing(Exception):
     """A part of the snapshot that the segment's record names is not in the store: it cannot be served without."""
 
 
-async def write_snapshot(
-    store: MetadataStore, segment: str, ownership: AtVersion, name: str, table: DedupTable, through: int
-) -> DedupSnapshot:
-    """All of `table`, durable when this returns; it counts once the record names it.
+def chunks_of(table: DedupTable) -> list[Chunk]:
+    """The table as it is now: it changes while it is being written."""
+    return list(_chunks(_rows(table)))
 
-    `name` is one that no other attempt uses for another table. Raises `CheckFailed` on `ownership`, store errors: then
-    do it again.
+
+async def write_snapshot(
+    store: MetadataStore, segment: str, ownership: AtVersion, name: str, chunks: Sequence[Chunk], through: int
+) -> DedupSnapshot:
+    """All of `chunks_of(table)`, durable when this returns; it counts once the record names it.
+
+    `name` is used for these chunks only. Raises `CheckFailed` on `ownership`, store errors: then do it again, with the
+    same chunks.
     """
-    chunks = list(_chunks(_rows(table)))
     for number, chunk in enumerate(chunks):
         key, value = paths.dedup_chunk(segment, name, number), chunk.encode()
         try:

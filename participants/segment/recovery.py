@@ -31,7 +31,7 @@ from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.metrics import BrokerMetrics
 from participants.records import LedgerRecord, OwnerRecord, SegmentRecord
 from participants.segment.dedup import Scope
-from participants.segment.dedup_snapshot import delete_stale, inherit, load_snapshot, write_snapshot
+from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, load_snapshot, write_snapshot
 from participants.segment.segment import Clock, Ownership, Segment
 from participants.txn.buffer import Decision
 from participants.txn.header_mirror import HeaderMirror
@@ -189,7 +189,8 @@ async def _recover_dedup(
     else:
         name = f"{segment.ownership.generation}-opened"
         check = segment.ownership.check
-        snapshot = await write_snapshot(around.store, segment.id, check, name, segment.dedup, sealed[-1].id)
+        chunks = chunks_of(segment.dedup)
+        snapshot = await write_snapshot(around.store, segment.id, check, name, chunks, sealed[-1].id)
     return record.model_copy(update={"dedup": snapshot})
 
 

@@ -20,7 +20,7 @@ from metastore.txn import paths
 from metastore.types import Batch
 from participants.ledger.storage import LedgerError, SealedLedger
 from participants.records import SegmentRecord
-from participants.segment.dedup_snapshot import write_snapshot
+from participants.segment.dedup_snapshot import chunks_of, write_snapshot
 from participants.segment.segment import Segment
 from service.problems import ServiceError
 from service.retry import until_it_succeeds
@@ -62,6 +62,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
         segment.assert_serving()
         assert segment.ledgers.open is not None
         last = await segment.ledgers.open.seal()
+        chunks = chunks_of(segment.dedup)
         check = segment.ownership.check
         sealed: SegmentRecord | None = None
 
@@ -69,7 +70,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
             nonlocal sealed
             segment.assert_serving()
             name = f"{segment.ownership.generation}-sealed"
-            snapshot = await write_snapshot(store, segment.id, check, name, segment.dedup, last.id)
+            snapshot = await write_snapshot(store, segment.id, check, name, chunks, last.id)
             stored = await store.get(paths.segment(segment.id))
             if stored is None:
                 raise segment.not_serving()

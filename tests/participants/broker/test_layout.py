@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from metastore.errors import OutcomeUnknown
+from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from participants.broker.layout import CLAIM_PATIENCE_MS
 from participants.ledger.frames import PayloadKind
@@ -33,7 +33,7 @@ from tests.participants.broker.stories import (
     send,
 )
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
-from tests.participants.segment.world import World, committed, entry, materialized, publish, sending
+from tests.participants.segment.world import World, committed, entry, materialized, publish, released, sending
 
 PARENT = "segment://public/default/t/0000-ffff-0"
 CHILDREN = ["segment://public/default/t/0000-7fff-1", "segment://public/default/t/8000-ffff-2"]
@@ -244,6 +244,25 @@ async def test_while_the_outcome_of_the_seal_is_unknown_nothing_is_admitted(
     read.go.set()
     assert await split == CHILDREN
     assert await committed(parent) == []
+    await assert_lawful(world)
+
+
+async def test_a_decision_between_two_attempts_to_seal_does_not_stop_the_seal(
+    process: BrokerProcess, world: World
+) -> None:
+    """What is remembered of a transaction is forgotten when it is decided; the snapshot is of when the drain ended."""
+    (name,) = await process.create("t")
+    parent = await process.broker.segment(name)
+    txn = await world.begin()
+    await publish(parent, "x", txn, writer="w", sequence=1)
+    held = world.store.fault(Fault(SEAL, hold_before=True, before=StoreUnavailable("gone")))
+    split = asyncio.create_task(post(process, name, "split"))
+    await held.reached.wait()
+    await world.commit(txn)
+    await released(parent, txn)
+    held.go.set()
+    assert await split == CHILDREN
+    assert await committed(parent) == ["x"]
     await assert_lawful(world)
 
 
