@@ -4,7 +4,7 @@
 transaction per write on SQLite (`synchronous=FULL`), one raw `multi` on ZooKeeper. *Grouped* means `apply`, called by
 many callers at once. *Ungrouped* means the same batches and the same reads, each sent as one plain request of its own,
 without a marker. All run on a freshly started server with the same flags, singles first, each at its best
-concurrency. The event loop is the one that the services run on.
+concurrency. The event loop is the one that the services run on, and the garbage collector is spared as it is there.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TxnStore, begin, put_write_op
 from metastore.types import Applied, Batch, Changes
 from metastore.urls import open_store
+from metatxn.cli.services import spare_garbage_collector
 from tests.servers import ZooKeeperServer
 
 RUNS = 3
@@ -315,6 +316,7 @@ async def measure() -> list[Figure]:
 
 def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
+    spare_garbage_collector()
     publish("store", "The metadata stores", uvloop.run(measure()))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import metatxn
+from coordinator.id_blocks import BLOCK_SIZE
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.test_cli import error_line, run
 
@@ -63,7 +64,7 @@ def test_dump_of_a_prefix_as_json(url: str) -> None:
     assert sorted(row["value"]["state"] for row in rows) == ["ABORTED", "COMMITTED", "OPEN", "OPEN"]
     assert all(row["key"].startswith("/txn/") and row["version"] for row in rows)
     sequence = rows_of(run("store", "dump", "-o", "json", "--prefix", "/txn-seq/", METATXN_STORE=url).stdout)
-    assert [row["value"] for row in sequence] == [1001]
+    assert [row["value"] for row in sequence] == [BLOCK_SIZE + 1]
     assert run("store", "dump", "--store", url, "--prefix", "/nothing/").stdout == ""
 
 
