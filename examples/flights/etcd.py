@@ -20,6 +20,7 @@ FLAGS = [
     "--auto-compaction-mode=periodic",
     "--auto-compaction-retention=10m",
     "--snapshot-count=5000",
+    "--max-txn-ops=512",
 ]
 START_SECONDS = 20
 

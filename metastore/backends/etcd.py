@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 
 READS_PER_REQUEST = 100
 RECORDS_PER_PAGE = 1_000
+# What a server takes unless it is started with another --max-txn-ops; and what is tried first. Still larger groups
+# gain little, and whatever arrives meanwhile waits for them.
+DEFAULT_MAX_TXN_OPS = 128
+LARGER_MAX_TXN_OPS = (512, 256)
 # The first page of a range shares its request with other reads, so it is short: most ranges end in it.
 RECORDS_OF_FIRST_PAGE = 50
 
@@ -114,7 +118,7 @@ class EtcdStore(StoredIndexes):
         user: str | None = None,
         password_file: File | None = None,
         deadline_ms: int = 5_000,
-        max_txn_ops: int = 128,
+        max_txn_ops: int | None = None,
         max_request_bytes: int = 1_000_000,
         pipeline: int = 2,
         on_group: Callable[[int], None] | None = None,
@@ -123,10 +127,10 @@ class EtcdStore(StoredIndexes):
         """Connect to the cluster at `endpoints` (`host:port`, or with `http://` or `https://`) and ask it something.
 
         Every key gets the prefix `root` on the server. `ca`, `cert` and `key` are PEM files; `password_file` holds
-        the password of `user`. `max_txn_ops` must not exceed the server's flag of that name. `max_request_bytes`
-        bounds groups; a batch up to `max_batch_bytes` travels alone if need be, so the server's limit must be above
-        that. `pipeline` requests are in flight at a time. `on_group` is called with the size of each group,
-        `on_lost` for each whose reply was lost.
+        the password of `user`. `max_txn_ops` must not exceed the server's flag of that name; None: find out.
+        `max_request_bytes` bounds groups; a batch up to `max_batch_bytes` travels alone if need be, so the server's
+        limit must be above that. `pipeline` requests are in flight at a time. `on_group` is called with the size of
+        each group, `on_lost` for each whose reply was lost.
 
         Raises `StoreUnavailable` if no endpoint answers within `deadline_ms`, or the user is refused, and
         `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
@@ -138,17 +142,38 @@ class EtcdStore(StoredIndexes):
             root,
             indexes,
             deadline_s=deadline_ms / 1000,
-            limits=Limits(max_txn_ops, max_request_bytes),
+            limits=Limits(max_txn_ops or DEFAULT_MAX_TXN_OPS, max_request_bytes),
             pipeline=pipeline,
             on_group=on_group,
             on_lost=on_lost,
         )
         try:
             await store.current_revision()
+            if max_txn_ops is None:
+                store._obey(Limits(await store._find_max_txn_ops(), max_request_bytes))
         except BaseException:
             await connection.close()
             raise
         return store
+
+    async def _find_max_txn_ops(self) -> int:
+        """etcd does not tell its --max-txn-ops, so it is asked for so many reads of nothing at once.
+
+        A member that is started with a smaller one later refuses groups; they are then split.
+        """
+        nothing = RequestOp(request_range=RangeRequest(key=self._wire.key("/"), count_only=True))
+        for count in LARGER_MAX_TXN_OPS:
+            request = TxnRequest(success=[nothing] * count)
+            try:
+                await self._connection.ask(self._connection.kv.Txn, request, self._deadline_s)
+            except grpc.aio.AioRpcError:
+                continue
+            return count
+        return DEFAULT_MAX_TXN_OPS
+
+    def _obey(self, limits: Limits) -> None:
+        self._max_cost = limits.max_cost
+        self._commit.limits = limits
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class GroupCommit:
         assert pipeline >= 1
         self._connection = connection
         self._wire = wire
-        self._limits = limits
+        self.limits = limits
         self._deadline_s = deadline_s
         # An answer later than this is fenced off; what is left of the deadline is for the fence and for sending again.
         self._request_timeout_s = deadline_s * 0.4
@@ -209,7 +209,7 @@ class GroupCommit:
                 self._reconnect()
                 return
             in_flight = [other.footprint for other in self._slots if other.carrier]
-            members, slot.footprint = take_group(self._queue, in_flight, self._limits)
+            members, slot.footprint = take_group(self._queue, in_flight, self.limits)
             slot.members = [member for member in members if not member.answer.done()]
             if slot.members:
                 slot.carrier = self._loop.create_task(self._carry(slot), name="etcd group commit")

@@ -47,7 +47,7 @@ async def test_a_lone_apply_leaves_alone(etcd_server: EtcdServer, open_store: Op
 async def test_a_request_holds_no_more_than_the_server_takes(
     etcd_server: EtcdServer, open_store: OpenStore, sizes: list[int]
 ) -> None:
-    store = await open_store(etcd_server, on_group=sizes.append, max_request_bytes=100_000)
+    store = await open_store(etcd_server, on_group=sizes.append, max_txn_ops=128, max_request_bytes=100_000)
     answers = await together(store, (store.batch().create(f"/k/{n}", b"") for n in range(300)))
     assert len(revisions(answers)) == 300
     assert sizes == [126, 126, 48], "126 + the marker + 1 put each = 128"
@@ -57,8 +57,21 @@ async def test_a_request_holds_no_more_than_the_server_takes(
     assert sizes == [3, 3, 1]
 
 
+@pytest.mark.parametrize(("flag", "found"), [(64, 64), (128, 128), (300, 256), (2_000, 512)])
+async def test_a_store_finds_out_what_its_server_takes(
+    flag: int, found: int, tmp_path: Path, open_store: OpenStore, sizes: list[int]
+) -> None:
+    """A server that takes less than any server does by default refuses groups, and they are split."""
+    with EtcdServer(tmp_path / "etcd", max_txn_ops=flag) as server:
+        store = await open_store(server, on_group=sizes.append)
+        answers = await together(store, (store.batch().create(f"/k/{n}", b"") for n in range(600)))
+    assert len(revisions(answers)) == 600
+    if flag >= 128:
+        assert max(sizes) == found - 2 and len(sizes) == -(-600 // (found - 2))
+
+
 async def test_one_apply_can_be_wide(etcd_server: EtcdServer, open_store: OpenStore) -> None:
-    store = await open_store(etcd_server)
+    store = await open_store(etcd_server, max_txn_ops=128)
     wide = store.batch()
     for n in range(1_000):
         wide.create(f"/k/{n:04d}", b"") if n < 126 else wide.put(f"/k/{n:04d}", b"")

@@ -38,6 +38,7 @@ class RangeRequest(Message):
         sort_order: int = ...,
         sort_target: int = ...,
         keys_only: bool = ...,
+        count_only: bool = ...,
     ) -> None: ...
 
 class RangeResponse(Message):
