@@ -86,7 +86,9 @@ async def test_a_put_without_an_answer_counts_once(storage: ObjectStorage, bucke
 
 async def test_a_creation_without_an_answer_is_ours(storage: ObjectStorage, bucket: FaultyBucket) -> None:
     bucket.fault(PutFault(lost_reply=True))
-    await append_all(await storage.create(SEGMENT, 1), [b"a"])
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a"])
+    assert await payloads(await ledger.seal()) == [b"a"]
 
 
 async def test_puts_that_land_in_another_order_are_told_in_order(storage: ObjectStorage, bucket: FaultyBucket) -> None:
