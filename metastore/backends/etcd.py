@@ -167,7 +167,7 @@ class EtcdStore(StoredIndexes):
             try:
                 await self._connection.ask(self._connection.kv.Txn, request, self._deadline_s)
             except grpc.aio.AioRpcError:
-                continue
+                continue  # refused: too many, or for a reason that every later request will tell of
             return count
         return DEFAULT_MAX_TXN_OPS
 

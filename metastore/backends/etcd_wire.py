@@ -68,7 +68,7 @@ def first_failure(
 
 @dataclass(slots=True)
 class Nested:
-    """A batch as one operation of a request (see `etcd_encoding.member`). `cost`: see `joining.Limits`."""
+    """A batch as one operation of a request (see `etcd_encoding.txn`). `cost`: see `joining.Limits`."""
 
     encoded: bytes
     checks: tuple[Check, ...]
