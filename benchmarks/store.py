@@ -94,8 +94,8 @@ class Ungrouped(EtcdStore):
 
     async def apply(self, batch: Batch) -> Applied:
         self.refuse_unfit(batch)
-        nested = self._wire.nested(batch, 126)
-        request = TxnRequest.FromString(nested.encoded).success[0].request_txn
+        nested = self._wire.nested(self._wire.encode(batch, 126))
+        request = TxnRequest.FromString(nested).success[0].request_txn
         answer = await self._connection.call(self._connection.kv.Txn, request, 30)
         assert answer.succeeded
         return Applied(answer.header.revision)

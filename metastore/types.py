@@ -179,7 +179,8 @@ class Batch:
 
     def _set(self, key: str, value: bytes) -> Self:
         assert key not in self.puts and key not in self.deletes, f"{key} is written twice in one batch"
-        assert not any(start <= key < end for start, end in self.range_deletes), f"{key} is written twice in one batch"
+        for start, end in self.range_deletes:
+            assert not start <= key < end, f"{key} is written twice in one batch"
         self.puts[key] = value
         return self
 

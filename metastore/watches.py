@@ -177,6 +177,10 @@ class Mirror:
     def records(self) -> Mapping[str, Record]:
         return self._records
 
+    def forget(self, key: str) -> None:
+        """Keep `key` no longer. It comes back, as news, when it changes or is listed after a gap."""
+        self._records.pop(key, None)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """List, then follow the prefix in a task until the block is left. Entered once the list is complete."""

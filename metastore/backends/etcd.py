@@ -182,13 +182,13 @@ class EtcdStore(StoredIndexes):
         if batch.empty:
             return Applied(await self.current_revision())
         try:
-            nested = self._wire.nested(batch, self._max_cost)
+            encoded = self._wire.encode(batch, self._max_cost)
         except UnicodeEncodeError:
             self.refuse_unfit(batch)  # says which key it is
             raise
-        if len(nested.encoded) > self.max_batch_bytes or "" in batch.puts:
+        if encoded.size_bytes > self.max_batch_bytes or "" in batch.puts:
             self.refuse_unfit(batch)  # counts exactly; here each check stands twice
-        return await self._commit.submit(nested, Footprint.of(batch))
+        return await self._commit.submit(encoded, Footprint.of(batch))
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,9 @@ from metastore.errors import StoreUnavailable
 from metastore.types import Changes, Revision
 from metastore.watches import ChangeLog
 
+RECENT_BYTES = 4 << 20
+"""Of changes, in which a further local watch may begin; one that begins earlier has a stream of its own."""
+
 
 class _CompactedError(Exception):
     """The revision to resume from is no longer in the history of the server."""
@@ -47,7 +50,7 @@ class PrefixFeed:
         self.prefix = prefix
         self._next_revision = from_revision
         self._current_revision = current_revision
-        self._log = ChangeLog(from_revision - 1, on_idle=lambda: on_idle(self))
+        self._log = ChangeLog(from_revision - 1, RECENT_BYTES, on_idle=lambda: on_idle(self))
         self._task = in_background(self._run(), f"etcd watch of {prefix}")
 
     def reaches(self, from_revision: Revision) -> bool:

@@ -7,7 +7,7 @@
     EmptyRange(a, b)      create_revision([a, b)) == 0               holds for every record in the range: there is none
 
 A batch becomes a nested transaction: its compares; its writes if they hold; otherwise one read per check, so that
-the loser of a race learns what beat it in the same answer.
+the loser of a race learns what beat it in the same answer. Or its compares and writes stand among those of others.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ def first_failure(
 
 
 @dataclass(slots=True)
-class Nested:
-    """A batch as one operation of a request (see `etcd_encoding.txn`). `cost`: see `joining.Limits`."""
+class Encoded:
+    """A batch as fields of a transaction (see `etcd_encoding`), its compares and its writes. `cost`: see
+    `joining.Limits`; `size_bytes` counts the reads of a nested one too."""
 
-    encoded: bytes
+    fields: bytes
     checks: tuple[Check, ...]
     cost: int
+    size_bytes: int
 
 
 MARKERS = "/batch/"
@@ -136,15 +138,12 @@ class Wire:
                 found.append(Condition(check, self.key(check.key)))
         return found
 
-    def nested(self, batch: Batch, max_cost: int) -> Nested:
+    def encode(self, batch: Batch, max_cost: int) -> Encoded:
         """Raises `InvalidBatch` if the batch has more operations than a request can nest."""
         compares: list[bytes] = []
-        reads: list[bytes] = []
         for check in batch.checks:
             if isinstance(check, EmptyRange):
-                for start, end in self.pieces(check.start, check.end):
-                    compares.append(encoding.is_empty(start, end))
-                    reads.append(encoding.else_read_first(start, end))
+                compares += (encoding.is_empty(start, end) for start, end in self.pieces(check.start, check.end))
                 continue
             key = (self._root + check.key).encode()
             if isinstance(check, Absent):
@@ -154,7 +153,6 @@ class Wire:
             else:
                 assert check.version > 0, "an absent record has no version"  # and etcd would take 0 for absent
                 compares.append(encoding.is_at(key, check.version))
-            reads.append(encoding.else_read(key))
         writes = [encoding.delete(self.key(key)) for key in sorted(batch.deletes)]
         for bounds in batch.range_deletes:
             writes += (encoding.delete_range(start, end) for start, end in self.pieces(*bounds))
@@ -172,5 +170,14 @@ class Wire:
                 f"{len(compares)} checks and {len(writes)} writes are more than the store takes at once "
                 f"(max_txn_ops is {max_cost + 2}): split the batch"
             )
-        encoded = encoding.txn(b"".join([*compares, *operations, *reads]))
-        return Nested(encoded, tuple(batch.checks), cost)
+        compared = b"".join(compares)
+        fields = compared + b"".join(operations)
+        return Encoded(fields, tuple(batch.checks), cost, len(fields) + len(compared))
+
+    def nested(self, encoded: Encoded) -> bytes:
+        """As one operation of a request."""
+        reads = (
+            encoding.else_read_first(one.key, one.end) if one.end else encoding.else_read(one.key)
+            for one in self.conditions(encoded.checks)
+        )
+        return encoding.txn(encoded.fields + b"".join(reads))

@@ -1,7 +1,8 @@
 """Which applies may travel together, and which must wait: the joining rule of group commit, without any I/O.
 
-One request holds many applies, each as a nested transaction with its own compares. etcd evaluates *all* compares of
-a request, at every level, on the state before it, and then runs the operations in order. Two applies of which one
+One request holds many applies, each as a nested transaction with its own compares, or (*flat*) with the compares and
+writes of all in one list. etcd evaluates *all* compares of a request, at every level, on the state before it, and then
+runs the operations in order. Two applies of which one
 checks what the other writes would both pass: write skew. So an apply may join a request only if
 
     what it checks, writes or range-deletes  ∩  what the members of the request write  =  ∅.
@@ -11,7 +12,8 @@ the state differs from the one before the request only at keys that they wrote, 
 compare (and each record reported for a failed one) is the same. It writes none of those either, so a range delete
 finds the same keys, a put meets the same record, and etcd's own rule (no key twice in a request) is kept. The other
 direction is free: a member may check what a *later* one writes, because checks see the state before the request,
-which is what serial order asks for. By induction the whole request equals its members one after the other.
+which is what serial order asks for. By induction the whole request equals its members one after the other. A flat
+one takes effect only if every member would; otherwise nothing has happened.
 
 Across requests there is no such favour: two requests in flight may reach the server in either order. So an apply
 waits for every request in flight that it *touches* (either one writes what the other checks or writes), and for
@@ -105,20 +107,22 @@ class Limits:
     """What one request may hold.
 
     etcd counts, level by level, the longest of a transaction's three lists, and what a level uses is taken from what
-    the levels below may use. A request of n members has n puts besides its marker's, so n + 1 + the highest `cost`
-    of a member must be at most `max_txn_ops`.
+    the levels below may use. A request of n nested members has n operations besides its marker's, so n + 1 + the
+    highest `cost` of a member must be at most `max_txn_ops`. In a `flat` one the members' costs add up.
     """
 
     max_txn_ops: int
     max_bytes: int
+    flat: bool = False
 
     @property
     def max_cost(self) -> int:
         """The highest cost that an apply can have: that of the only member of a request."""
         return self.max_txn_ops - 2
 
-    def hold(self, members: int, highest_cost: int, size_bytes: int) -> bool:
-        return members + 1 + highest_cost <= self.max_txn_ops and size_bytes <= self.max_bytes
+    def hold(self, members: int, highest_cost: int, total_cost: int, size_bytes: int) -> bool:
+        used = total_cost if self.flat else members + highest_cost
+        return used + 1 <= self.max_txn_ops and size_bytes <= self.max_bytes
 
 
 W = TypeVar("W", bound=Waiting)
@@ -134,7 +138,7 @@ def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) 
     together = Footprint()
     taken: list[W] = []
     skipped: list[W] = []
-    highest_cost = size_bytes = 0
+    highest_cost = total_cost = size_bytes = 0
     while queue and len(skipped) + len(taken) < MAX_SCANNED:
         waiting = queue[0]
         footprint = waiting.footprint
@@ -146,8 +150,9 @@ def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) 
             continue
         if waiting.cost > highest_cost:
             highest_cost = waiting.cost
+        total_cost += waiting.cost
         size_bytes += waiting.size_bytes
-        if taken and not limits.hold(len(taken) + 1, highest_cost, size_bytes):
+        if taken and not limits.hold(len(taken) + 1, highest_cost, total_cost, size_bytes):
             break
         taken.append(queue.popleft())
         together.add(footprint)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +23,7 @@ from metastore.types import Absent, Batch, Check, EmptyRange
 
 KEYS = "abcde"
 LIMITS = Limits(max_txn_ops=12, max_bytes=1_000)
+FLAT = replace(LIMITS, flat=True)
 
 
 @dataclass(eq=False)
@@ -51,15 +52,19 @@ def holds(check: Check, state: set[str]) -> bool:
     return check.key not in state
 
 
-def run_request(members: list[Call], state: set[str]) -> None:
+def run_request(members: list[Call], state: set[str], flat: bool) -> bool:
+    """False: a check did not hold, and the members stood in one list, so nothing has happened."""
     before = set(state)
     for member in members:
         member.won = all(holds(check, before) for check in member.batch.checks)
+    if flat and not all(member.won for member in members):
+        return False
     for member in members:
         if member.won:
             for start, end in member.batch.range_deletes:
                 state.difference_update([key for key in state if start <= key < end])
             state.update(member.batch.puts)
+    return True
 
 
 async def run_one_by_one(calls: list[Call]) -> tuple[list[bool], set[str]]:
@@ -93,14 +98,17 @@ def test_groups_equal_the_calls_one_after_the_other(submitted: list[Call], seed:
     rng = random.Random(seed)
     state: set[str] = set()
     queue = deque(submitted)
-    in_flight: list[tuple[list[Call], Footprint]] = []
+    in_flight: list[tuple[list[Call], Footprint, bool]] = []
+    flat = True
     while queue or in_flight:
-        group, footprint = take_group(queue, [other for _, other in in_flight], LIMITS)
+        group, footprint = take_group(queue, [other for _, other, _ in in_flight], FLAT if flat else LIMITS)
         if group:
-            in_flight.append((group, footprint))
+            in_flight.append((group, footprint, flat))
         if len(in_flight) == 2 or not group:
-            members, _ = in_flight.pop(rng.randrange(len(in_flight)))
-            run_request(members, state)
+            members, _, together = in_flight.pop(rng.randrange(len(in_flight)))
+            flat = run_request(members, state, together)
+            if not flat:
+                queue.extendleft(reversed(members))
     assert ([one.won for one in submitted], state) == asyncio.run(run_one_by_one(submitted))
 
 
@@ -148,3 +156,5 @@ def test_the_nesting_budget_is_shared() -> None:
     assert len(taken(*submitted)) == 10  # 10 members + the marker + 1 operation each = 12
     submitted[3].cost = 7
     assert len(taken(*submitted)) == 4  # 4 + 1 + 7 = 12
+    flat, _ = take_group(deque(submitted), [], FLAT)
+    assert len(flat) == 5  # the marker + 1 + 1 + 1 + 7 + 1 = 12

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.etcd_group_commit import FLAT_FROM, NESTED_AFTER_REFUSAL
 from metastore.backends.etcd_stubs import Compare, PutRequest, RequestOp, TxnRequest
 from metastore.errors import CheckFailed, InvalidBatch, StoreFull, StoreUnavailable
 from metastore.types import Absent, Applied, Batch
@@ -50,7 +51,7 @@ async def test_a_request_holds_no_more_than_the_server_takes(
     store = await open_store(etcd_server, on_group=sizes.append, max_txn_ops=128, max_request_bytes=100_000)
     answers = await together(store, (store.batch().create(f"/k/{n}", b"") for n in range(300)))
     assert len(revisions(answers)) == 300
-    assert sizes == [126, 126, 48], "126 + the marker + 1 put each = 128"
+    assert sizes == [127, 127, 46], "127 puts + the marker = 128"
     sizes.clear()
     answers = await together(store, (store.batch().create(f"/large/{n}", bytes(30_000)) for n in range(7)))
     assert len(revisions(answers)) == 7
@@ -67,7 +68,26 @@ async def test_a_store_finds_out_what_its_server_takes(
         answers = await together(store, (store.batch().create(f"/k/{n}", b"") for n in range(600)))
     assert len(revisions(answers)) == 600
     if flag >= 128:
-        assert max(sizes) == found - 2 and len(sizes) == -(-600 // (found - 2))
+        assert max(sizes) == found - 1 and len(sizes) == -(-600 // (found - 1))
+
+
+async def test_where_checks_fail_groups_travel_nested(
+    etcd_server: EtcdServer, open_store: OpenStore, sizes: list[int]
+) -> None:
+    """A flat group that is refused goes again, nested; those behind it are nested at once, and later ones flat."""
+    store = await open_store(etcd_server, on_group=sizes.append, max_txn_ops=128)
+    await store.apply(store.batch().create("/taken", b""))
+
+    async def group(number: int) -> list[int]:
+        sizes.clear()
+        batches = [store.batch().create(f"/{number}/{n}", b"") for n in range(FLAT_FROM)]
+        await together(store, [*batches, store.batch().create("/taken", b"")])
+        return list(sizes)
+
+    whole = FLAT_FROM + 1
+    assert await group(0) == [whole, whole]
+    assert [await group(n) for n in range(1, NESTED_AFTER_REFUSAL)] == [[whole]] * (NESTED_AFTER_REFUSAL - 1)
+    assert await group(NESTED_AFTER_REFUSAL) == [whole, whole]
 
 
 async def test_one_apply_can_be_wide(etcd_server: EtcdServer, open_store: OpenStore) -> None:

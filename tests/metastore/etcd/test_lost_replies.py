@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.etcd_group_commit import FLAT_FROM
 from metastore.backends.etcd_stubs import TxnRequest, TxnResponse
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreFull, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, EmptyRange, FirstVersion
@@ -85,7 +86,7 @@ def inject(store: EtcdStore, *faults: Fault, on_fences: Fault | None = None) -> 
         return await real(request, timeout=5)
 
     async def meet(request: TxnRequest, **_: object) -> TxnResponse:
-        if on_fences and not any(operation.HasField("request_txn") for operation in request.success):
+        if on_fences and request.success[0].request_put.value.startswith(b'{"fence"'):
             return await on_fences(request, send)
         return await (plan.popleft() if plan else delivered)(request, send)
 
@@ -115,7 +116,7 @@ async def mixed_group(store: EtcdStore) -> tuple[list[Batch], list[type]]:
     ], [Applied, CheckFailed, Applied, CheckFailed, Applied, Applied, Applied, CheckFailed, Applied]
 
 
-@pytest.mark.parametrize(
+of_every_loss = pytest.mark.parametrize(
     ("faults", "requests"),
     [
         ([reply_lost], 1),
@@ -130,6 +131,9 @@ async def mixed_group(store: EtcdStore) -> tuple[list[Batch], list[type]]:
     ],
     ids=lambda value: "+".join(fault.__name__ for fault in value) if isinstance(value, list) else "",
 )
+
+
+@of_every_loss
 async def test_every_member_gets_its_true_answer(
     etcd_server: EtcdServer, open_store: OpenStore, sizes: list[int], faults: list[Fault], requests: int
 ) -> None:
@@ -146,6 +150,36 @@ async def test_every_member_gets_its_true_answer(
     assert isinstance(answers[0], Applied) and answers[0].revision == found["/new/1"].version
     assert isinstance(answers[1], CheckFailed) and answers[1].current == found["/old/2"]
     assert isinstance(answers[7], CheckFailed) and answers[7].check == EmptyRange("/set/", "/set0")
+
+
+@of_every_loss
+async def test_a_flat_group_is_applied_once_and_whole(
+    etcd_server: EtcdServer, open_store: OpenStore, sizes: list[int], faults: list[Fault], requests: int
+) -> None:
+    store = await open_store(etcd_server, on_group=sizes.append)
+    inject(store, *faults)
+    answers = await together(store, (store.batch().create(f"/k/{n:02d}", b"") for n in range(FLAT_FROM)))
+    assert sizes == [FLAT_FROM] * requests
+    found = (await store.scan("/k/")).records
+    assert [type(answer) for answer in answers] == [Applied] * FLAT_FROM
+    assert [answer.revision for answer in answers if isinstance(answer, Applied)] == [one.version for one in found]
+    assert all(record.first for record in found)
+
+
+@pytest.mark.parametrize("faults", [[], [delivered, request_lost], [request_lost], [reply_lost], [reply_lost] * 3])
+async def test_a_refused_flat_group_is_told_member_by_member(
+    etcd_server: EtcdServer, open_store: OpenStore, sizes: list[int], faults: list[Fault]
+) -> None:
+    """The flat request does nothing, whether or not its refusal arrives; then each member stands for itself."""
+    store = await open_store(etcd_server, on_group=sizes.append)
+    await store.apply(store.batch().create("/k/05", b"before"))
+    sizes.clear()
+    inject(store, *faults)
+    answers = await together(store, (store.batch().create(f"/k/{n:02d}", b"") for n in range(FLAT_FROM)))
+    assert [n for n, answer in enumerate(answers) if not isinstance(answer, Applied)] == [5]
+    refused_one = answers[5]
+    assert isinstance(refused_one, CheckFailed) and refused_one.current == await store.get("/k/05")
+    assert len((await store.scan("/k/")).records) == FLAT_FROM
 
 
 async def test_a_request_that_lost_against_the_fence_never_lands(
@@ -207,6 +241,9 @@ async def test_a_compacted_past_leaves_only_what_needs_it_unknown(
     inject(store, reply_lost, compacted)
     answers = await together(store, [store.batch().create("/a", b""), store.batch().put("/b", b"")])
     assert [type(answer) for answer in answers] == [OutcomeUnknown, Applied]
+    inject(store, reply_lost, compacted)
+    flat = await together(store, (store.batch().create(f"/k/{n}", b"") for n in range(FLAT_FROM)))
+    assert [type(answer) for answer in flat] == [Applied] * FLAT_FROM, "applied at all means that every check held"
 
 
 async def test_the_order_survives_a_refusal_and_a_loss(etcd_server: EtcdServer, open_store: OpenStore) -> None:
