@@ -52,7 +52,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import INDEXES, put_write_op
 from metastore.urls import open_store
-from metatxn.cli.services import spare_garbage_collector
+from metatxn.cli.services import tune_interpreter
 from service.server import HttpServer
 
 RUNS = 3
@@ -241,7 +241,7 @@ async def serve(url: str) -> None:
     beside = HttpServer(bare, "127.0.0.1", 0)
     beside.bind()
     await beside.start()
-    spare_garbage_collector()
+    tune_interpreter()
     sys.stdout.write(json.dumps([service.url, beside.url]) + "\n")
     sys.stdout.flush()
     await asyncio.Event().wait()

@@ -4,7 +4,8 @@
 transaction per write on SQLite (`synchronous=FULL`), one raw `multi` on ZooKeeper. *Grouped* means `apply`, called by
 many callers at once. *Ungrouped* means the same batches and the same reads, each sent as one plain request of its own,
 without a marker. All run on a freshly started server with the same flags, singles first, each at its best
-concurrency. The event loop is the one that the services run on, and the garbage collector is spared as it is there.
+concurrency. The event loop is the one that the services run on, and the interpreter is tuned as it is there. What
+runs on a JVM is run once before it is measured: ZooKeeper compiles itself meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TxnStore, begin, put_write_op
 from metastore.types import Applied, Batch, Changes
 from metastore.urls import open_store
-from metatxn.cli.services import spare_garbage_collector
+from metatxn.cli.services import tune_interpreter
 from tests.servers import ZooKeeperServer
 
 RUNS = 3
@@ -268,9 +269,12 @@ async def zookeeper_figures(directory: Path, run: int) -> dict[str, float]:
             return float(await answer)
 
         numbers = itertools.count()
+        store = await open_store(f"zk://{server.endpoint}/grouped")
+        await best(lambda _: 5_000, (256,), lambda _: lambda _: one_multi(next(numbers)))
+        for warm_up in range(3):
+            await at_once(25_000, 256, one_create(store, f"/warm-up-{warm_up}/"))
         single = await best(lambda _: 5_000, (64, 256), lambda _: lambda _: one_multi(next(numbers)))
         await asyncio.to_thread(client.stop)
-        store = await open_store(f"zk://{server.endpoint}/grouped")
         grouped = await best(lambda _: 25_000, (256, 1024), lambda n: one_create(store, f"/g{n}/"))
         await store.close()
     return {
@@ -316,7 +320,7 @@ async def measure() -> list[Figure]:
 
 def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
-    spare_garbage_collector()
+    tune_interpreter()
     publish("store", "The metadata stores", uvloop.run(measure()))
 
 
