@@ -61,6 +61,7 @@ CONNECTIONS = 64
 SECONDS = 6
 OPERATIONS = (1, 100, 10_000)
 COMMITS_PER_RUN = 70
+SETTLING = 500
 FINISHED = 100_000
 STEADY_CALLERS = 8
 STEADY_PAUSE_S = 0.02
@@ -165,12 +166,15 @@ async def end_latencies(endpoint: str) -> dict[str, float]:
     store = await EtcdStore.open([endpoint], indexes=INDEXES)
     coordinator = Transactions(store, now_ms)
     seconds: dict[int, list[float]] = {count: [] for count in OPERATIONS}
-    for _ in range(COMMITS_PER_RUN):
-        for count in OPERATIONS:
-            txn_id = await with_operations(coordinator, count)
+    for run in range(COMMITS_PER_RUN):
+        txn_ids = {count: await with_operations(coordinator, count) for count in OPERATIONS}
+        await begin_and_commit(store, SETTLING)  # the server still has the operations to digest
+        for turn in range(len(OPERATIONS)):
+            count = OPERATIONS[(run + turn) % len(OPERATIONS)]
             start = time.perf_counter()
-            await coordinator.commit(txn_id)
+            await coordinator.commit(txn_ids[count])
             seconds[count].append(time.perf_counter() - start)
+        for txn_id in txn_ids.values():
             await remove_operations(store, txn_id)
     await store.close()
     p50 = {count: percentile(seconds[count], 50) * 1000 for count in OPERATIONS}
