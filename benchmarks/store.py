@@ -119,8 +119,7 @@ def one_life(store: MetadataStore, first: int) -> Callable[[int], Awaitable[floa
         await store.apply(begin(store.batch(), txn_id, header))
         for counter in range(3):
             await store.apply(put_write_op(store.batch(), txn_id, 1, counter, op))
-        records = await txns.read(txn_id)
-        assert records is not None
+        records = (await txns.read_plain([txn_id]))[txn_id]
         final = records.header.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": now_ms()})
         await store.apply(records.finalize(store.batch(), final))
         operations = (await store.scan(paths.ops_of_transaction(txn_id))).records
@@ -226,7 +225,7 @@ async def watch_figures(store: MetadataStore) -> tuple[float, float]:
                 await asyncio.sleep(0.001)
         return (time.process_time() - cpu) / seconds
 
-    without = await put(3, "/unwatched/")
+    without = await put(5, "/unwatched/")
     delays: list[float] = []
     async with store.watch("/watched/", await store.current_revision() + 1) as watch:
 
@@ -238,7 +237,7 @@ async def watch_figures(store: MetadataStore) -> tuple[float, float]:
                     delays.append(time.perf_counter() - float(event.record.value))
 
         follower = asyncio.create_task(follow())
-        cpu = await put(3, "/watched/")
+        cpu = await put(5, "/watched/")
         follower.cancel()
     return percentile(delays, 99) * 1000, max(0.0, cpu - without)
 
