@@ -35,7 +35,7 @@ check: setup  ## Lint, formatting, strict types
 	$(BIN)/mypy
 
 test: check  ## Set up, check, and run every test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
