@@ -54,7 +54,11 @@ class MergeClaim(JsonRecord):
 
 
 class SegmentRecord(JsonRecord):
-    """`/segment/<id>`: its place in the topic, and its ledgers in order; only the last one may be unsealed.
+    """`/segment/<id>`: its place in the topic, and its ledgers in order.
+
+    Only the last ledger may be unsealed, or the last two while the segment goes on from one to the other. `planned` is
+    the number of a ledger that may have been created and holds nothing: it is in the record before it is anywhere else,
+    so a number is used once and no ledger is left behind.
 
     Entries below `first_position` are trimmed; `trimmed` are ledgers that held only such, until their bytes are gone.
     Of a deleted segment the record stays until its storage has deleted the ledgers.
@@ -69,8 +73,15 @@ class SegmentRecord(JsonRecord):
     ledgers: tuple[LedgerRecord, ...] = ()
     first_position: str = "0:-1"
     trimmed: tuple[LedgerRecord, ...] = ()
+    planned: int | None = None
     dedup: DedupSnapshot | None = None
     merge: MergeClaim | None = None
+
+    @property
+    def newest_ledger(self) -> int:
+        """The highest number that a ledger of this segment bears, or may bear; 0 when there was none."""
+        numbers = [ledger.id for ledger in (*self.ledgers, *self.trimmed)]
+        return max([*numbers, self.planned or 0])
 
     @property
     def trimmed_up_to(self) -> Position | None:

@@ -20,6 +20,7 @@ from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
@@ -52,6 +53,7 @@ class BrokerService:
         advertise_url: str | None = None,
         exposure: Exposure | None = None,
         reconcile_interval_ms: int = 5_000,
+        max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
     ) -> None:
         self._store = store
         assert (data_dir is None) != (storage is None), "local files or an object store"
@@ -65,6 +67,7 @@ class BrokerService:
         self._server = HttpServer(self.app, host, port, advertise_url, exposure.tls)
         self._storage: LedgerStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
+        self._max_ledger_bytes = max_ledger_bytes
         self._registration: Ephemeral | None = None
         self.broker: Broker | None = None
 
@@ -91,6 +94,7 @@ class BrokerService:
             clock=wall_clock_ms,
             metrics=self._metrics,
             reconcile_interval_ms=self._reconcile_interval_ms,
+            max_ledger_bytes=self._max_ledger_bytes,
         )
         add_routes(self.app, router(self.broker), first=True)
         await self.broker.start()

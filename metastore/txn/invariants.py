@@ -585,13 +585,13 @@ def _segment(record: Record, view: View) -> Problems:
     numbers = [ledger.id for ledger in segment.ledgers]
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         yield f"the ledgers are not in order: {numbers}", RESTORE
-    if any(ledger.entries is None for ledger in segment.ledgers[:-1]):
-        yield "a ledger before the last one is not sealed", RESTORE
+    if any(ledger.entries is None for ledger in segment.ledgers[:-2]):
+        yield "a ledger before the last two is not sealed", RESTORE
     if not _POSITION.fullmatch(segment.first_position):
         yield f"`first_position` is no position: {segment.first_position!r}", RESTORE
     if segment.state == "sealed":
-        if segment.ledgers and segment.ledgers[-1].entries is None:
-            yield "the segment is sealed and its last ledger has no final length", RESTORE
+        if any(ledger.entries is None for ledger in segment.ledgers):
+            yield "the segment is sealed and one of its ledgers has no final length", RESTORE
         if segment.children and segment.merge is not None:
             yield "the segment has children and is still claimed by a merge", RESTORE
     elif segment.children:

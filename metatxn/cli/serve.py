@@ -34,6 +34,9 @@ SweepOption = Annotated[int | None, typer.Option(min=1, help="How often timed-ou
 GcIntervalOption = Annotated[int | None, typer.Option(min=1, help="How often finished transactions are cleared away.")]
 GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
 SkewOption = Annotated[int | None, typer.Option(min=0, help="How far the clocks of two machines may be apart.")]
+MaxLedgerOption = Annotated[
+    int | None, typer.Option(min=1, help="A segment goes on in a new ledger when one has this size. [default: 256 MiB]")
+]
 AdvertiseOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Where others reach it. [default: http(s)://<host>:<port>]")
 ]
@@ -56,6 +59,7 @@ def dev(
     gc_interval_ms: GcIntervalOption = None,
     gc_retention_ms: GcRetentionOption = None,
     max_clock_skew_ms: SkewOption = None,
+    max_ledger_bytes: MaxLedgerOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -68,6 +72,7 @@ def dev(
         "gc_interval_ms": gc_interval_ms,
         "gc_retention_ms": gc_retention_ms,
         "max_clock_skew_ms": max_clock_skew_ms,
+        "max_ledger_bytes": max_ledger_bytes,
     }
 
     async def run(stack: AsyncExitStack) -> None:
@@ -141,6 +146,7 @@ def broker(
     ] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = BROKER_PORT,
+    max_ledger_bytes: MaxLedgerOption = None,
     advertise_url: AdvertiseOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
@@ -157,7 +163,8 @@ def broker(
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
-        service = made("broker", opened, {}, data_dir=data_dir, storage=storage, **where, exposure=exposed)
+        settings = {"max_ledger_bytes": max_ledger_bytes}
+        service = made("broker", opened, settings, data_dir=data_dir, storage=storage, **where, exposure=exposed)
         await started(stack, service, "broker", "--port", port, data_dir)
         data = storage or str(data_dir and data_dir.resolve())
         announce({"broker": service.url, "data": data, "access": exposed.describe(host)}, output_of(context, output))

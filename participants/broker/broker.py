@@ -28,6 +28,7 @@ from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
 from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock, Segment
 from participants.signal import Signal
 from participants.txn.header_mirror import HeaderMirror
@@ -58,6 +59,7 @@ class Broker:
         metrics: BrokerMetrics,
         reconcile_interval_ms: int,
         settle_ms: int = SETTLE_MS,
+        max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
     ) -> None:
         self.store = store
         self.topics = Topics(store)
@@ -78,7 +80,7 @@ class Broker:
                 deposed=self._deposed,
                 settle_ms=settle_ms,
             )
-        self._around = Surroundings(self.id, url, storage, store, self._mirror, clock, metrics)
+        self._around = Surroundings(self.id, url, storage, store, self._mirror, clock, metrics, max_ledger_bytes)
         self._metrics = metrics
         self.layout = Layout(self)
         self._reconcile_interval_s = reconcile_interval_ms / 1000

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from participants.ledger import frames
 from participants.ledger.frames import FrameHeader
 from participants.ledger.position import Position
-from participants.ledger.storage import OpenLedger, ReadableLedger, SealedLedger
+from participants.ledger.storage import OpenLedger, ReadableLedger
 
 READ_BYTES = 1 << 20
 
@@ -22,10 +22,13 @@ class RawFrame:
 
 
 class LedgerChain:
-    """`trimmed` is the last entry that must not be read any more: only the segment knows why, so it looks."""
+    """`sealed` are those that take no more appends; the last of them may not have been sealed yet.
+
+    `trimmed` is the last entry that must not be read any more: only the segment knows why, so it looks.
+    """
 
     def __init__(
-        self, sealed: Sequence[SealedLedger], open_ledger: OpenLedger | None, trimmed: Position | None = None
+        self, sealed: Sequence[ReadableLedger], open_ledger: OpenLedger | None, trimmed: Position | None = None
     ) -> None:
         assert sealed or open_ledger
         self.sealed = tuple(sealed)
@@ -71,6 +74,14 @@ class LedgerChain:
     @property
     def entries(self) -> int:
         return sum(ledger.entries for ledger in self.ledgers)
+
+    def entries_between(self, after: Position, up_to: Position) -> int:
+        """How many entries lie behind `after`, up to and including `up_to`."""
+        if after.ledger == up_to.ledger:
+            return up_to.entry - after.entry
+        within = [ledger.entries for ledger in self.ledgers if after.ledger < ledger.id < up_to.ledger]
+        rest = [ledger.entries - 1 - after.entry for ledger in self.ledgers if ledger.id == after.ledger]
+        return sum(within) + sum(rest) + up_to.entry + 1
 
     @property
     def size_bytes(self) -> int:

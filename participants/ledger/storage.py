@@ -194,7 +194,7 @@ class OpenLedger(ReadableLedger):
 
     @abstractmethod
     async def close(self) -> None:
-        """Take no more appends, wait for the begun ones, and let the file go, unsealed. Idempotent."""
+        """Take no more appends, wait for those begun, and let the file go, unsealed. Idempotent; `seal` may follow."""
 
 
 class LedgerStorage(ABC):

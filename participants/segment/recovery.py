@@ -4,8 +4,9 @@ Recovery reads, it does not replay (DESIGN §5.9). Its cost depends on what is o
 the length of the last ledger; not on the history of transactions. The order matters:
 
 1. ownership by compare-and-set at the next generation (the storage is ours already: its lock is held);
-2. the old ledger is sealed at its recovered length, a new one is started under the number of this generation, so
-   that a position is never reused; one checked apply records both, once 4 is done;
+2. the old ledger is sealed at its recovered length, a new one is started under the number of this generation, which
+   is above the numbers of all ledgers before it, so that a position is never reused. One checked apply records the seal
+   and plans the new ledger before it is created, another one lists it, once 4 is done;
 3. this segment's operation records, by index, *after* 1: nobody can add one under an older generation any more;
 4. pins and dedup from the frames behind the lowest `after`. An intent without a frame pins nothing. Dedup begins with
    the last snapshot of it, or with what the parents have left, and goes on with the frames of the ledgers behind that;
@@ -18,6 +19,7 @@ the length of the last ledger; not on the history of transactions. The order mat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
@@ -32,7 +34,9 @@ from participants.metrics import BrokerMetrics
 from participants.records import LedgerRecord, OwnerRecord, SegmentRecord
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, load_snapshot, write_snapshot
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Clock, Ownership, Segment
+from participants.segment.trimming import delete_trimmed
 from participants.txn.buffer import Decision
 from participants.txn.header_mirror import HeaderMirror
 
@@ -63,18 +67,21 @@ class Surroundings:
     mirror: HeaderMirror
     clock: Clock
     metrics: BrokerMetrics
+    max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES
 
 
 async def open_segment(segment_id: str, around: Surroundings) -> Segment:
     """Raises `SegmentUnavailable`; `LedgerError` when the data is damaged, missing or short (it never recovers as
     empty); `CheckFailed` when another broker was faster; store errors. Trying again is safe."""
-    segment_record, record, ownership = await _claim(segment_id, around)
-    before = {ledger.id for ledger in record.ledgers}
+    stored, record, ownership = await _claim(segment_id, around)
     sealed, record = await _seal_ledgers(segment_id, record, around)
+    record = await without_planned(segment_id, record, around.storage)
     open_ledger = None
     if record.state == "active":
-        open_ledger = await around.storage.create(segment_id, ownership.generation)
-        ledger = LedgerRecord(id=ownership.generation, storage=around.storage.storage_id)
+        number = ownership.generation
+        stored = await plan_ledger(number, stored, record, store=around.store, check=ownership.check)
+        open_ledger = await around.storage.create(segment_id, number)
+        ledger = LedgerRecord(id=number, storage=around.storage.storage_id)
         record = record.model_copy(update={"ledgers": (*record.ledgers, ledger)})
     segment = Segment(
         segment_id,
@@ -87,18 +94,15 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         metrics=around.metrics,
         shared=not around.storage.exclusive,
     )
+    segment.max_ledger_bytes = around.max_ledger_bytes
+    segment.on_full = partial(roll, segment, around.store, around.storage)
     try:
         await _recover_outcomes(segment, around)
         operations = await _operations(segment, around)
         record = await _recover_dedup(segment, record, operations, around)
-        for ledger in record.trimmed:
-            await around.storage.delete(segment_id, ledger.id)
-        record = record.model_copy(update={"trimmed": ()})
-        batch = around.store.batch().check(ownership.check).replace(segment_record, record.encode())
-        await around.store.apply(batch)
+        await around.store.apply(around.store.batch().check(ownership.check).replace(stored, record.encode()))
         segment.record = record
-        for ledger_id in before - {ledger.id for ledger in record.ledgers}:
-            await around.storage.delete(segment_id, ledger_id)
+        await delete_trimmed(segment, around.store, around.storage)
         await delete_stale(around.store, segment_id, ownership.check, record.dedup)
         await _recover_transactions(segment, operations, around)
         await segment.subscriptions.recover()
@@ -124,7 +128,7 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
     owner = OwnerRecord.decode(owner_record.value) if owner_record else None
     if owner is not None and await _is_another_that_lives(owner, around):
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
-    generation = owner.generation + 1 if owner else 1
+    generation = max(owner.generation if owner else 0, record.newest_ledger) + 1
     value = OwnerRecord(broker=around.broker, url=around.url, generation=generation).encode()
     batch = around.store.batch()
     if owner_record:
@@ -146,9 +150,10 @@ async def _is_another_that_lives(owner: OwnerRecord, around: Surroundings) -> bo
 async def _seal_ledgers(
     segment_id: str, record: SegmentRecord, around: Surroundings
 ) -> tuple[list[SealedLedger], SegmentRecord]:
-    """All ledgers at their final length. Empty ones are left out: their positions are bounds and nothing more. But what
+    """All ledgers at their final length. Empty ones are trimmed: their positions are bounds and nothing more. But what
     was sealed keeps its last one: there is its end."""
     sealed: list[SealedLedger] = []
+    empty: list[LedgerRecord] = []
     for ledger in record.ledgers:
         if ledger.entries is None:
             found = await around.storage.seal(segment_id, ledger.id)
@@ -156,10 +161,12 @@ async def _seal_ledgers(
             found = await around.storage.open_sealed(segment_id, ledger.id, ledger.entries)
         if found.entries or (record.state == "sealed" and ledger is record.ledgers[-1]):
             sealed.append(found)
+        else:
+            empty.append(ledger)
     ledgers = tuple(
         LedgerRecord(id=found.id, storage=around.storage.storage_id, entries=found.entries) for found in sealed
     )
-    return sealed, record.model_copy(update={"ledgers": ledgers})
+    return sealed, record.model_copy(update={"ledgers": ledgers, "trimmed": (*record.trimmed, *empty)})
 
 
 async def _recover_outcomes(segment: Segment, around: Surroundings) -> None:

@@ -29,7 +29,15 @@ from metastore.types import AtVersion, FirstVersion, Revision
 from participants.ledger.chain import LedgerChain, RawFrame
 from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
 from participants.ledger.position import Position
-from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, SealedLedger, StorageFull
+from participants.ledger.storage import (
+    Append,
+    LedgerError,
+    LedgerFenced,
+    LedgerStopped,
+    OpenLedger,
+    SealedLedger,
+    StorageFull,
+)
 from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord
 from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
@@ -117,6 +125,12 @@ class Segment:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishes: set[asyncio.Task[Position]] = set()
         self.sealing = asyncio.Lock()
+        self.max_ledger_bytes: int | None = None
+        """At this size the open ledger is full; None: never."""
+        self.on_full: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._rolling: asyncio.Task[None] | None = None
+        self._appending = asyncio.Lock()
+        """Held to begin an append, and while the open ledger changes. It is fair: the order of arrival stays."""
         self._closing = False
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
@@ -185,7 +199,9 @@ class Segment:
 
     async def _publish(self, entry: Entry, scope: Scope) -> Position:
         if entry.txn_id is None:
-            return await self._until_durable(self._begin_append(entry), entry, scope, None)
+            async with self._appending:
+                append = self._begin_append(entry)
+            return await self._until_durable(append, entry, scope, None)
         if (final := self._mirror.final(entry.txn_id)) is not None:
             raise refusal(entry.txn_id, final[0])
         transaction = self._track(entry.txn_id)
@@ -197,7 +213,8 @@ class Segment:
             await self._put_intent(transaction, intent, entry)
             if previous is not None:
                 await asyncio.shield(previous)
-            append = self._begin_append_of(transaction, intent, entry)
+            async with self._appending:
+                append = self._begin_append_of(transaction, intent, entry)
         finally:
             self._has_arrived(scope, previous, arrived)
         return await self._until_durable(append, entry, scope, transaction)
@@ -397,6 +414,38 @@ class Segment:
                 self._metrics.reconcile_repairs.inc()
                 self._decide(transaction, Decision(Header.decode(record.value) if record else None))
         await self.subscriptions.reconcile()
+
+    # -- the end of a ledger -----------------------------------------------------------------------------------
+
+    @property
+    def admits(self) -> bool:
+        """Appends are taken, and will be."""
+        return not (self.lost or self._closing or self.ledgers.open is None)
+
+    async def change_over(self, record: SegmentRecord, ledger: OpenLedger) -> OpenLedger:
+        """Appends go to `ledger` from now on; answers the one before, whose appends are all durable.
+
+        They wait meanwhile, for those that were begun. Raises STORE_UNAVAILABLE when one of these has failed.
+        """
+        async with self._appending:
+            self.assert_serving()
+            before = self.ledgers.open
+            assert before is not None
+            await before.close()
+            if before.last_assigned != before.last_durable:
+                self.lose("an append failed")
+            self.assert_serving()
+            before.on_durable = None
+            ledger.on_durable = self._on_durable
+            self.record = record
+            self.ledgers = LedgerChain((*self.ledgers.sealed, before), ledger, self.ledgers.trimmed)
+        return before
+
+    def ledger_sealed(self, record: SegmentRecord, sealed: SealedLedger) -> None:
+        """The seal of a ledger that appends have left is recorded."""
+        self.record = record
+        ledgers = [sealed if ledger.id == sealed.id else ledger for ledger in self.ledgers.sealed]
+        self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
 
     # -- the end of appending ----------------------------------------------------------------------------------
 
@@ -603,10 +652,12 @@ class Segment:
         assert self.ledgers.open is not None
         self.buffer.durable_up_to(self.ledgers.open.last_durable)
         self._advanced()
+        full = self.max_ledger_bytes is not None and self.ledgers.open.size_bytes >= self.max_ledger_bytes
+        if full and self.on_full is not None and self.admits and (self._rolling is None or self._rolling.done()):
+            self._rolling = self.spawn(self.on_full())
 
     def _advanced(self) -> None:
-        horizon, end = self.buffer.max_read_position, self.buffer.last_durable
-        lag = end.entry - horizon.entry if end.ledger == horizon.ledger else end.entry + 1
+        lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)
         self._metrics.horizon_lag.labels(self.id).set(lag)
         self.changed.notify()
 

@@ -53,7 +53,7 @@ async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None
     """The first readable position is behind `up_to`, if it was not already; no outcome is left below it."""
     more = True
     while more:
-        stored = await _record(segment, store)
+        stored = await record_of(segment, store)
         record = SegmentRecord.decode(stored.value)
         done = record.trimmed_up_to
         up_to = up_to if done is None else max(done, up_to)
@@ -104,18 +104,9 @@ async def _delete_bytes(segment: Segment, store: MetadataStore, storage: LedgerS
     async def once() -> None:
         if segment.lost:
             return  # the next opening does it
-        stored = await _record(segment, store)
-        record = SegmentRecord.decode(stored.value)
-        for ledger in record.trimmed:
-            await storage.delete(segment.id, ledger.id)
-        if not record.trimmed:
-            return
-        record = record.model_copy(update={"trimmed": ()})
         try:
-            await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+            await delete_trimmed(segment, store, storage)
         except CheckFailed as lost:
-            if lost.check != segment.ownership.check:
-                raise
             segment.deposed_by(lost)
 
     await until_it_succeeds(
@@ -125,7 +116,22 @@ async def _delete_bytes(segment: Segment, store: MetadataStore, storage: LedgerS
     )
 
 
-async def _record(segment: Segment, store: MetadataStore) -> Record:
+async def delete_trimmed(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
+    """The ledgers in `trimmed` are gone, then the record forgets them.
+
+    Raises `LedgerError`, `CheckFailed`, store errors: do it again.
+    """
+    stored = await record_of(segment, store)
+    record = SegmentRecord.decode(stored.value)
+    if not record.trimmed:
+        return
+    for ledger in record.trimmed:
+        await storage.delete(segment.id, ledger.id)
+    record = record.model_copy(update={"trimmed": ()})
+    await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+
+
+async def record_of(segment: Segment, store: MetadataStore) -> Record:
     stored = await store.get(paths.segment(segment.id))
     if stored is None:
         segment.lose("it was deleted")

@@ -382,8 +382,8 @@ def damages() -> Iterator[Damage]:
     yield Damage("segment range", {segment: segment_value(range=[5, 4])}, segment, "empty")
     two = [{"id": 2, "storage": "b", "entries": 1}, {"id": 1, "storage": "b"}]
     yield Damage("ledgers out of order", {segment: segment_value(ledgers=two)}, segment, "not in order")
-    unsealed = [{"id": 1, "storage": "b"}, {"id": 2, "storage": "b"}]
-    yield Damage("two unsealed ledgers", {segment: segment_value(ledgers=unsealed)}, segment, "not sealed")
+    unsealed = [{"id": number, "storage": "b"} for number in (1, 2, 3)]
+    yield Damage("three unsealed ledgers", {segment: segment_value(ledgers=unsealed)}, segment, "not sealed")
     sealed = [{"id": 1, "storage": "b", "entries": 4}]
     endless = segment_value(state="sealed", ledgers=[{"id": 1, "storage": "b"}])
     yield Damage("sealed without a length", {segment: endless}, segment, "no final length")

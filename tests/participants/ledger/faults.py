@@ -32,12 +32,18 @@ class FaultyDisk(Disk):
         self.write_error: OSError | None = None
         self.sync_error: OSError | None = None
         self.truncate_error: OSError | None = None
+        self.open_error: OSError | None = None  # of a file that is to be created
         self.may_sync = threading.Event()
         self.may_sync.set()
         self.in_sync = threading.Event()
         self.may_truncate = threading.Event()
         self.may_truncate.set()
         self.in_truncate = threading.Event()
+
+    def open(self, path: Path, flags: int) -> int:
+        if flags & os.O_EXCL and self.open_error is not None:
+            raise self.open_error
+        return super().open(path, flags)
 
     def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
         if self.write_error is not None:

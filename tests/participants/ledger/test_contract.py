@@ -136,6 +136,18 @@ async def test_closing_finishes_what_was_begun(opening: Open) -> None:
             await call
 
 
+async def test_a_closed_ledger_is_read_and_can_be_sealed(storage: LedgerStorage) -> None:
+    """What a segment does that goes on in another ledger: the appends leave at once, the seal follows."""
+    ledger = await storage.create("s", 1)
+    await append_all(ledger, [b"a", b"b"])
+    await ledger.close()
+    assert (ledger.last_assigned, ledger.last_durable) == (Position(1, 1), Position(1, 1))
+    assert len(await ledger.read(0, 1 << 20)) == 2
+    sealed = await ledger.seal()
+    assert (sealed.entries, sealed.last) == (2, Position(1, 1))
+    assert (await storage.open_sealed("s", 1, 2)).entries == 2
+
+
 async def test_a_storage_is_itself_when_it_is_opened_again(opening: Open) -> None:
     async with await opening() as storage:
         first = storage.storage_id

@@ -26,6 +26,7 @@ from participants.ledger.position import Position
 from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord
 from participants.segment.recovery import Surroundings, open_segment
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Entry, Page, Segment
 from participants.txn.header_mirror import HeaderMirror
 from tests.participants.ledger.faults import FaultyDisk
@@ -53,6 +54,7 @@ class Node:
             self.mirror,
             clock.now_ms,
             self.metrics,
+            clock.max_ledger_bytes,
         )
         self._exit = AsyncExitStack()
 
@@ -76,6 +78,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.store = FaultyStore()
         self.txns = TxnStore(self.store)
+        self.max_ledger_bytes = DEFAULT_MAX_LEDGER_BYTES
         self._directory = directory
         self._numbers = count(1)
         self._time_ms = count(1_000)

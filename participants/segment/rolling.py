@@ -1,0 +1,161 @@
+"""A segment goes on in a new ledger when its open one is full, so that old data can go ledger by ledger and a restart
+reads little.
+
+    plan ─▶ create ─▶ one apply: it is in the list ─▶ appends change over ─▶ the full one is sealed ─▶ recorded
+
+The full ledger takes appends until they change over, so plain publishes go on while the store is away; they wait only
+for the appends before them to become durable. With the final length of the full ledger its dedup table is recorded, so
+that a restart need not read it again. Whatever it stops at, the next opening seals what is not sealed, and deletes what
+was planned and not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError
+from metastore.types import AtVersion, Record
+from participants.ledger.storage import LedgerError, LedgerStorage, OpenLedger
+from participants.records import LedgerRecord, SegmentRecord
+from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
+from participants.segment.segment import Segment
+from participants.segment.trimming import record_of
+from service.problems import ServiceError
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+DEFAULT_MAX_LEDGER_BYTES = 256 << 20
+
+
+async def without_planned(segment: str, record: SegmentRecord, storage: LedgerStorage) -> SegmentRecord:
+    """What was planned and never used is gone from the storage, and from the record that is answered."""
+    if record.planned is not None:
+        await storage.delete(segment, record.planned)
+    return record.model_copy(update={"planned": None})
+
+
+async def plan_ledger(
+    number: int,
+    stored: Record,
+    record: SegmentRecord,
+    *,
+    store: MetadataStore,
+    check: AtVersion,
+) -> Record:
+    """Puts `record` in the place of `stored`, with `number` planned. Raises `CheckFailed`, store errors."""
+    assert record.planned is None, "its bytes would be forgotten"
+    value = record.model_copy(update={"planned": number}).encode()
+    applied = await store.apply(store.batch().check(check).replace(stored, value))
+    return Record(stored.key, value, applied.revision, first=False)
+
+
+async def roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
+    """Ends when appends go to a new ledger and the full one is sealed; or when the segment admits none any more."""
+    with suppress(ServiceError):  # the segment was lost: the next opening goes on
+        await _roll(segment, store, storage)
+
+
+async def _roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
+    created = await _created(segment, store, storage)
+    if created is None:
+        return
+    try:
+        async with segment.sealing:
+            if not segment.admits:
+                return
+            record = await _listed(segment, store, LedgerRecord(id=created.id, storage=storage.storage_id))
+            if record is not None:
+                full = await segment.change_over(record, created)
+                await _seal(segment, store, full)
+    finally:
+        if segment.ledgers.open is not created:
+            await created.close()
+
+
+async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> OpenLedger | None:
+    """A new ledger, planned and created. Each attempt has a number of its own: what an earlier one has created may be
+    there."""
+    created: OpenLedger | None = None
+
+    async def once() -> None:
+        nonlocal created
+        if not segment.admits:
+            return
+        stored = await record_of(segment, store)
+        record = SegmentRecord.decode(stored.value)
+        number = record.newest_ledger + 1
+        record = await without_planned(segment.id, record, storage)
+        await plan_ledger(number, stored, record, store=store, check=segment.ownership.check)
+        created = await storage.create(segment.id, number)
+
+    await _as_owner(segment, once, "roll again")
+    return created
+
+
+async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) -> SegmentRecord | None:
+    """The segment's record, with the new ledger as its last; None when the segment was lost."""
+    listed: SegmentRecord | None = None
+
+    async def once() -> None:
+        nonlocal listed
+        stored = await record_of(segment, store)
+        record = SegmentRecord.decode(stored.value)
+        if record.ledgers[-1].id != ledger.id:  # else an earlier attempt has landed
+            record = record.model_copy(update={"ledgers": (*record.ledgers, ledger), "planned": None})
+            await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+        listed = record
+
+    await _as_owner(segment, once, "list the new ledger again")
+    return listed
+
+
+async def _seal(segment: Segment, store: MetadataStore, full: OpenLedger) -> None:
+    """One apply: the final length, and what its frames tell about sequences."""
+    chunks = chunks_of(segment.dedup)
+    check = segment.ownership.check
+
+    async def once() -> None:
+        stored = await record_of(segment, store)
+        record = SegmentRecord.decode(stored.value)
+        if all(ledger.id != full.id for ledger in record.ledgers):
+            return  # all of it is trimmed by now
+        sealed = await full.seal()
+        name = f"{segment.ownership.generation}-rolled-{full.id}"
+        snapshot = await write_snapshot(store, segment.id, check, name, chunks, full.id)
+        ledgers = tuple(
+            ledger.model_copy(update={"entries": sealed.entries}) if ledger.id == full.id else ledger
+            for ledger in record.ledgers
+        )
+        record = record.model_copy(update={"ledgers": ledgers, "dedup": snapshot})
+        await store.apply(store.batch().check(check).replace(stored, record.encode()))
+        segment.ledger_sealed(record, sealed)
+
+    await _as_owner(segment, once, "seal the full ledger again")
+    if not segment.lost:
+        await _as_owner(
+            segment,
+            lambda: delete_stale(store, segment.id, check, segment.record.dedup),
+            "delete old sequences again",
+        )
+
+
+async def _as_owner(segment: Segment, work: Callable[[], Awaitable[None]], again: str) -> None:
+    """Until it is done, or the segment is lost."""
+
+    async def attempt() -> None:
+        if segment.lost:
+            return  # the next opening does it
+        try:
+            await work()
+        except CheckFailed as lost:
+            segment.deposed_by(lost)
+
+    await until_it_succeeds(
+        attempt,
+        (MetastoreError, LedgerError),
+        lambda error: log.warning(again, segment=segment.id, error=str(error)),
+    )

@@ -1,0 +1,285 @@
+"""Goal: a segment goes on in a new ledger when its open one is full, and nobody notices: order, sequences, horizons and
+open transactions are as in one ledger, plain publishes go on while the store is away, and a restart reads the last
+ledger only.
+
+Method: a segment whose ledgers are full after a few entries, over a store and a disk with faults. DESIGN §5.9, §5.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.txn import paths
+from participants.ledger.frames import MIN_FRAME_BYTES
+from participants.records import SegmentRecord
+from participants.segment.segment import Segment
+from participants.segment.trimming import trim
+from service.problems import ServiceError
+from tests.participants.ledger.faults import broken, no_space
+from tests.participants.segment.faulty_store import Fault, puts
+from tests.participants.segment.world import (
+    SEGMENT,
+    Node,
+    World,
+    committed,
+    entry,
+    materialized,
+    publish,
+    released,
+    sending,
+    uncommitted,
+)
+
+RECORD = puts(paths.segment(SEGMENT))
+PER_LEDGER = 3
+
+
+@pytest.fixture(autouse=True)
+def _small_ledgers(world: World) -> None:
+    world.max_ledger_bytes = (PER_LEDGER - 1) * (MIN_FRAME_BYTES + 1) + 1
+
+
+async def record_of(world: World) -> SegmentRecord:
+    stored = await world.store.inner.get(paths.segment(SEGMENT))
+    assert stored is not None
+    return SegmentRecord.decode(stored.value)
+
+
+async def rolled(segment: Segment) -> None:
+    """Until nothing goes on behind the publishes."""
+    while segment._tasks:
+        await asyncio.wait(segment._tasks)
+
+
+def files(node: Node) -> set[str]:
+    return {str(int(path.stem)) for path in (node.data_dir / "ledgers").glob("*/*.ledger")}
+
+
+async def test_ledgers_are_rolled_sealed_and_recorded_and_read_as_one(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    values = [str(number) for number in range(10)]
+    positions = []
+    for value in values:
+        positions.append(await publish(segment, value))
+        await rolled(segment)
+    assert positions == sorted(positions)
+    assert [position.ledger for position in positions] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
+    record = await record_of(world)
+    assert [ledger.entries for ledger in record.ledgers] == [3, 3, 3, None]
+    assert files(node) == {"1", "2", "3", "4"}
+    assert await committed(segment) == values
+    assert len(list(node.data_dir.glob("ledgers/*/*.sealed"))) == 3
+    assert await committed(await world.reopened()) == values
+
+
+async def test_concurrent_publishes_keep_the_order_in_which_they_came(world: World) -> None:
+    """Many appends wait for each change-over; those that come in the moment in which it ends must not overtake."""
+    segment = await world.segment()
+    sent = [sending(segment, str(number), producer="p", sequence=number) for number in range(100)]
+    for number in range(100, 200):
+        await asyncio.sleep(0)
+        sent.append(sending(segment, str(number), producer="p", sequence=number))
+    await asyncio.gather(*sent)
+    await rolled(segment)
+    assert await committed(segment) == [str(number) for number in range(200)]
+    assert len((await record_of(world)).ledgers) > 1
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_a_transaction_over_several_ledgers(world: World, commit: bool) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    for number in range(8):
+        await publish(segment, f"t{number}", txn)
+        await publish(segment, f"p{number}")
+    await rolled(segment)
+    assert await committed(segment) == []
+    segment = await world.reopened()
+    assert await committed(segment) == [], "the horizon stays below a frame that is ledgers ago"
+    await publish(segment, "t8", txn)
+    await (world.commit(txn) if commit else world.abort(txn))
+    await materialized(segment, txn)
+    seen = await committed(segment)
+    expected = [f"{kind}{number}" for number in range(8) for kind in "tp"] + ["t8"]
+    assert seen == [value for value in expected if commit or value.startswith("p")]
+    assert await committed(await world.reopened()) == seen
+
+
+async def test_while_the_store_is_away_plain_publishes_go_on_in_the_full_ledger(world: World) -> None:
+    segment = await world.segment()
+    world.store.away = StoreUnavailable("away")
+    for number in range(10):
+        await publish(segment, str(number))
+    assert {ledger.id for ledger in segment.ledgers.ledgers} == {1}
+    world.store.away = None
+    while len((await record_of(world)).ledgers) < 2:
+        await publish(segment, "more")
+    await rolled(segment)
+    assert (await committed(segment))[:10] == [str(number) for number in range(10)]
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("step", range(3))
+async def test_a_store_that_does_not_answer_rolls_once(world: World, step: int, landed: bool) -> None:
+    """The plan, the list, the seal: each answer is lost once."""
+    node = await world.first_node()
+    segment = await node.open()
+    seen = 0
+
+    def nth(batch: object) -> bool:
+        nonlocal seen
+        seen += 1
+        return seen == step + 1
+
+    lost = OutcomeUnknown("no answer")
+    matches = lambda batch: RECORD(batch) and nth(batch)  # noqa: E731
+    world.store.fault(Fault(matches, after=lost) if landed else Fault(matches, before=lost))
+    for number in range(4):
+        await publish(segment, str(number))
+        await rolled(segment)
+    record = await record_of(world)
+    assert [ledger.entries for ledger in record.ledgers] == [3, None]
+    assert record.planned is None
+    assert await committed(segment) == ["0", "1", "2", "3"]
+    again = await world.crash()
+    segment = await again.open()
+    assert await committed(segment) == ["0", "1", "2", "3"]
+    assert files(again) == {str(ledger.id) for ledger in (await record_of(world)).ledgers}
+
+
+@pytest.mark.parametrize("error", [no_space(), broken()], ids=["full", "broken"])
+async def test_a_ledger_that_cannot_be_created_leaves_the_full_one_open(world: World, error: OSError) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    node.disk.open_error = error
+    for number in range(5):
+        await publish(segment, str(number))
+    assert {ledger.id for ledger in segment.ledgers.ledgers} == {1}
+    node.disk.open_error = None
+    await rolled(segment)
+    await publish(segment, "5")
+    assert segment.ledgers.open is not None and segment.ledgers.open.id > 1
+    assert await committed(segment) == [str(number) for number in range(6)]
+    assert (await record_of(world)).planned is None
+    assert files(node) == {str(ledger.id) for ledger in (await record_of(world)).ledgers}
+
+
+async def test_an_append_that_fails_while_appends_change_over_is_no_end(world: World) -> None:
+    """The new ledger is listed, the last append of the full one fails: the segment is lost, nothing acknowledged is."""
+    node = await world.first_node()
+    segment = await node.open()
+    held = world.store.fault(Fault(RECORD, hold_before=True))
+    for number in range(3):
+        await publish(segment, str(number))
+    await held.reached.wait()
+    node.disk.sync_error = broken()
+    node.disk.may_sync.clear()
+    failing = sending(segment, "unknown")
+    waiting = sending(segment, "waits")
+    held.go.set()
+    await asyncio.sleep(0)
+    node.disk.may_sync.set()
+    for each in (failing, waiting):
+        with pytest.raises(ServiceError):
+            await each
+    assert segment.lost
+    node.disk.sync_error = None
+    segment = await world.reopened()
+    assert (await committed(segment))[:3] == ["0", "1", "2"]
+
+
+async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_the_last(world: World) -> None:
+    segment = await world.segment()
+    for number in range(11):
+        await publish(segment, str(number), producer="p", sequence=number)
+        await rolled(segment)
+    record = await record_of(world)
+    assert record.dedup is not None and record.dedup.through == record.ledgers[-2].id
+    chunks = await world.store.scan(paths.dedup_snapshots(SEGMENT))
+    assert len(chunks.records) == record.dedup.chunks, "older snapshots are deleted"
+    node = await world.crash()
+    reads: set[int] = set()
+    original = node.storage._files.read
+
+    def counted(path: object, ledger: int, *more: object) -> object:
+        reads.add(ledger)
+        return original(path, ledger, *more)  # type: ignore[arg-type]
+
+    node.storage._files.read = counted  # type: ignore[method-assign, assignment]
+    segment = await node.open()
+    assert reads == {record.ledgers[-1].id}
+    for number in range(11):
+        _, duplicate = await segment.publish(entry("?", producer="p", sequence=number))
+        assert duplicate
+
+
+async def test_sealed_ledgers_are_trimmed_while_the_segment_lives(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    positions = []
+    for number in range(10):
+        positions.append(await publish(segment, str(number)))
+        await rolled(segment)
+    await trim(segment, world.store, node.storage, positions[7])
+    await rolled(segment)
+    assert files(node) == {"3", "4"}
+    assert await committed(segment) == ["7", "8", "9"]
+    assert await committed(await world.reopened()) == ["7", "8", "9"]
+
+
+async def test_a_full_ledger_may_be_trimmed_before_it_is_sealed(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    seals = 0
+
+    def third(batch: object) -> bool:
+        nonlocal seals
+        seals += 1
+        return seals == 3
+
+    held = world.store.fault(Fault(lambda batch: RECORD(batch) and third(batch), hold_before=True))
+    positions = [await publish(segment, str(number)) for number in range(3)]
+    await held.reached.wait()
+    positions.append(await publish(segment, "3"))
+    await trim(segment, world.store, node.storage, positions[3])
+    held.go.set()
+    await rolled(segment)
+    assert await committed(segment) == ["3"]
+    assert files(node) == {"2"}
+    assert [ledger.id for ledger in (await record_of(world)).ledgers] == [2]
+
+
+async def test_a_deposed_owner_rolls_nothing(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    owner = await world.store.get(segment.ownership.check.key)
+    assert owner is not None
+    await world.store.apply(world.store.batch().replace(owner, owner.value))
+    before = await record_of(world)
+    for number in range(3):
+        with suppress(ServiceError):
+            await publish(segment, str(number))
+    await rolled(segment)
+    assert segment.lost
+    assert await record_of(world) == before
+
+
+async def test_an_open_transaction_is_released_in_the_ledger_it_wrote_to_last(world: World) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    await publish(segment, "a", txn)
+    for number in range(6):
+        await publish(segment, str(number))
+    await rolled(segment)
+    await publish(segment, "b", txn)
+    await world.abort(txn)
+    await released(segment, txn)
+    assert await committed(segment) == [str(number) for number in range(6)]
+    assert await uncommitted(segment) == ["a", *map(str, range(6)), "b"]
+    outcome = await world.outcome(txn) or segment.buffer._outcomes[txn]
+    assert outcome.highest == str(segment.buffer.last_durable)
