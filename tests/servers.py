@@ -46,7 +46,7 @@ ETCD_FLAGS: dict[str, object] = {
     "--auto-compaction-mode": "periodic",
     "--auto-compaction-retention": "2m",
     "--snapshot-count": 5_000,
-    "--max-txn-ops": 128,
+    "--max-txn-ops": 512,
     "--grpc-keepalive-min-time": "5s",
 }
 
@@ -62,7 +62,7 @@ class EtcdServer:
         self,
         directory: Path,
         *,
-        max_txn_ops: int = 128,
+        max_txn_ops: int = 512,
         flags: Sequence[str] = (),
         certificate: Certificate | None = None,
         name: str = "test",
