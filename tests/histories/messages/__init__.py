@@ -1,0 +1,47 @@
+"""What clients that send, read, transact and acknowledge were told, and the promises that must hold for it.
+
+    history.py        the calls, and what all topics show once everything is quiet
+    visibility.py     a transaction is seen whole, on all topics, or not at all
+    aborted.py        nothing of an aborted transaction, or of a refused send, is ever seen
+    acknowledged.py   what was acknowledged is there, and once
+    key_order.py      the messages of a key come in the order in which they were sent
+    reading_on.py     who reads on misses nothing and sees nothing that is taken back
+    sums.py           each snapshot of the bank sums up to zero, and holds all that was committed before it
+    consumption.py    acks count exactly when the outputs do: one output for each input
+    decisions.py      nobody is told that one transaction was committed and aborted
+
+Each takes a `History` and yields what contradicts its promise, in words. None of them knows how a service works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tests.histories.messages import (
+    aborted,
+    acknowledged,
+    consumption,
+    decisions,
+    key_order,
+    reading_on,
+    sums,
+    visibility,
+)
+from tests.histories.messages.history import History
+
+PROMISES: dict[str, Callable[[History], Iterable[str]]] = {
+    "all or nothing": visibility.broken,
+    "aborted is never seen": aborted.broken,
+    "acknowledged is there, once": acknowledged.broken,
+    "order per key": key_order.broken,
+    "reading on": reading_on.broken,
+    "snapshot sums": sums.broken,
+    "acks exactly when outputs": consumption.broken,
+    "one decision": decisions.broken,
+}
+
+
+def judge(history: History) -> dict[str, list[str]]:
+    """What is wrong, by promise."""
+    found = {promise: list(broken(history)) for promise, broken in PROMISES.items()}
+    return {promise: anomalies for promise, anomalies in found.items() if anomalies}

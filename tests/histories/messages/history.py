@@ -1,0 +1,121 @@
+"""A history of messages, as `calls.py` writes it down, sorted for those who judge it.
+
+The `action` of a call, by what it does, and its result:
+
+    {"do": "write", "id": "c1.7", "topic": "bank-0", "key": "3", "txn": "00…" | null, "amount": 5, "of": "c2.9" | null}
+    {"do": "end", "txn": "00…", "commit": true}
+    {"do": "snapshot"}                          -> {"bank-0": ["c1.7", …], …}, all topics of the bank at one moment
+    {"do": "read", "reader": "r1", "topic": …}  -> [["3", "c1.7"], …], what is new to this reader
+    {"do": "final", "topic": …}                 -> [["3", "c1.7"], …], all there is when everything is quiet
+
+A message is known by its `id`, which is in its payload and in no other. `of` names the message that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.histories.calls import Call, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A message that somebody sent; `txn` is None for a plain one."""
+
+    id: str
+    topic: str
+    key: str
+    txn: str | None
+    amount: int
+    of: str | None
+    call: Call
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.call.outcome is Outcome.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one topic after another showed, all at one revision."""
+
+    topics: dict[str, list[str]]
+    call: Call
+
+    @property
+    def ids(self) -> list[str]:
+        return [message for ids in self.topics.values() for message in ids]
+
+
+@dataclass(slots=True)
+class History:
+    writes: dict[str, Write] = field(default_factory=dict)
+    ends: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """The attempts to end each transaction."""
+    snapshots: list[Snapshot] = field(default_factory=list)
+    reads: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    """(key, id) of everything that one reader saw of one topic, in the order in which it came."""
+    final: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """(key, id) of what each topic shows in the end."""
+
+    @classmethod
+    def of(cls, calls: Iterable[Call]) -> History:
+        history = cls()
+        for call in calls:
+            history._take(call)
+        return history
+
+    def _take(self, call: Call) -> None:
+        action = call.action
+        match action["do"]:
+            case "write":
+                write = Write(*(action[name] for name in ("id", "topic", "key", "txn", "amount", "of")), call)
+                assert write.id not in self.writes, f"{write.id} was sent twice"
+                self.writes[write.id] = write
+            case "end":
+                self.ends[action["txn"]].append(call)
+            case "snapshot" if call.outcome is Outcome.OK:
+                self.snapshots.append(Snapshot(call.result, call))
+            case "read" if call.result is not None:
+                self.reads[action["reader"], action["topic"]] += [(key, name) for key, name in call.result]
+            case "final" if call.outcome is Outcome.OK:
+                self.final[action["topic"]] = [(key, name) for key, name in call.result]
+
+    def transactions(self) -> dict[str, list[Write]]:
+        """The writes of each transaction."""
+        inside: dict[str, list[Write]] = defaultdict(list)
+        for write in self.writes.values():
+            if write.txn is not None:
+                inside[write.txn].append(write)
+        return inside
+
+    def committed(self, txn: str) -> list[Call]:
+        """The calls that were told so; they are never empty for a transaction that was known to be committed."""
+        return self._told(txn, commit=True)
+
+    def aborted(self, txn: str) -> list[Call]:
+        return self._told(txn, commit=False)
+
+    def _told(self, txn: str, *, commit: bool) -> list[Call]:
+        ends = self.ends.get(txn, [])
+        return [call for call in ends if call.outcome is Outcome.OK and call.action["commit"] is commit]
+
+    def cannot_be_committed(self, txn: str) -> bool:
+        """It is known to be aborted, or nobody ever asked for a commit without being refused for certain."""
+        asked = [call for call in self.ends.get(txn, []) if call.action["commit"]]
+        return bool(self.aborted(txn)) or all(call.outcome is Outcome.FAILED for call in asked)
+
+    def visible(self) -> set[str]:
+        """Everything that is seen in the end."""
+        return {message for messages in self.final.values() for _, message in messages}
+
+    def sightings(self) -> Iterable[tuple[str, str]]:
+        """(where, id) of everything that anybody ever read."""
+        for topic, messages in self.final.items():
+            yield from ((f"in {topic} in the end", message) for _, message in messages)
+        for (reader, topic), messages in self.reads.items():
+            yield from ((f"in {topic} by {reader}", message) for _, message in messages)
+        for snapshot in self.snapshots:
+            yield from ((f"in a snapshot of {snapshot.call.client}", message) for message in snapshot.ids)

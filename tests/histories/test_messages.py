@@ -1,0 +1,129 @@
+"""Goal: each promise is kept by a good history, and each lie breaks the promise that it is about.
+
+Method: one small history of a bank, of keyed appends and of consumed orders; one thing in it is changed at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.histories.calls import Call, Outcome
+from tests.histories.messages import PROMISES, judge
+from tests.histories.messages.history import History
+
+OK, FAILED, UNKNOWN = Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN
+FINAL = 1_000
+"""When everything is quiet."""
+
+
+def write(at: int, name: str, topic: str, key: str, txn: str | None = None, outcome: Outcome = OK, **more: Any) -> Call:
+    action = {"do": "write", "id": name, "topic": topic, "key": key, "txn": txn, "amount": 0, "of": None} | more
+    return Call("writer", action, outcome, at, at + 2)
+
+
+def end(at: int, txn: str, commit: bool, outcome: Outcome = OK) -> Call:
+    return Call("writer", {"do": "end", "txn": txn, "commit": commit}, outcome, at, at + 2)
+
+
+def final(topic: str, *messages: tuple[str, str]) -> Call:
+    return Call("last", {"do": "final", "topic": topic}, OK, FINAL, FINAL + 1, [list(one) for one in messages])
+
+
+def read(reader: str, *messages: tuple[str, str]) -> Call:
+    return Call(reader, {"do": "read", "reader": reader, "topic": "log"}, OK, 60, 61, [list(one) for one in messages])
+
+
+def snapshot(at: int, **topics: list[str]) -> Call:
+    return Call("auditor", {"do": "snapshot"}, OK, at, at + 5, topics)
+
+
+def good() -> dict[str, Call]:
+    """By a name for each call, so that a lie can say which one it changes."""
+    return {
+        "take": write(1, "w1", "bank0", "a", "t1", amount=-5),
+        "give": write(1, "w2", "bank1", "b", "t1", amount=5),
+        "t1": end(5, "t1", commit=True),
+        "dropped": write(10, "w3", "bank0", "a", "t2", amount=7),
+        "t2": end(15, "t2", commit=False),
+        "lost reply": end(16, "t3", commit=True, outcome=UNKNOWN),
+        "in doubt": write(12, "w4", "bank0", "a", "t3", amount=0),
+        "snapshot": snapshot(20, bank0=["w1"], bank1=["w2"]),
+        "first": write(30, "w5", "log", "k"),
+        "second": write(33, "w6", "log", "k"),
+        "refused": write(36, "w7", "log", "k", outcome=FAILED),
+        "late": write(39, "w8", "log", "k", outcome=UNKNOWN),
+        "third": write(42, "w9", "log", "k"),
+        "reader": read("reader", ("k", "w5"), ("k", "w6")),
+        "order": write(50, "o1", "orders", "k"),
+        "bill": write(52, "b1", "bills", "k", "t4", of="o1"),
+        "t4": end(55, "t4", commit=True),
+        "bank0": final("bank0", ("a", "w1"), ("a", "w4")),
+        "bank1": final("bank1", ("b", "w2")),
+        "log": final("log", ("k", "w5"), ("k", "w6"), ("k", "w9"), ("k", "w8")),
+        "orders": final("orders", ("k", "o1")),
+        "bills": final("bills", ("k", "b1")),
+    }
+
+
+LIES: dict[str, tuple[str, dict[str, Call]]] = {
+    "half of a transaction in the end": ("all or nothing", {"bank1": final("bank1")}),
+    "half of a transaction in a snapshot": ("all or nothing", {"snapshot": snapshot(20, bank0=["w1"], bank1=[])}),
+    "an aborted write in the end": (
+        "aborted is never seen",
+        {"bank0": final("bank0", ("a", "w1"), ("a", "w3"), ("a", "w4"))},
+    ),
+    "an aborted write in a snapshot": (
+        "aborted is never seen",
+        {"snapshot": snapshot(20, bank0=["w1", "w3"], bank1=["w2"])},
+    ),
+    "a write of a transaction whose commit was refused": (
+        "aborted is never seen",
+        {"lost reply": end(16, "t3", commit=True, outcome=FAILED)},
+    ),
+    "a refused write": ("aborted is never seen", {"reader": read("reader", ("k", "w7"))}),
+    "a write of nobody": ("aborted is never seen", {"reader": read("reader", ("k", "w99"))}),
+    "a lost plain write": ("acknowledged is there, once", {"log": final("log", ("k", "w5"), ("k", "w6"))}),
+    "a lost transaction": ("acknowledged is there, once", {"bank0": final("bank0"), "bank1": final("bank1")}),
+    "a write that is there twice": ("acknowledged is there, once", {"bank1": final("bank1", ("b", "w2"), ("b", "w2"))}),
+    "two that changed places": (
+        "order per key",
+        {"log": final("log", ("k", "w6"), ("k", "w5"), ("k", "w9"))},
+    ),
+    "two that were sent at once and changed places": (
+        "order per key",
+        {"second": Call("writer", write(0, "w6", "log", "k").action, OK, 29, 50)},
+    ),
+    "one that appears below a reader": (
+        "reading on",
+        {"reader": read("reader", ("k", "w5"), ("k", "w9"))},
+    ),
+    "one that is taken back": ("reading on", {"reader": read("reader", ("k", "w5"), ("k", "w6"), ("k", "w8"))}),
+    "a sum": ("snapshot sums", {"give": write(1, "w2", "bank1", "b", "t1", amount=4)}),
+    "a snapshot without what was committed before": ("snapshot sums", {"snapshot": snapshot(20, bank0=[], bank1=[])}),
+    "an order without a bill": ("acks exactly when outputs", {"bills": final("bills")}),
+    "an order with two bills": (
+        "acks exactly when outputs",
+        {"again": write(53, "b2", "bills", "k", "t4", of="o1"), "bills": final("bills", ("k", "b1"), ("k", "b2"))},
+    ),
+    "a bill of what is no order": ("acks exactly when outputs", {"orders": final("orders")}),
+    "two decisions": ("one decision", {"again": end(70, "t1", commit=False)}),
+}
+
+
+def judged(calls: dict[str, Call]) -> dict[str, list[str]]:
+    return judge(History.of(calls.values()))
+
+
+def test_a_good_history_keeps_every_promise() -> None:
+    assert judged(good()) == {}
+
+
+@pytest.mark.parametrize(("promise", "lie"), LIES.values(), ids=LIES)
+def test_a_lie_breaks_its_promise(promise: str, lie: dict[str, Call]) -> None:
+    assert promise in judged(good() | lie)
+
+
+def test_every_promise_can_be_broken() -> None:
+    assert {promise for promise, _ in LIES.values()} == PROMISES.keys()
