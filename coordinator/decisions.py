@@ -6,6 +6,7 @@ with a transaction key, in the same apply: the key's record at the version read 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -24,6 +25,9 @@ from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Applied, Batch
 
 log = structlog.get_logger()
+
+Decision = tuple[TransactionRecords, Header]
+"""A transaction as it was read, and what it shall become."""
 
 
 class KeyMovedOn(Exception):
@@ -53,17 +57,25 @@ class Decisions:
         applied = await self.apply(batch, (records, final))
         return describe(records.txn_id, final, applied.revision)
 
-    async def apply(self, batch: Batch, *decided: tuple[TransactionRecords, Header]) -> Applied:
+    async def decide_together(self, decided: Sequence[Decision]) -> list[TransactionHeader]:
+        """As `decide`, all of them in one apply or none. For transactions without a key."""
+        batch = self.store.batch()
+        for records, final in decided:
+            assert records.header.key is None, records
+            records.finalize(batch, final)
+        applied = await self.apply(batch, *decided)
+        return [describe(records.txn_id, final, applied.revision) for records, final in decided]
+
+    async def apply(self, batch: Batch, *decided: Decision) -> Applied:
         """Apply a batch that decides `decided`, and count what became of it."""
         try:
             applied = await self.settling.apply(batch)
         except Overtaken as overtaken:
-            landed = overtaken.perhaps_ours and await self._landed(*decided)
-            for _, final in decided:
-                if landed:
+            if overtaken.perhaps_ours and await self._landed(*decided[0]):
+                for _, final in decided:
                     self.metrics.decided(final)
-                else:
-                    self.metrics.overtaken()
+            else:
+                self.metrics.overtaken()
             raise
         for records, final in decided:
             self.metrics.decided(final)
@@ -77,16 +89,14 @@ class Decisions:
             )
         return applied
 
-    async def _landed(self, *decided: tuple[TransactionRecords, Header]) -> bool:
-        """Whether a lost decision of ours is what the header says now; only for counting."""
-        for records, final in decided:
-            try:
-                record = await self.store.get(records.header_record.key)
-            except MetastoreError:
-                return False
-            if record is None or record.value != final.encode():
-                return False
-        return True
+    async def _landed(self, records: TransactionRecords, final: Header) -> bool:
+        """Whether a lost decision of ours is what the header says now; only for counting. An apply takes effect as a
+        whole, so one header tells for all of it."""
+        try:
+            record = await self.store.get(records.header_record.key)
+        except MetastoreError:
+            return False
+        return record is not None and record.value == final.encode()
 
     async def _let_go_of_key(self, batch: Batch, records: TransactionRecords, final: Header) -> None:
         """Clear the key's `txn_id`; a commit also checks its epoch and moves `last_version` (DESIGN §5.15).

@@ -10,29 +10,32 @@ call (DESIGN §5.17). The clock decides no more than the numbers in the records:
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
-from collections.abc import Callable, Iterable
-from typing import Self
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Self, TypeVar
 
 import structlog
 
 from coordinator import answers
 from coordinator.api.models import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
-from coordinator.decisions import Decisions, KeyMovedOn, aborted, committed
+from coordinator.decisions import Decisions, KeyMovedOn, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
+from coordinator.ends import Abort, Commit, End
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.ownership import owned, require_force, require_owner
+from coordinator.ownership import owned, require_owner
 from coordinator.settling import Clock, Overtaken, Settling
 from coordinator.transaction_keys import Begun, TransactionKeys
 from metastore.api import MetadataStore
+from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown
 from metastore.txn import store as txn_records
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
-from metastore.types import Batch
+from metastore.types import Applied, Batch
 from service.problems import ServiceError
 from service.security.principal import ANYONE, Principal
 
@@ -43,6 +46,17 @@ MAX_WRITERS_BYTES = 400 << 10
 """The names of all writers together, as JSON: they must fit into one record, next to the rest of the header."""
 
 log = structlog.get_logger()
+
+Failure = ServiceError | MetastoreError
+Answer = TypeVar("Answer")
+
+
+async def answered(call: Awaitable[Answer]) -> Answer | Failure:
+    """What it raises as an answer: of many calls, each fails by itself."""
+    try:
+        return await call
+    except (ServiceError, MetastoreError) as error:
+        return error
 
 
 class Transactions:
@@ -85,13 +99,36 @@ class Transactions:
         """Open a transaction; under a transaction key as `TransactionKeys.begin` says.
 
         Raises INVALID_ARGUMENT for `epoch` or `version` without a key, NOT_ALLOWED for another `owner` than the caller,
-        and OUTCOME_UNKNOWN with the id that may have
-        been begun (nobody else will ever use it; its timeout ends it).
+        and OUTCOME_UNKNOWN with the id that may have been begun (nobody else will ever use it; its timeout ends it).
         """
         request = owned(request or BeginRequest(), self.caller)
         if request.transaction_key is not None:
             return await self.keys.begin(request, request.transaction_key)
         refuse_numbers_without_key(request)
+        batch = self.store.batch()
+        txn_id, header = await self._open(batch, request)
+        try:
+            applied = await self._settling.apply(batch)
+        except (Overtaken, OutcomeUnknown) as lost:
+            return await self._begun_after_all(txn_id, lost)
+        return _begun(txn_id, header, applied)
+
+    async def begin_together(self, requests: Sequence[BeginRequest]) -> Sequence[Begun | Failure]:
+        """Open transactions in one apply, as `begin` would each of them: without a key, and owned by the caller.
+
+        What is too much for one apply is begun one by one. Raises the store's errors: nothing was begun.
+        """
+        batch = self.store.batch()
+        opened = [await self._open(batch, owned(request, self.caller)) for request in requests]
+        try:
+            applied = await self._settling.apply(batch)
+        except InvalidBatch:
+            return await asyncio.gather(*(answered(self.begin(request)) for request in requests))
+        except (Overtaken, OutcomeUnknown) as lost:
+            return await asyncio.gather(*(answered(self._begun_after_all(txn_id, lost)) for txn_id, _ in opened))
+        return [_begun(txn_id, header, applied) for txn_id, header in opened]
+
+    async def _open(self, batch: Batch, request: BeginRequest) -> tuple[TxnId, Header]:
         txn_id = await self._ids.next()
         now_ms = self.clock()
         header = Header(
@@ -101,16 +138,16 @@ class Transactions:
             owner=request.owner,
             properties=request.properties,
         )
-        batch = txn_records.begin(self.store.batch(), txn_id, header)
+        txn_records.begin(batch, txn_id, header)
+        return txn_id, header
+
+    async def _begun_after_all(self, txn_id: TxnId, lost: Overtaken | OutcomeUnknown) -> Begun:
+        """The ids of a begin are its own alone, so a record that is there is the one whose reply was lost."""
         with Doubt(ACTION_AFTER_BEGIN, txn_id=str(txn_id)) as doubt:
-            try:
-                revision = (await self._settling.apply(batch)).revision
-            except Overtaken as overtaken:
-                # The id is ours alone, so the record that is there is the one whose reply was lost.
-                doubt.note(overtaken)
-                return Begun(await self.get(txn_id), created=True)
-        log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
-        return Begun(answers.describe(txn_id, header, revision), created=True)
+            if isinstance(lost, OutcomeUnknown):
+                raise lost
+            doubt.note(lost)
+            return Begun(await self.get(txn_id), created=True)
 
     async def get(self, txn_id: TxnId) -> TransactionHeader:
         """Raises TXN_NOT_FOUND."""
@@ -120,62 +157,82 @@ class Transactions:
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    async def commit(
-        self, txn_id: TxnId, writers: Iterable[str] | None = None, *, known: TransactionRecords | None = None
-    ) -> TransactionHeader:
+    async def commit(self, txn_id: TxnId, writers: Iterable[str] | None = None) -> TransactionHeader:
         """Commit (DESIGN §5.11, §5.12). `writers` are those that count; None: the remembered ones, or else all.
-
-        `known` is the transaction as it was read after this call had been asked for, to spare the first read.
 
         Raises INVALID_ARGUMENT for too many writers (nothing happened), EXPIRED_TRANSACTION, INVALID_TXN_STATE when
         it was aborted or committed with another list, NOT_ALLOWED when its key has moved on, OUTCOME_UNKNOWN.
         """
-        wanted = None if writers is None else writer_set(writers, "writers")
+        return await self.end(Commit(txn_id, None if writers is None else writer_set(writers, "writers")))
 
-        def again(records: TransactionRecords) -> TransactionHeader:
-            header = records.header
-            if header.state is not TxnState.COMMITTED:
-                raise answers.already_decided(txn_id, header)
-            if wanted is not None and wanted != header.writers:
-                raise answers.other_writers(txn_id, header)
-            return answers.describe_records(records)
-
-        def final(records: TransactionRecords) -> Header:
-            counted = records.remembered_writers if wanted is None else wanted
-            return committed(records.header, self.clock(), counted)
-
-        return await self._end(txn_id, again, final, known)
-
-    async def abort(
-        self,
-        txn_id: TxnId,
-        reason: str | None = None,
-        *,
-        force: bool = False,
-        known: TransactionRecords | None = None,
-    ) -> TransactionHeader:
-        """Abort. One that timed out or was fenced is aborted already, so aborting it succeeds. `known` as for commit.
+    async def abort(self, txn_id: TxnId, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
+        """Abort. One that timed out or was fenced is aborted already, so aborting it succeeds.
 
         `force` is an administrator's word and changes only who may abort a prepared transaction; while nobody is
         authenticated everybody may. Raises INVALID_TXN_STATE when it was committed, OUTCOME_UNKNOWN, NOT_ALLOWED for
         another owner's, for `force` without the right admin, and for an administrator without it.
         """
-        if force:
-            self.caller.require_admin()
+        return await self.end(Abort(txn_id, reason, force))
 
-        def again(records: TransactionRecords) -> TransactionHeader:
-            if records.header.state is not TxnState.ABORTED:
-                raise answers.already_decided(txn_id, records.header)
-            return answers.describe_records(records)
+    async def end(
+        self,
+        end: End,
+        *,
+        known: TransactionRecords | None = None,
+        lost: Overtaken | OutcomeUnknown | None = None,
+    ) -> TransactionHeader:
+        """`commit` or `abort`.
 
-        def final(records: TransactionRecords) -> Header:
-            if force:
-                log.info("transaction aborted by force", txn_id=str(txn_id), reason=reason, by=self.caller.name)
-            else:
-                require_force(records, self.caller)
-            return aborted(records.header, self.clock(), reason)
+        `known` is the transaction as it was read after this had been asked for, to spare the first read; `lost`, what
+        came of trying it together with others.
+        """
+        end.refuse(self.caller)
+        key_moved_on = False
+        with Doubt(txn_id=str(end.txn_id)) as doubt:
+            if isinstance(lost, OutcomeUnknown):
+                raise lost
+            if lost:
+                doubt.note(lost)
+            while True:
+                records = known or await self._decisions.read(end.txn_id)
+                known = None
+                require_owner(records, self.caller)
+                doubt.settle()
+                if records.header.state.final:
+                    return self._answer_again(end, records)
+                if key_moved_on:
+                    # Whoever takes the key away ends its transaction in the same apply, and this was read later.
+                    raise _key_lost(records)
+                try:
+                    return await self._decisions.decide(records, end.final(records, self.clock(), self.caller))
+                except Overtaken as overtaken:
+                    doubt.note(overtaken)
+                except KeyMovedOn:
+                    key_moved_on = True
 
-        return await self._end(txn_id, again, final, known)
+    async def end_together(
+        self, ends: Sequence[tuple[End, TransactionRecords]]
+    ) -> Sequence[TransactionHeader | Failure]:
+        """End transactions in one apply, as `end` would each of them: open ones without a key, of the caller's.
+
+        The records may be presumed (`TxnStore.read_plain`). When one of them is not as it was read nothing happens, and
+        each is ended by itself; so is what is too much for one apply. Raises the store's errors: nothing happened.
+        """
+        now_ms = self.clock()
+        decided = [(records, end.final(records, now_ms, self.caller)) for end, records in ends]
+        try:
+            return await self._decisions.decide_together(decided)
+        except InvalidBatch:
+            return await asyncio.gather(*(answered(self.end(end)) for end, _ in ends))
+        except (Overtaken, OutcomeUnknown) as lost:
+            return await asyncio.gather(*(answered(self.end(end, lost=lost)) for end, _ in ends))
+
+    def _answer_again(self, end: End, records: TransactionRecords) -> TransactionHeader:
+        try:
+            return end.again(records)
+        except ServiceError:
+            self.metrics.refused()
+            raise
 
     async def expire(self, txn_id: TxnId, max_clock_skew_ms: int) -> bool:
         """Abort a transaction whose deadline in force is past by more than the clock skew (DESIGN §5.16).
@@ -194,42 +251,6 @@ class Transactions:
         except Overtaken:
             return False
         return True
-
-    async def _end(
-        self,
-        txn_id: TxnId,
-        again: Callable[[TransactionRecords], TransactionHeader],
-        final: Callable[[TransactionRecords], Header],
-        known: TransactionRecords | None,
-    ) -> TransactionHeader:
-        """`again` answers or refuses when the header is final; `final` is what an open one shall become."""
-        key_moved_on = False
-        with Doubt(txn_id=str(txn_id)) as doubt:
-            while True:
-                records = known or await self._decisions.read(txn_id)
-                known = None
-                require_owner(records, self.caller)
-                doubt.settle()
-                if records.header.state.final:
-                    return self._answer_again(records, again)
-                if key_moved_on:
-                    # Whoever takes the key away ends its transaction in the same apply, and this was read later.
-                    raise _key_lost(records)
-                try:
-                    return await self._decisions.decide(records, final(records))
-                except Overtaken as overtaken:
-                    doubt.note(overtaken)
-                except KeyMovedOn:
-                    key_moved_on = True
-
-    def _answer_again(
-        self, records: TransactionRecords, again: Callable[[TransactionRecords], TransactionHeader]
-    ) -> TransactionHeader:
-        try:
-            return again(records)
-        except ServiceError:
-            self.metrics.refused()
-            raise
 
     # -- while it is open ----------------------------------------------------------------------------------------
 
@@ -322,6 +343,11 @@ def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
     if len(json.dumps(names, ensure_ascii=False).encode()) > MAX_WRITERS_BYTES:
         raise answers.invalid(field, f"the names of the writers together exceed {MAX_WRITERS_BYTES} bytes")
     return names
+
+
+def _begun(txn_id: TxnId, header: Header, applied: Applied) -> Begun:
+    log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
+    return Begun(answers.describe(txn_id, header, applied.revision), created=True)
 
 
 def _key_lost(records: TransactionRecords) -> ServiceError:

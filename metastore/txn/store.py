@@ -155,6 +155,8 @@ class TxnStore:
         For a decision and for nothing else. It checks that they are absent, so whoever has presumed wrong only loses
         the apply and reads again.
         """
+        if not txn_ids:
+            return {}
         snapshot = await self.store.get_many([paths.header(txn_id) for txn_id in txn_ids])
         found = {txn_id: snapshot.records[paths.header(txn_id)] for txn_id in txn_ids}
         return {

@@ -1,0 +1,81 @@
+"""The two ends of a transaction: what it shall become, and what they answer when it is decided already."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator import answers
+from coordinator.api.models import TransactionHeader
+from coordinator.decisions import aborted, committed
+from coordinator.ownership import require_force
+from metastore.txn.ids import TxnId
+from metastore.txn.records import Header
+from metastore.txn.states import TxnState
+from metastore.txn.store import TransactionRecords
+from service.security.principal import Principal
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class End(ABC):
+    """A commit or an abort, as it was asked for."""
+
+    txn_id: TxnId
+
+    def refuse(self, caller: Principal) -> None:  # noqa: B027  (most ends are anybody's to ask for)
+        """Raises NOT_ALLOWED, whatever the records say."""
+
+    @abstractmethod
+    def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
+        """What the open transaction becomes. Raises NOT_ALLOWED."""
+
+    @abstractmethod
+    def again(self, records: TransactionRecords) -> TransactionHeader:
+        """The answer for a final transaction (DESIGN §5.11). Raises INVALID_TXN_STATE, EXPIRED_TRANSACTION."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(End):
+    """`writers` are those that count, as a `writer_set`; None: the remembered ones, or else all."""
+
+    writers: tuple[str, ...] | None = None
+
+    def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
+        counted = records.remembered_writers if self.writers is None else self.writers
+        return committed(records.header, now_ms, counted)
+
+    def again(self, records: TransactionRecords) -> TransactionHeader:
+        header = records.header
+        if header.state is not TxnState.COMMITTED:
+            raise answers.already_decided(self.txn_id, header)
+        if self.writers is not None and self.writers != header.writers:
+            raise answers.other_writers(self.txn_id, header)
+        return answers.describe_records(records)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(End):
+    """`force` is an administrator's word and changes only who may abort a prepared transaction."""
+
+    reason: str | None = None
+    force: bool = False
+
+    def refuse(self, caller: Principal) -> None:
+        if self.force:
+            caller.require_admin()
+
+    def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
+        if self.force:
+            log.info("transaction aborted by force", txn_id=str(self.txn_id), reason=self.reason, by=caller.name)
+        else:
+            require_force(records, caller)
+        return aborted(records.header, now_ms, self.reason)
+
+    def again(self, records: TransactionRecords) -> TransactionHeader:
+        if records.header.state is not TxnState.ABORTED:
+            raise answers.already_decided(self.txn_id, records.header)
+        return answers.describe_records(records)
