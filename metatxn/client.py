@@ -285,9 +285,11 @@ class Client:
         isolation: Isolation = "read_committed",
         follow: bool = False,
         revision: int | None = None,
+        compacted: bool = False,
     ) -> Reader:
-        """Iterates over messages from `earliest`, `latest`, or the `token` of another reader."""
-        return Reader(self._connection, topic, start, isolation, follow, revision)
+        """Iterates over messages from `earliest`, `latest`, or the `token` of another reader. A `compacted` one begins
+        with the latest value of each key."""
+        return Reader(self._connection, topic, start, isolation, follow, revision, compacted)
 
     def subscribe(
         self,

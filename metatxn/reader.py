@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metatxn.connection import Connection, parsed
+from metatxn.errors import InvalidArgument
 from metatxn.http import Call, json_of, path_of
 from participants.api.models import Isolation, ReadMessage, ReadMessagesAnswer
 
 PAGE_MESSAGES = 1000
 FOLLOW_WAIT_MS = 1000
+COMPACTION_WAIT_S = 120.0
+"""How long the broker may take to read a topic through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Reader:
 
     `token` is where it stands: behind the last message handed out once a page is finished, so a new reader started
     there misses nothing and may repeat the last page.
+
+    A `compacted` one begins with the latest value of each key, without those that a null or empty value has deleted and
+    without messages that have no key; then it goes on with what comes. The broker reads the topic through before it
+    answers the first page.
     """
 
     def __init__(
@@ -52,13 +59,19 @@ class Reader:
         isolation: Isolation = "read_committed",
         follow: bool = False,
         revision: int | None = None,
+        compacted: bool = False,
     ) -> None:
+        if compacted and start != "earliest":
+            raise InvalidArgument(
+                f"start: {start!r} and compacted: the compacted view has one beginning", field="start"
+            )
         self.topic = topic
         self.token: str | None = None if start == "earliest" else start
         self._connection = connection
         self._isolation: Isolation = isolation
         self._follow = follow
         self._revision = revision
+        self._compacted = compacted
         if self._isolation == "snapshot" and revision is None:
             self._revision = connection.directory.read().revision
         if start == "latest":
@@ -82,7 +95,9 @@ class Reader:
             "isolation": self._isolation,
             "revision": self._revision,
             "wait_ms": wait_ms or None,
+            "compacted": "true" if self._compacted and after is None else None,
         }
-        call = Call("GET", path_of("topics", self.topic, "messages"), params, wait_s=wait_ms / 1000)
+        wait_s = COMPACTION_WAIT_S if self._compacted else wait_ms / 1000
+        call = Call("GET", path_of("topics", self.topic, "messages"), params, wait_s=wait_s)
         connection = self._connection
         return parsed(ReadMessagesAnswer, json_of(connection.http.request(connection.brokers, call)))

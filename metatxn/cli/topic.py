@@ -119,6 +119,7 @@ def produce(
 
 @app.command(
     epilog="Examples: metatxn topic consume orders --follow --isolation read_committed · "
+    "metatxn topic consume prices --compacted · "
     "metatxn topic consume orders --subscription billing --limit 10"
 )
 def consume(
@@ -128,6 +129,9 @@ def consume(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C; one line each.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
     isolation: Annotated[Isolation, typer.Option(help="snapshot: one consistent cut, now.")] = Isolation.READ_COMMITTED,
+    compacted: Annotated[
+        bool, typer.Option("--compacted", help="The latest value of each key first, then what comes.")
+    ] = False,
     subscription: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Acknowledge what is printed on it; a shared one is made if there is none."),
@@ -142,11 +146,14 @@ def consume(
     """Read messages. Without a subscription nothing is acknowledged, and all of it can be read again."""
     if txn is not None and subscription is None:
         raise CliError("--txn: nothing is acknowledged without --subscription. Name one.")
+    if compacted and subscription is not None:
+        raise CliError("--compacted: a subscription gets every message. Read without --subscription.")
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(connect(context, url, token))
         if subscription is None:
             messages: Iterator[metatxn.Message]
-            messages = itertools.islice(client.reader(topic, start, isolation.value, follow), limit)
+            reader = client.reader(topic, start, isolation.value, follow, compacted=compacted)
+            messages = itertools.islice(reader, limit)
         else:
             consumer = stack.enter_context(subscribed(client, topic, subscription, start))
             messages = acknowledged(consumer, client.attach(txn) if txn is not None else None, follow, limit)

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BeforeValidator
 
 from metastore.txn.ids import TxnId
+from participants.api.frames_response import ANSWER_BYTES, FramesResponse
 from participants.api.layout_routes import add_layout_routes
 from participants.api.models import (
     ARROW_MEDIA_TYPE,
@@ -37,9 +38,10 @@ from participants.api.rights import TopicPath, check_transaction, on_segment, on
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker import names, schemas
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages, PublishOptions, read_page, snapshot_revision
+from participants.broker.messages import Messages, PublishOptions
 from participants.broker.names import BrowseToken, ReadPlace, parse_page_token, topic_name
 from participants.broker.payloads import decode_messages, inspect_arrow
+from participants.broker.reading import read_page, snapshot_revision
 from participants.ledger.frames import PayloadKind
 from participants.segment.segment import Entry, Segment
 from service.http import Caller, PathText, problems
@@ -230,14 +232,17 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         revision: RevisionQuery = None,
         wait_ms: WaitQuery = 0,
     ) -> Response:
-        """The visible frames behind `after`, one after another, as drawn in the ledger's format page."""
+        """The visible frames behind `after`, one after another, as drawn in the ledger's format page.
+
+        As many whole ones as fit into `max_bytes`, or 4 MiB where that is less, but at least one.
+        """
         target = await broker.segment(segment)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         revision = snapshot_revision(isolation, revision, after.revision if after else None)
         at = after.position if after else target.ledgers.start
         while True:
             changed = target.changed.next()
-            page = await read_page(target, at, max_bytes, isolation, revision)
+            page = await read_page(target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
             at = page.next
             if page.frames or left <= 0 or isolation == "snapshot" or target.ended_at(at):
@@ -248,8 +253,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
-        body = b"".join(frame.data for frame in page.frames)
-        return Response(body, media_type=FRAMES_MEDIA_TYPE, headers=headers)
+        return FramesResponse([frame.data for frame in page.frames], headers)
 
 
 def _message_routes(api: APIRouter, broker: Broker) -> None:
@@ -289,9 +293,15 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         isolation: Isolation = "read_committed",
         revision: RevisionQuery = None,
         wait_ms: WaitQuery = 0,
+        compacted: Annotated[bool, Query(description="Begin with the latest value per key")] = False,
     ) -> ReadMessagesAnswer:
-        """Browse a topic without a subscription; an empty `messages` means nothing more is readable now."""
-        return await messages.browse(topic, after, max, isolation, revision, wait_ms, shown)
+        """Browse a topic without a subscription; an empty `messages` means nothing more is readable now.
+
+        With `compacted` the answers begin with the compacted view: of each key the latest value that is readable now,
+        without keys that a null or empty value has deleted, and without messages that have no key. Then they go on
+        with what comes. `next` knows which of the two it is, so `compacted` matters only without `after`.
+        """
+        return await messages.browse(topic, after, max, isolation, revision, wait_ms, shown, compacted=compacted)
 
 
 def _detail(segment: Segment, broker: Broker) -> SegmentDetail:

@@ -15,58 +15,16 @@ from metastore.types import Revision
 from participants.api.models import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
 from participants.broker import schemas
 from participants.broker.broker import Broker
+from participants.broker.compaction import CompactedViews
 from participants.broker.names import BrowseToken, MessageId
-from participants.broker.payloads import encode_messages, read_messages
+from participants.broker.payloads import encode_messages, message_count, read_messages
 from participants.broker.peers import RemoteSegment
+from participants.broker.reading import BROWSE_BYTES, Part, read_page, snapshot_revision, start_of
 from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
 from participants.records import SegmentRecord, TopicRecord
-from participants.segment.segment import Entry, Page, Segment
+from participants.segment.segment import Entry, Segment
 from service.problems import ErrorCode, ServiceError
-
-BROWSE_BYTES = 1 << 20
-Part = Segment | RemoteSegment
-"""A segment of the topic, served here or by another broker."""
-
-
-async def read_page(
-    segment: Segment | RemoteSegment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
-) -> Page:
-    if isinstance(segment, RemoteSegment):
-        return await segment.read(after, max_bytes, isolation, revision)
-    if after > segment.buffer.last_durable:
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT,
-            f"after: {after} is behind the end of segment {segment.id}, {segment.buffer.last_durable}",
-            field="after",
-        )
-    match isolation:
-        case "read_committed":
-            return await segment.read_committed(after, max_bytes)
-        case "read_uncommitted":
-            return await segment.read_uncommitted(after, max_bytes)
-        case "snapshot":
-            return await segment.read_snapshot(after, max_bytes, revision)
-
-
-def snapshot_revision(isolation: Isolation, revision: Revision | None, place: Revision | None) -> Revision | None:
-    """The revision to read at: the one asked for, else the one that the place to go on from holds.
-
-    Raises INVALID_ARGUMENT for a revision without a snapshot, and for a snapshot's place in any other read: that
-    read would never see what was undecided then.
-    """
-    if isolation != "snapshot" and revision is not None:
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT, f"revision: has no meaning with isolation={isolation}", field="revision"
-        )
-    if place is not None and (isolation != "snapshot" or revision not in (None, place)):
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT,
-            f"after: was given by a snapshot at revision {place} and goes on with that snapshot only",
-            action="Start another read from the beginning, or go on with isolation=snapshot.",
-            field="after",
-        )
-    return revision if revision is not None else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +40,7 @@ class Messages:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._round_robin = count()
+        self._compacted = CompactedViews()
 
     async def publish(self, topic_name: str, messages: Sequence[Message], options: PublishOptions) -> list[str]:
         """One entry per segment that the keys fall into; messages without a key go to one segment together.
@@ -159,8 +118,13 @@ class Messages:
         revision: Revision | None,
         wait_ms: int,
         authorization: str | None = None,
+        *,
+        compacted: bool = False,
     ) -> ReadMessagesAnswer:
-        """Up to `limit` messages behind `token`. Waits up to `wait_ms` for the first one."""
+        """Up to `limit` messages behind `token`, fewer when they are large. Waits up to `wait_ms` for the first one.
+
+        `compacted` begins with the compacted view (see `compaction`); later pages go on as their token says.
+        """
         places = dict(token.places) if token else {}
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
@@ -172,6 +136,13 @@ class Messages:
             segments = await self._segments(await self._broker.topic(topic_name), places, authorization)
             if not set(places) <= {segment.id for segment in segments}:
                 raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
+            if compacted and token is None:
+                token = await self._compacted.begin(segments, isolation, revision)
+            if token is not None and token.ends is not None:
+                found, token = await self._compacted.page(segments, token, limit, isolation)
+                if found or token.ends is not None:
+                    return ReadMessagesAnswer(messages=found, next=str(token), revision=revision)
+                places = dict(token.places)  # nothing is kept behind it: go on with what comes
             changes = [segment.changed.next() for segment in segments if isinstance(segment, Segment)]
             found = await self._collect(segments, places, limit, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
@@ -191,22 +162,24 @@ class Messages:
         """In the order of the layout, in which parents are before their children: so that a key's messages come in
         the order in which they were written, a child is read once its parents have been read to their end."""
         found: list[ReadMessage] = []
+        room_bytes = BROWSE_BYTES
         unread: set[str] = set()
         for segment in segments:
             if not unread.isdisjoint(segment.record.parents):
                 unread.add(segment.id)
                 continue
-            start = segment.start if isinstance(segment, RemoteSegment) else segment.ledgers.start
-            at, taken = places.get(segment.id, (start, 0))
+            at, taken = places.get(segment.id, (start_of(segment), 0))
             end = False
             while not end and len(found) < limit:
                 page = await read_page(segment, at, BROWSE_BYTES, isolation, revision)
                 end = page.end
                 for frame in page.frames:
-                    messages = read_messages(segment.id, frame)[taken:]
-                    room = limit - len(found)
-                    found.extend(messages[:room])
-                    if len(messages) > room:
+                    left = range(taken, message_count(frame.header))
+                    each_bytes = max(1, len(frame.data) // max(1, message_count(frame.header)))
+                    room = max(min(limit - len(found), room_bytes // each_bytes), int(not found))
+                    found += read_messages(segment.id, frame, left[:room])
+                    room_bytes -= each_bytes * len(left[:room])
+                    if len(left) > room:
                         places[segment.id] = (at, taken + room)
                         return found
                     at, taken = frame.header.position, 0

@@ -81,24 +81,34 @@ class ReadPlace:
 @dataclass(frozen=True, slots=True)
 class BrowseToken:
     """How far a browse of a topic has come: per segment the entry that was read up to, and how many messages of the
-    entry behind it. `revision` as in `ReadPlace`."""
+    entry behind it. `revision` as in `ReadPlace`. With `ends` it stands in the compacted view up to these places."""
 
     places: dict[str, tuple[Position, int]]
     revision: int | None = None
+    ends: dict[str, Position] | None = None
 
     def __str__(self) -> str:
         places = {segment: [str(position), taken] for segment, (position, taken) in self.places.items()}
-        return _encode([places, self.revision])
+        parts: list[Any] = [places, self.revision]
+        if self.ends is not None:
+            parts.append({segment: str(end) for segment, end in self.ends.items()})
+        return _encode(parts)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises `ValueError`."""
         wrong = ValueError(f"{text!r} is not a browse token: pass `next` of an earlier answer")
+        view: dict[str, Any] | None = None
         match _decode(text, "browse token"):
             case [dict(found), None | int() as revision] if found:
                 pass
+            case [dict(found), None | int() as revision, dict(view)] if found and found.keys() <= view.keys():
+                pass
             case _:
                 raise wrong
+        if view is not None and not all(isinstance(end, str) for end in view.values()):
+            raise wrong
+        ends = {segment: Position.parse(end) for segment, end in view.items()} if view is not None else None
         places = {}
         for segment, place in found.items():
             match place:
@@ -106,7 +116,7 @@ class BrowseToken:
                     places[segment] = (Position.parse(position), taken)
                 case _:
                     raise wrong
-        return cls(places, revision)
+        return cls(places, revision, ends)
 
 
 def page_token(name: str) -> str:

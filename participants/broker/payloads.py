@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,25 @@ def read_messages(segment: str, frame: RawFrame, indexes: Sequence[int] | None =
         )
         for index, body in zip(wanted, bodies, strict=True)
     ]
+
+
+def keyed(frame: RawFrame) -> Iterator[tuple[int, str, bool]]:
+    """Index and key of every message of an entry that has a key, and whether it deletes the key: its value is null or
+    has no bytes, or the row has other columns than the key's and all of them are null."""
+    header = frame.header
+    payload = frame.data[header.payload_start : header.end]
+    match header.kind:
+        case PayloadKind.MESSAGES:
+            for index, body in enumerate(json.loads(bytes(payload))):
+                if body.get("key") is not None:
+                    yield index, body["key"], not body.get("value_base64") and body.get("value") is None
+        case PayloadKind.ARROW:
+            for index, row in enumerate(_rows(payload, range(header.count))):
+                if row["key"] is not None:
+                    columns = row["value"].values()
+                    yield index, row["key"], len(columns) > 1 == sum(value is not None for value in columns)
+        case PayloadKind.BYTES:
+            return
 
 
 def _rows(payload: memoryview, indexes: Sequence[int]) -> list[Mapping[str, Any]]:

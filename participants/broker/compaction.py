@@ -1,0 +1,158 @@
+"""The compacted view of a topic: of each key the latest visible value, in the order in which these were written.
+
+    scan ─▶ per segment: where the kept messages are, and the end up to which they are the latest ─▶ pages ─▶ tail
+
+A later message replaces an earlier one of the same key; one without a value (null, or no bytes) deletes the key. What
+is aborted, void or not readable yet replaces nothing. A message without a key is left out: nothing says what it would
+replace. Behind the last page the reader goes on with every message behind those ends, as they come.
+
+The view is a function of the ends and the isolation: what is visible up to there stays as it is, whatever is decided,
+split, merged or restarted later. So the token of a page holds the ends, and a broker that does not have the view any
+more makes the same one again. Only a trim takes entries away: then the read fails, to be begun again.
+
+Cost: to begin a view every readable entry is read once, and the pages together read it at most once more. In memory:
+every key once while it is made, then a place per key for as long as the view is among the last used ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metastore.types import Revision
+from participants.api.models import Isolation, ReadMessage
+from participants.broker.names import BrowseToken
+from participants.broker.payloads import keyed, message_count, read_messages
+from participants.broker.reading import BROWSE_BYTES, Part, read_page, start_of
+from participants.ledger.position import Position
+
+REMEMBERED_KEYS = 1_000_000
+"""Of all views that are kept; the one used last is kept in any case."""
+_SCANS_AT_ONCE = 2
+
+Ends = dict[str, Position]
+Kept = dict[str, list[tuple[Position, int]]]
+"""By segment, in order: the entry of each kept message, and its index there."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    ends: Ends
+    kept: Kept
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.kept.values()))
+
+
+class CompactedViews:
+    """Those of one broker. `segments` are always all of the topic's, parents before their children."""
+
+    def __init__(self) -> None:
+        self._views: OrderedDict[_Name, View] = OrderedDict()
+        self._scanning = asyncio.Semaphore(_SCANS_AT_ONCE)
+
+    async def begin(self, segments: Sequence[Part], isolation: Isolation, revision: Revision | None) -> BrowseToken:
+        """A view up to what is readable now; its first page is behind this token."""
+        async with self._scanning:
+            view = await _scan(segments, isolation, revision, None)
+        self._remember(view, isolation, revision)
+        starts = {segment.id: (start_of(segment), 0) for segment in segments if segment.id in view.ends}
+        return BrowseToken(starts, revision, view.ends)
+
+    async def page(
+        self, segments: Sequence[Part], token: BrowseToken, limit: int, isolation: Isolation
+    ) -> tuple[list[ReadMessage], BrowseToken]:
+        """Up to `limit` messages behind `token`, and where to go on. Raises POSITION_TRIMMED."""
+        assert token.ends is not None
+        view = await self._view(segments, token, token.ends, isolation)
+        places = dict(token.places)
+        found: list[ReadMessage] = []
+        size = 0
+        for segment in segments:
+            wanted = view.kept.get(segment.id, [])
+            at, taken = places.get(segment.id, (start_of(segment), 0))
+            if not wanted or at >= token.ends[segment.id]:
+                continue
+            number = bisect_left(wanted, (at.next, taken))
+            while number < len(wanted):
+                entry = wanted[number][0]
+                page = await read_page(segment, entry.before, BROWSE_BYTES, isolation, token.revision)
+                for frame in page.frames:
+                    position = frame.header.position
+                    last = bisect_left(wanted, (position.next, 0), number)
+                    indexes = [index for _, index in wanted[number:last]][: limit - len(found)]
+                    if not indexes:
+                        continue
+                    found += read_messages(segment.id, frame, indexes)
+                    size += len(frame.data) * len(indexes) // message_count(frame.header)
+                    number += len(indexes)
+                    places[segment.id] = (position.before, indexes[-1] + 1)
+                    if len(found) >= limit or size >= BROWSE_BYTES:
+                        return found, BrowseToken(places, token.revision, token.ends)
+                assert number == len(wanted) or wanted[number][0] > page.next, "what was visible stays visible"
+        return found, BrowseToken({segment: (end, 0) for segment, end in token.ends.items()}, token.revision)
+
+    async def _view(self, segments: Sequence[Part], token: BrowseToken, ends: Ends, isolation: Isolation) -> View:
+        view = self._views.get(_name(ends, isolation, token.revision))
+        if view is None:
+            for segment in segments:
+                at, _ = token.places.get(segment.id, (start_of(segment), 0))
+                if segment.id in ends and at < ends[segment.id]:
+                    await read_page(segment, at, 1, isolation, token.revision)  # or it was trimmed
+            async with self._scanning:
+                view = await _scan(segments, isolation, token.revision, ends)
+        self._remember(view, isolation, token.revision)
+        return view
+
+    def _remember(self, view: View, isolation: Isolation, revision: Revision | None) -> None:
+        name = _name(view.ends, isolation, revision)
+        self._views[name] = view
+        self._views.move_to_end(name)
+        while len(self._views) > 1 and sum(each.size for each in self._views.values()) > REMEMBERED_KEYS:
+            self._views.popitem(last=False)
+
+
+_Name = tuple[Isolation, Revision | None, tuple[tuple[str, Position], ...]]
+
+
+def _name(ends: Ends, isolation: Isolation, revision: Revision | None) -> _Name:
+    return isolation, revision, tuple(sorted(ends.items()))
+
+
+async def _scan(segments: Sequence[Part], isolation: Isolation, revision: Revision | None, ends: Ends | None) -> View:
+    """The view up to `ends`; None: up to what is readable now, and of a segment whose parents are not read to their end
+    nothing, as in any other browse."""
+    latest: dict[str, tuple[str, Position, int]] = {}
+    reached: Ends = {}
+    unread: set[str] = set()
+    for segment in segments:
+        if segment.id not in ends if ends is not None else not unread.isdisjoint(segment.record.parents):
+            unread.add(segment.id)
+            continue
+        end = ends[segment.id] if ends is not None else None
+        at, more = start_of(segment), True
+        while more and (end is None or at < end):
+            page = await read_page(segment, at, BROWSE_BYTES, isolation, revision)
+            for frame in page.frames:
+                position = frame.header.position
+                if end is not None and position > end:
+                    break
+                for index, key, deleted in keyed(frame):
+                    if deleted:
+                        latest.pop(key, None)
+                    else:
+                        latest[key] = (segment.id, position, index)
+            at, more = max(at, page.next), not page.end
+        reached[segment.id] = at if end is None else end
+        if not segment.ended_at(at):
+            unread.add(segment.id)
+    kept: Kept = {}
+    for segment_id, position, index in latest.values():
+        kept.setdefault(segment_id, []).append((position, index))
+    for places in kept.values():
+        places.sort()
+    return View(reached, kept)

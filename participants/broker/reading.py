@@ -1,0 +1,60 @@
+"""Reading one segment of a topic, served here or by another broker, at any isolation."""
+
+from __future__ import annotations
+
+from metastore.types import Revision
+from participants.api.models import Isolation
+from participants.broker.peers import RemoteSegment
+from participants.ledger.position import Position
+from participants.segment.segment import Page, Segment
+from service.problems import ErrorCode, ServiceError
+
+BROWSE_BYTES = 1 << 20
+"""What a browse reads at once of a segment, and about what it answers."""
+Part = Segment | RemoteSegment
+"""A segment of the topic, served here or by another broker."""
+
+
+def start_of(segment: Part) -> Position:
+    """The place before the first entry that may be read."""
+    return segment.start if isinstance(segment, RemoteSegment) else segment.ledgers.start
+
+
+async def read_page(
+    segment: Part, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
+) -> Page:
+    if isinstance(segment, RemoteSegment):
+        return await segment.read(after, max_bytes, isolation, revision)
+    if after > segment.buffer.last_durable:
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"after: {after} is behind the end of segment {segment.id}, {segment.buffer.last_durable}",
+            field="after",
+        )
+    match isolation:
+        case "read_committed":
+            return await segment.read_committed(after, max_bytes)
+        case "read_uncommitted":
+            return await segment.read_uncommitted(after, max_bytes)
+        case "snapshot":
+            return await segment.read_snapshot(after, max_bytes, revision)
+
+
+def snapshot_revision(isolation: Isolation, revision: Revision | None, place: Revision | None) -> Revision | None:
+    """The revision to read at: the one asked for, else the one that the place to go on from holds.
+
+    Raises INVALID_ARGUMENT for a revision without a snapshot, and for a snapshot's place in any other read: that
+    read would never see what was undecided then.
+    """
+    if isolation != "snapshot" and revision is not None:
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT, f"revision: has no meaning with isolation={isolation}", field="revision"
+        )
+    if place is not None and (isolation != "snapshot" or revision not in (None, place)):
+        raise ServiceError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"after: was given by a snapshot at revision {place} and goes on with that snapshot only",
+            action="Start another read from the beginning, or go on with isolation=snapshot.",
+            field="after",
+        )
+    return revision if revision is not None else place
