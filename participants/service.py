@@ -8,6 +8,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from fastapi import FastAPI
+
 from metastore.api import Ephemeral, MetadataStore
 from metastore.errors import MetastoreError
 from metastore.txn import paths
@@ -21,6 +23,7 @@ from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
+from participants.segment.segment import Clock
 from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
@@ -54,17 +57,18 @@ class BrokerService:
         exposure: Exposure | None = None,
         reconcile_interval_ms: int = 5_000,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
+        clock: Clock = wall_clock_ms,
     ) -> None:
         self._store = store
         assert (data_dir is None) != (storage is None), "local files or an object store"
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._storage_url = storage
-        exposure = exposure or Exposure()
-        exposure.check(host)
+        self._clock = clock
+        self._exposure = exposure or Exposure()
+        self._exposure.check(host)
         self._metrics = BrokerMetrics()
-        self.app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry, exposure)
-        add_operations(self.app, store, self._waiting_for)
-        self._server = HttpServer(self.app, host, port, advertise_url, exposure.tls)
+        self.app = self._create_app()
+        self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
         self._storage: LedgerStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
         self._max_ledger_bytes = max_ledger_bytes
@@ -91,12 +95,12 @@ class BrokerService:
             self._store,
             self._storage,
             self.url,
-            clock=wall_clock_ms,
+            clock=self._clock,
             metrics=self._metrics,
             reconcile_interval_ms=self._reconcile_interval_ms,
             max_ledger_bytes=self._max_ledger_bytes,
         )
-        add_routes(self.app, router(self.broker), first=True)
+        self._route_to(self.broker)
         await self.broker.start()
         await self._server.start()
         await self.broker.open_all()
@@ -104,6 +108,14 @@ class BrokerService:
         self._registration = await self._store.ephemeral(
             paths.broker_process(self.broker.id), record.encode(), REGISTRATION_TTL_MS
         )
+
+    def _create_app(self) -> FastAPI:
+        app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry, self._exposure)
+        add_operations(app, self._store, self._waiting_for)
+        return app
+
+    def _route_to(self, broker: Broker) -> None:
+        add_routes(self.app, router(broker), first=True)
 
     async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:
         if self._storage_url is not None:

@@ -1,0 +1,39 @@
+"""One promise, one file: each takes a `History` and yields what contradicts the promise, in words.
+
+No checker knows how a service works; `laws` alone knows the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tests.simulation.checkers import (
+    aborted_reads,
+    atomic_visibility,
+    early_reads,
+    ends,
+    laws,
+    leftovers,
+    lost_writes,
+    order,
+    repeated_writes,
+    snapshots,
+)
+from tests.simulation.history import History
+
+CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
+    "one decision": laws.check,
+    "no aborted read": aborted_reads.check,
+    "no early read": early_reads.check,
+    "atomic visibility": atomic_visibility.check,
+    "no lost write": lost_writes.check,
+    "no repeated write": repeated_writes.check,
+    "snapshot sums": snapshots.check,
+    "order": order.check,
+    "ends are idempotent": ends.check,
+    "nothing is left": leftovers.check,
+}
+
+
+def judge(history: History) -> list[str]:
+    return [f"{promise}: {violation}" for promise, check in CHECKERS.items() for violation in check(history)]

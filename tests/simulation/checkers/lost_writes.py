@@ -1,0 +1,28 @@
+"""What was acknowledged is there: every entry of a committed transaction that counts, where its client was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.simulation.history import History, Outcome
+
+
+def check(history: History) -> Iterable[str]:
+    visible = {
+        seen.id: (seen.segment, seen.position) for read in history.final_reads_committed() for seen in read.frames
+    }
+    for write in history.writes:
+        if write.outcome is not Outcome.OK:
+            continue
+        if write.txn_id is not None:
+            decision = history.decisions.get(write.txn_id)
+            if decision is None:
+                yield f"{write} was acknowledged in a transaction that was never decided"
+                continue
+            if not decision.counts(write.writer):
+                continue
+        found = visible.get(write.id)
+        if found is None:
+            yield f"{write} was acknowledged and is lost"
+        elif found != (write.segment, write.position):
+            yield f"{write} was acknowledged at one place and is at another: {found}"

@@ -1,0 +1,199 @@
+"""A client of the services, as small as it can be: the public endpoints, with retries, in one simulated process.
+
+Every call ends in one of three ways, as the contract has it: an answer; `Refused`, certainly nothing happened; or
+`Doubtful`, it may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+from urllib.parse import quote
+
+from participants.api.models import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
+from participants.ledger.frames import decode_all
+from tests.simulation.history import Seen
+from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
+from tests.simulation.world import World
+
+_PATIENCE_S = 25.0
+_JSON = {"content-type": "application/json"}
+_BYTES = {"content-type": "application/octet-stream"}
+
+
+class Refused(Exception):
+    """This attempt certainly did nothing. `code` of the contract's table; UNREACHABLE when nobody listened at all.
+
+    `doubtful`: the answer to an earlier attempt was lost, and of that one nobody knows.
+    """
+
+    def __init__(self, code: str, detail: str, *, doubtful: bool) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.doubtful = doubtful
+
+
+class Doubtful(Exception):
+    """It may have happened, or may yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlace:
+    segment: str
+    low: int
+    high: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    frames: list[Seen]
+    next: str
+    end: bool
+    revision: int | None
+
+
+class Client:
+    """`patience_s` bounds a call with all of its retries."""
+
+    def __init__(self, world: World, network: Network, coordinators: list[str], random: Random) -> None:
+        self._world = world
+        self._network = network
+        self._coordinators = coordinators
+        self._random = random
+
+    # -- transactions ------------------------------------------------------------------------------------------
+
+    async def begin(self, timeout_ms: int) -> str:
+        """A call that is repeated may leave a transaction that nobody knows; its timeout ends it."""
+        answer = await self._ask("POST", self._coordinators, "/v1/txns", body={"timeout_ms": timeout_ms})
+        txn_id: str = answer.json()["txn_id"]
+        return txn_id
+
+    async def commit(self, txn_id: str, writers: tuple[str, ...] | None) -> dict[str, Any]:
+        body = {} if writers is None else {"writers": list(writers)}
+        return await self._end(txn_id, "commit", body)
+
+    async def abort(self, txn_id: str) -> dict[str, Any]:
+        return await self._end(txn_id, "abort", {})
+
+    async def _end(self, txn_id: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._ask("POST", self._coordinators, f"/v1/txns/{txn_id}/{action}", body=body)
+        header: dict[str, Any] = answer.json()
+        return header
+
+    # -- topics ------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, broker: str, name: str, segments: int) -> None:
+        try:
+            await self._ask("POST", [broker], "/v1/topics", body={"name": name, "segments": segments})
+        except Refused as refused:
+            if refused.code != "ALREADY_EXISTS":
+                raise
+
+    async def segments(self, broker: str, topic: str) -> list[SegmentPlace]:
+        answer = await self._ask("GET", [broker], f"/v1/topics/{quote(topic, safe='')}")
+        return [
+            SegmentPlace(found["segment"], found["range"][0], found["range"][1], found["owner"] or broker)
+            for found in answer.json()["segments"]
+        ]
+
+    async def publish(
+        self,
+        place: SegmentPlace,
+        payload: dict[str, Any],
+        *,
+        txn_id: str | None = None,
+        writer: str | None = None,
+        producer: str | None = None,
+        sequence: int,
+    ) -> tuple[int, int]:
+        """The position."""
+        query = {"txn_id": txn_id, "writer": writer, "producer": producer, "sequence": sequence}
+        path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
+        answer = await self._ask("POST", [place.owner], path, query=query, content=json.dumps(payload).encode())
+        return parse_position(answer.json()["position"])
+
+    async def read(self, place: SegmentPlace, after: str | None, isolation: str, revision: int | None = None) -> Page:
+        query = {"after": after, "isolation": isolation, "revision": revision, "max_bytes": 4096}
+        answer = await self._ask("GET", [place.owner], f"/v1/segments/{quote(place.segment, safe='')}/entries", query)
+        said = answer.headers.get(REVISION_HEADER.lower())
+        return Page(
+            list(frames_of(place.segment, answer.body)),
+            answer.headers[NEXT_HEADER.lower()],
+            answer.headers[END_HEADER.lower()] == "true",
+            int(said) if said is not None else None,
+        )
+
+    # -- one call ----------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        method: str,
+        servers: list[str],
+        path: str,
+        query: dict[str, Any] | None = None,
+        *,
+        body: dict[str, Any] | None = None,
+        content: bytes = b"",
+    ) -> Answer:
+        """Send it until there is an answer that is not to be repeated. All calls here may be repeated."""
+        loop = self._world.loop
+        deadline = loop.time() + _PATIENCE_S
+        headers = _BYTES if body is None else _JSON
+        payload = content if body is None else json.dumps(body).encode()
+        doubtful = False
+        while True:
+            server = servers[self._random.randrange(len(servers))]
+            request = Request(method, url(server, path, query), payload, headers if payload else {})
+            try:
+                answer = await self._network.request(request)
+            except Unreachable as error:
+                problem, retriable, definite = {"code": "UNREACHABLE", "detail": str(error)}, True, True
+            except NoAnswer as error:
+                problem, retriable, definite = {"code": "OUTCOME_UNKNOWN", "detail": str(error)}, True, False
+            else:
+                if answer.ok:
+                    return answer
+                problem = answer.json()
+                definite = problem["definite"]
+                retriable = problem["retriable"] or not definite
+            doubtful = doubtful or not definite
+            if not retriable:
+                raise Refused(problem["code"], problem["detail"], doubtful=doubtful)
+            if loop.time() >= deadline:
+                if doubtful:
+                    raise Doubtful(problem["detail"])
+                raise Refused(problem["code"], problem["detail"], doubtful=False)
+            await asyncio.sleep(self._random.uniform(0.05, 0.5))
+
+
+def parse_position(text: str) -> tuple[int, int]:
+    ledger, _, entry = text.partition("@")[0].partition(":")
+    return int(ledger), int(entry)
+
+
+def frames_of(segment: str, body: bytes) -> list[Seen]:
+    found = []
+    for frame in decode_all(body):
+        payload = json.loads(bytes(frame.payload))
+        found.append(
+            Seen(
+                segment,
+                (frame.position.ledger, frame.position.entry),
+                str(frame.txn_id) if frame.txn_id is not None else None,
+                frame.writer,
+                payload["id"],
+                payload["key"],
+                payload["amount"],
+            )
+        )
+    return found
+
+
+def place_of(places: list[SegmentPlace], key: str) -> SegmentPlace:
+    hashed = hash_of_key(key)
+    return next(place for place in places if place.low <= hashed <= place.high)

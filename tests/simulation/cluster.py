@@ -1,0 +1,131 @@
+"""Two coordinators, two brokers with a disk each, one store: started, started again whenever they end, and healed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from tests.simulation.disk import Device
+from tests.simulation.network import Network
+from tests.simulation.processes import Process
+from tests.simulation.services import SimulatedBroker, SimulatedCoordinator
+from tests.simulation.store import StoreServer
+from tests.simulation.world import World
+
+COORDINATORS = ("coordinator-1", "coordinator-2")
+BROKERS = ("broker-1", "broker-2")
+MAX_SKEW_MS = 600_000
+_SUPERVISOR_PAUSE_S = (0.05, 4.0)
+
+
+class Service(Protocol):
+    async def start(self) -> None: ...
+
+
+class Role:
+    """One place that a process has: started again some time after it has ended, for whatever reason."""
+
+    def __init__(self, world: World, name: str, make: Callable[[Process], Service], skew_ms: int) -> None:
+        self.name = name
+        self.process: Process | None = None
+        self.service: Service | None = None
+        self.skew_ms = skew_ms
+        self._world = world
+        self._make = make
+        self._random = world.generator(f"supervisor of {name}")
+        self.started = asyncio.Event()
+        """Set while the process serves."""
+
+    async def keep_running(self) -> None:
+        while True:
+            self.process = process = self._world.process(self.name, self.skew_ms)
+            ended = asyncio.Event()
+            process.on_death.append(ended.set)
+            serving = process.spawn(self._serve(process, ended))
+            await ended.wait()
+            self.started.clear()
+            self.service = None
+            if process.alive:
+                await asyncio.wait([serving])
+                self._world.kill(process, f"its start failed: {serving.exception()!r}")
+            await asyncio.sleep(self._random.uniform(*_SUPERVISOR_PAUSE_S))
+
+    async def _serve(self, process: Process, ended: asyncio.Event) -> None:
+        service = self._make(process)
+        try:
+            await service.start()
+        except BaseException:
+            ended.set()
+            raise
+        self._world.trace.note("process", f"{self.name} serves")
+        self.service = service
+        self.started.set()
+        await self._world.loop.create_future()
+
+
+class Cluster:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.store = StoreServer(world)
+        self.network = Network(world)
+        self.devices = {name: Device(world, name) for name in BROKERS}
+        random = world.generator("skew")
+        self._most_ms = most_ms = random.choice((0, 200, MAX_SKEW_MS))
+        self.roles: dict[str, Role] = {}
+        for name in (*COORDINATORS, *BROKERS):
+            self.roles[name] = Role(world, name, self._maker(name), random.randint(-most_ms, most_ms))
+        self._keepers: list[asyncio.Task[None]] = []
+
+    @property
+    def coordinator_urls(self) -> list[str]:
+        return [f"http://{name}" for name in COORDINATORS]
+
+    @property
+    def broker_urls(self) -> list[str]:
+        return [f"http://{name}" for name in BROKERS]
+
+    def _maker(self, name: str) -> Callable[[Process], Service]:
+        if name in COORDINATORS:
+            return lambda process: SimulatedCoordinator(self.store, self.network, process, 2 * self._most_ms)
+        device = self.devices[name]
+        return lambda process: SimulatedBroker(self.store, self.network, process, device)
+
+    async def start(self) -> None:
+        """Returns once all serve."""
+        self._keepers = [asyncio.create_task(role.keep_running()) for role in self.roles.values()]
+        await self.all_serve()
+
+    async def all_serve(self) -> None:
+        for role in self.roles.values():
+            await role.started.wait()
+
+    def lose_power(self, name: str) -> None:
+        """The machine of a broker."""
+        process = self.roles[name].process
+        if process is not None and process.alive:
+            self.world.kill(process, "power cut")
+        self.devices[name].lose_power()
+
+    async def heal(self) -> None:
+        """No more faults: everything that is frozen goes on, what is full has space, clocks agree, all serve."""
+        self.world.faults.on = False
+        self.store.down = False
+        self.world.trace.note("world", "healing")
+        for device in self.devices.values():
+            device.full = False
+        for role in self.roles.values():
+            if role.process is not None and role.process.frozen:
+                self.world.loop.thaw(role.process)
+        self._set_clocks(self._most_ms)
+        await self.all_serve()
+
+    def let_time_pass(self) -> None:
+        """All clocks go on by what they may have been apart, so that nobody need wait for it."""
+        self._set_clocks(3 * self._most_ms)
+
+    def _set_clocks(self, skew_ms: int) -> None:
+        for role in self.roles.values():
+            role.skew_ms = skew_ms
+            if role.process is not None:
+                role.process.skew_ms = skew_ms

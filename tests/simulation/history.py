@@ -1,0 +1,147 @@
+"""What was asked, what was answered, and what the store has seen: all that the checkers judge by.
+
+Clients write down each call before they make it and after it was answered; a call of a client that died stays without
+an answer, and may have happened. The store's own record of every decision is taken at the moment it takes effect, so
+nothing a service says about itself is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from metastore.txn import paths
+from metastore.txn.records import Header
+from metastore.types import Changes, Event, Revision
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    FAILED = "failed"  # certainly nothing happened, nor will it
+    UNKNOWN = "unknown"  # also: not answered yet
+
+
+@dataclass(eq=False, slots=True)
+class Write:
+    """One entry that a client has published. `id` is in its payload, and in no other."""
+
+    id: str
+    txn_id: str | None
+    writer: str | None
+    topic: str
+    key: str
+    amount: int
+    client: str
+    begun: float
+    outcome: Outcome = Outcome.UNKNOWN
+    segment: str | None = None
+    position: tuple[int, int] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class End:
+    """A commit or abort that a client has asked for. `answers` are all that it was told, with the code of errors."""
+
+    txn_id: str
+    commit: bool
+    client: str
+    writers: tuple[str, ...] | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One frame as a reader got it."""
+
+    segment: str
+    position: tuple[int, int]
+    txn_id: str | None
+    writer: str | None
+    id: str
+    key: str
+    amount: int
+
+
+@dataclass(eq=False, slots=True)
+class Read:
+    """One segment read from `after` to `next`; `revision` of a snapshot. `at_revision` is the store's own when the
+    answer arrived: what is decided later must not be in it. `floor` is the store's when it was asked."""
+
+    client: str
+    segment: str
+    isolation: str
+    after: tuple[int, int]
+    next: tuple[int, int]
+    end: bool
+    revision: Revision | None
+    floor: Revision
+    at_revision: Revision
+    frames: list[Seen]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The header when it became final, and at which revision."""
+
+    header: Header
+    revision: Revision
+
+    @property
+    def committed(self) -> bool:
+        return self.header.state == "COMMITTED"
+
+    def counts(self, writer: str | None) -> bool:
+        """Whether readers may see what this writer wrote."""
+        counted = self.header.writers
+        return self.committed and (counted is None or writer is None or writer in counted)
+
+
+@dataclass(slots=True)
+class History:
+    writes: list[Write] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    snapshots: list[list[Read]] = field(default_factory=list)
+    """Each is all pages of all segments at one revision."""
+    final_reads: list[Read] = field(default_factory=list)
+    """What everybody sees once the faults have stopped and everything is done."""
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    begun: dict[str, Revision] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    """Laws of the store that were found broken while it ran; see `checkers.laws`."""
+    left: dict[str, Any] = field(default_factory=dict)
+    """What was left, and where, when everything was done."""
+
+    def committed_reads(self) -> Iterator[Read]:
+        """Every read that must show decided entries and no others."""
+        yield from self.reads
+        yield from (page for pages in self.snapshots for page in pages)
+        yield from self.final_reads_committed()
+
+    def final_reads_committed(self) -> Iterator[Read]:
+        return (read for read in self.final_reads if read.isolation == "read_committed")
+
+    def hear(self, changes: Changes) -> None:
+        """Every change of the store, when it takes effect."""
+        for event in changes.events:
+            if event.key.startswith(paths.HEADERS):
+                self._hear_header(event, changes.revision)
+
+    def _hear_header(self, event: Event, revision: Revision) -> None:
+        txn_id = event.key.removeprefix(paths.HEADERS)
+        if event.record is None:
+            if txn_id not in self.decisions:
+                self.broken.append(f"the header of {txn_id} was deleted before it was decided")
+            return
+        header = Header.decode(event.record.value)
+        if txn_id in self.decisions:
+            self.broken.append(f"{txn_id} was decided, and written again as {header.state} at {revision}")
+        elif header.state.final:
+            self.decisions[txn_id] = Decision(header, revision)
+        elif txn_id in self.begun:
+            self.broken.append(f"{txn_id} was begun twice, again at {revision}")
+        else:
+            self.begun[txn_id] = revision

@@ -1,0 +1,67 @@
+"""Who makes the faults that are no property of a single call: outages, compactions, kills, power cuts, freezes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tests.simulation.cluster import BROKERS, Cluster
+from tests.simulation.processes import Process
+
+
+class Nemesis:
+    """`start`; it goes on until `stop`. `others` are processes of clients, which nobody starts again."""
+
+    def __init__(self, cluster: Cluster, others: list[Process]) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._faults = cluster.world.faults
+        self._random = cluster.world.generator("nemesis")
+        self._others = others
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for name, strike in {
+            "store_outages_per_minute": lambda: self._cluster.store.outage(self._random.choice((0.2, 1.5, 8.0))),
+            "compactions_per_minute": self._cluster.store.compact,
+            "sessions_lost_per_minute": lambda: self._cluster.store.lose_session(self._random.choice),
+            "disk_full_per_minute": self._fill_a_disk,
+            "kills_per_minute": self._kill,
+            "power_cuts_per_minute": lambda: self._cluster.lose_power(self._random.choice(BROKERS)),
+            "freezes_per_minute": self._freeze,
+        }.items():
+            self._tasks.append(asyncio.create_task(self._strike(name, strike)))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _strike(self, name: str, strike: Callable[[], None]) -> None:
+        while (pause := self._faults.pause_s(name)) is not None:
+            await asyncio.sleep(pause)
+            self._faults.made[name.removesuffix("_per_minute")] += 1
+            strike()
+
+    def _victims(self) -> list[Process]:
+        served = [role.process for role in self._cluster.roles.values() if role.process is not None]
+        return [process for process in (*served, *self._others) if process.alive]
+
+    def _kill(self) -> None:
+        self._world.kill(self._random.choice(self._victims()))
+
+    def _freeze(self) -> None:
+        victim = self._random.choice(self._victims())
+        if not victim.frozen:
+            self._world.freeze(victim, self._random.choice((0.5, 4.0, 15.0, 40.0)) * self._random.random())
+
+    def _fill_a_disk(self) -> None:
+        device = self._cluster.devices[self._random.choice(BROKERS)]
+        device.full = True
+        self._world.trace.note("disk", f"{device.name} is full")
+
+        def free() -> None:
+            device.full = False
+            self._world.trace.note("disk", f"{device.name} has space")
+
+        self._world.later(self._random.uniform(0.2, 6.0), free)

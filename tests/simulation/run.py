@@ -1,0 +1,182 @@
+"""One seed: a cluster is set up, everything goes wrong for a simulated minute, everything heals, and is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+import structlog
+
+from metastore.txn import paths
+from tests.simulation.checkers import judge
+from tests.simulation.cluster import Cluster
+from tests.simulation.entropy import seeded_entropy
+from tests.simulation.history import History
+from tests.simulation.loop import Stuck
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.network import LATE_S, TIMEOUT_S
+from tests.simulation.services import RECONCILE_INTERVAL_MS, SimulatedBroker
+from tests.simulation.workloads.bank import Bank
+from tests.simulation.world import World
+
+FAULTY_S = 60.0
+FINISH_WITHIN_S = 240.0
+"""Once the faults have stopped everything that was begun has ended by then, or hangs: five times the longest timeout
+of a transaction, and some sweeps."""
+LOOK_EVERY_S = 2.0
+TEMPORARY = (paths.HEADERS, paths.LEASES, paths.PREPARED, paths.REMEMBERED_WRITERS, paths.OPS, "/idx/")
+"""Nothing stays below these."""
+_BUGS = ("unhandled error", "sweep failed")
+"""What a service logs when it has met its own mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seed: int
+    violations: list[str]
+    lines: list[str]
+    digest: str
+    faults: Counter[str]
+    steps: int
+    simulated_s: float
+    wall_s: float
+    transactions: int
+
+
+def run_seed(seed: int, trace_file: IO[str] | None = None) -> Result:
+    began = time.perf_counter()
+    world = World(seed, trace_file)
+    history = History()
+    collecting = gc.isenabled()
+    gc.disable()  # when it runs depends on what ran before, and finalizers are callbacks
+    try:
+        with seeded_entropy(f"{seed}/entropy"):
+            _listen(world, history)
+            try:
+                world.loop.run_until_complete(_life(world, history))
+                violations = judge(history)
+            except Stuck as stuck:
+                violations = [f"nothing hangs: {stuck}"]
+            except Unfinished as unfinished:
+                violations = [f"nothing hangs: {unfinished}"]
+            finally:
+                world.loop.abandon()
+                world.loop.close()
+    finally:
+        if collecting:
+            gc.enable()
+    return Result(
+        seed,
+        violations,
+        list(world.trace.lines),
+        world.trace.digest,
+        world.faults.made,
+        world.loop.steps,
+        world.loop.time(),
+        time.perf_counter() - began,
+        len(history.begun),
+    )
+
+
+class Unfinished(Exception):
+    """What has not ended in time although nothing fails any more."""
+
+
+async def _life(world: World, history: History) -> None:
+    cluster = Cluster(world)
+    cluster.store.listeners.append(history.hear)
+    bank = Bank(cluster, history)
+    await cluster.start()
+    await bank.set_up()
+    nemesis = Nemesis(cluster, bank.processes)
+    bank.start()
+    world.faults.on = True
+    nemesis.start()
+    await asyncio.sleep(FAULTY_S)
+    await nemesis.stop()
+    try:
+        async with asyncio.timeout(FINISH_WITHIN_S):
+            await cluster.heal()
+            await bank.finish()
+            await asyncio.sleep(TIMEOUT_S + LATE_S)  # what is late arrives
+            await _until(lambda: set(history.begun) == set(history.decisions))
+            cluster.let_time_pass()
+            await _until(lambda: not _leftovers(cluster))
+            await bank.read_everything()
+    except TimeoutError:
+        raise Unfinished(_what_is_left(cluster)) from None
+    await asyncio.sleep(2 * RECONCILE_INTERVAL_MS / 1000)
+    history.left = _memory(cluster)
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    while not done():
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _leftovers(cluster: Cluster) -> list[str]:
+    return [record.key for prefix in TEMPORARY for record in cluster.store.records(prefix)]
+
+
+def _what_is_left(cluster: Cluster) -> str:
+    left = _leftovers(cluster)
+    not_serving = [role.name for role in cluster.roles.values() if not role.started.is_set()]
+    why = {
+        role.name: role.service.broker.not_ready
+        for role in cluster.roles.values()
+        if isinstance(role.service, SimulatedBroker) and role.service.broker is not None
+    }
+    return f"not serving: {not_serving}, not ready: {why}, {len(left)} records left: {left[:10]}"
+
+
+def _memory(cluster: Cluster) -> dict[str, Any]:
+    """What processes still remember of transactions, when nothing is left of them in the store."""
+    left: dict[str, Any] = {}
+    for role in cluster.roles.values():
+        service = role.service
+        if not isinstance(service, SimulatedBroker) or service.broker is None:
+            continue
+        broker = service.broker
+        mirrored = broker._mirror._mirror.records
+        if mirrored:
+            left[f"{role.name}: headers in the mirror"] = sorted(mirrored)
+        if broker._mirror._listeners:
+            left[f"{role.name}: followed headers"] = sorted(broker._mirror._listeners)
+        for segment in broker.served.values():
+            if tracked := list(segment.buffer.tracked()):
+                left[f"{role.name}: tracked in {segment.id}"] = [str(each.txn_id) for each in tracked]
+            if remembered := list(segment.dedup.transactions):
+                left[f"{role.name}: sequences remembered in {segment.id}"] = [str(each) for each in remembered]
+    return left
+
+
+def _listen(world: World, history: History) -> None:
+    """What services log goes to the trace, and what only a bug can cause to the violations."""
+
+    def to_trace(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+        what = event.pop("event")
+        error = event.pop("exc_info", None)
+        words = " ".join(f"{name}={value}" for name, value in event.items())
+        world.trace.note("log", f"{level}: {what} {words}{f' {error!r}' if error else ''}".rstrip())
+        if what in _BUGS:
+            history.broken.append(f"a service met its own mistake: {what} {error!r} {words}")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[to_trace],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+    def died(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "never retrieved" not in context["message"]:  # that is told by the garbage collector, whenever it likes
+            history.broken.append(f"{context['message']}: {context.get('exception')!r}")
+            world.trace.note("loop", f"{context['message']}: {context.get('exception')!r}")
+
+    world.loop.set_exception_handler(died)

@@ -1,0 +1,149 @@
+"""The production services as simulated processes: their edges replaced, and everything between them as it is.
+
+Making the routes of an application takes longer than a simulated minute, so the applications are made once and serve
+one process after another: each stands in front of whatever runs in its place now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastapi import FastAPI
+
+from coordinator.service import CoordinatorService
+from participants.broker.broker import Broker
+from participants.ledger.append_queue import LedgerMetrics
+from participants.ledger.local import LocalStorage
+from participants.ledger.storage import LedgerStorage
+from participants.service import BrokerService
+from service.server import HttpServer
+from tests.simulation.disk import Device, SimulatedDisk
+from tests.simulation.network import Network
+from tests.simulation.processes import Process
+from tests.simulation.store import SimulatedStore, StoreServer
+
+DATA_DIR = Path("/data")
+MAX_CLOCK_SKEW_MS = 500
+TIMEOUT_SWEEP_INTERVAL_MS = 1_000
+GC_INTERVAL_MS = 3_000
+GC_RETENTION_MS = 8_000
+"""Longer than a request to the store can be on its way: a begin that lands late must find its own header."""
+SURVEY_INTERVAL_MS = 15_000
+RECONCILE_INTERVAL_MS = 5_000
+
+
+class Service(Protocol):
+    async def start(self) -> None: ...
+
+
+class Stand:
+    """Stands for the object that serves in its place now. `parts` are attributes that are stood for likewise, because
+    the routes take them when they are made."""
+
+    def __init__(self, **parts: Stand) -> None:
+        self._parts = parts
+        self._for: Any = None
+
+    def stand_for(self, served: Any) -> None:
+        self._for = served
+        for name, part in self._parts.items():
+            part.stand_for(getattr(served, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return self._parts.get(name) or getattr(self._for, name)
+
+
+_STANDS: dict[str, Stand] = {}
+_APPS: dict[str, FastAPI] = {}
+
+
+def _stand(name: str, served: Any, **parts: Stand) -> tuple[Any, bool]:
+    """The stand of this name, which stands for `served` now, and whether it is new."""
+    new = name not in _STANDS
+    stand = _STANDS.setdefault(name, Stand(**parts))
+    stand.stand_for(served)
+    return stand, new
+
+
+class InProcessServer(HttpServer):
+    """What a service binds and serves with: a place in the network."""
+
+    def __init__(self, network: Network, process: Process, app: FastAPI, url: str) -> None:
+        self._network = network
+        self._process = process
+        self._app = app
+        self._base = url
+
+    @property
+    def url(self) -> str:
+        return self._base
+
+    def bind(self) -> None:
+        """The place is free: whoever had it has died."""
+
+    async def start(self) -> None:
+        self._network.listen(self._base, self._process, self._app)
+
+    async def stop(self) -> None:
+        self._network.close(self._base, self._process)
+
+
+class SimulatedCoordinator(CoordinatorService):
+    """`skew_ms`: how far the clocks of two processes may be apart."""
+
+    def __init__(self, server: StoreServer, network: Network, process: Process, skew_ms: int) -> None:
+        self._name = process.name
+        super().__init__(
+            SimulatedStore(server, process),
+            clock=process.wall_clock_ms,
+            max_clock_skew_ms=MAX_CLOCK_SKEW_MS,
+            timeout_sweep_interval_ms=TIMEOUT_SWEEP_INTERVAL_MS,
+            gc_interval_ms=GC_INTERVAL_MS,
+            gc_retention_ms=GC_RETENTION_MS + skew_ms,
+            survey_interval_ms=SURVEY_INTERVAL_MS,
+        )
+        self._server = InProcessServer(network, process, self.app, f"http://{process.name}")
+
+    def _create_app(self) -> FastAPI:
+        parts = {"_store": Stand(), "transactions": Stand(keys=Stand()), "listings": Stand()}
+        stand, new = _stand(self._name, self, **parts)
+        if new:
+            _APPS[self._name] = CoordinatorService._create_app(stand)
+        return _APPS[self._name]
+
+
+class SimulatedBroker(BrokerService):
+    def __init__(self, server: StoreServer, network: Network, process: Process, device: Device) -> None:
+        self._process = process
+        self._device = device
+        super().__init__(
+            SimulatedStore(server, process),
+            data_dir=DATA_DIR,
+            reconcile_interval_ms=RECONCILE_INTERVAL_MS,
+            clock=process.wall_clock_ms,
+        )
+        self._server = InProcessServer(network, process, self.app, f"http://{process.name}")
+
+    def _create_app(self) -> FastAPI:
+        stand, new = _stand(self._process.name, self, _store=Stand())
+        if new:
+            _APPS[self._process.name] = BrokerService._create_app(stand)
+        return _APPS[self._process.name]
+
+    def _route_to(self, broker: Broker) -> None:
+        stand, new = _stand(f"{self._process.name} routes", broker)
+        if new:
+            super()._route_to(stand)
+
+    async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:
+        loop = asyncio.get_running_loop()
+        metrics = LedgerMetrics(metrics.append_seconds, metrics.fsync_seconds, loop.time)
+        disk = SimulatedDisk(self._device, self._process)
+        return await asyncio.to_thread(LocalStorage.open, DATA_DIR, disk=disk, metrics=metrics, executor=_IN_THE_LOOP)
+
+
+_IN_THE_LOOP = Executor()
+"""Never asked: the simulated loop runs what is given to an executor itself."""
