@@ -94,6 +94,6 @@ class LedgerChain:
             first = after.entry + 1 if after.ledger == ledger.id else 0
             if ledger.id < after.ledger or first >= ledger.entries or Position(ledger.id, first) > up_to:
                 continue
-            found = [RawFrame(frames.peek(data), data) for data in await ledger.read(first, max_bytes)]
-            return [frame for frame in found if frame.header.position <= up_to]
+            last = up_to.entry if up_to.ledger == ledger.id else None
+            return [RawFrame(frames.header_of(data), data) for data in await ledger.read(first, max_bytes, last)]
         return []

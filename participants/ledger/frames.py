@@ -235,6 +235,11 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
     return _decode_header(view, offset, end)
 
 
+def header_of(frame: memoryview) -> FrameHeader:
+    """The header of one whole frame that `peek` has accepted before: the CRC is what costs most in a read."""
+    return _decode_header(frame, 0, len(frame))
+
+
 def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
     """The fields of a frame whose CRC holds. What is wrong here was never written by `encode`."""
     version, kind, flags, count, publish_ms, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)

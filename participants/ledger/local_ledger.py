@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable
 
 from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pending, QueuedLedger
 from participants.ledger.group_commit import write_group
 from participants.ledger.local_files import LedgerFiles
+from participants.ledger.reading import end_of_read
 from participants.ledger.storage import ReadableLedger, SealedLedger
 from participants.ledger.workers import Workers
 
@@ -35,15 +35,15 @@ class _LocalLedger(ReadableLedger):
     def size_bytes(self) -> int:
         return self._index[-1]
 
-    async def read(self, first_entry: int, max_bytes: int) -> list[memoryview]:
+    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[memoryview]:
         assert first_entry >= 0, first_entry
         index = self._index
         if first_entry >= self.entries:
             return []
-        last = bisect_right(index, index[first_entry] + max_bytes) - 1
+        end = end_of_read(index, first_entry, max_bytes, last_entry)
         # The thread gets a copy of the slice: the index of an open ledger grows meanwhile. It opens the file on its
         # own, because a descriptor of ours could be closed, and its number used again, before the thread gets to it.
-        wanted = index[first_entry : max(last, first_entry + 1) + 1]
+        wanted = index[first_entry : end + 1]
         path = self._files.path(self.segment, self.id)
         return await self._workers.run(self._files.read, path, self.id, first_entry, wanted)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from array import array
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
@@ -28,7 +27,7 @@ from participants.ledger.objects import (
     object_name,
     put_once,
 )
-from participants.ledger.reading import checked_frames
+from participants.ledger.reading import checked_frames, end_of_read
 from participants.ledger.storage import (
     LedgerCorrupt,
     LedgerFenced,
@@ -117,17 +116,17 @@ class _ObjectLedger(ReadableLedger):
     def size_bytes(self) -> int:
         return self._index.offsets[-1]
 
-    async def read(self, first_entry: int, max_bytes: int) -> list[memoryview]:
+    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[memoryview]:
         assert first_entry >= 0, first_entry
         self._reach.check_open()
         index = self._index
         if first_entry >= index.entries:
             return []
-        last = bisect_right(index.offsets, index.offsets[first_entry] + max_bytes) - 1
+        end = end_of_read(index.offsets, first_entry, max_bytes, last_entry)
         # Everything is taken from the index before the first wait: that of an open ledger grows meanwhile.
         wanted = [
             (part, index.bounds(part), index.size(part.number))
-            for part in islice(index.parts(first_entry, max(last, first_entry + 1)), _OBJECTS_PER_READ)
+            for part in islice(index.parts(first_entry, end), _OBJECTS_PER_READ)
         ]
         found = await asyncio.gather(*(self._read_part(*each) for each in wanted))
         return [frame for frames in found for frame in frames]

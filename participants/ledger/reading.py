@@ -1,12 +1,19 @@
-"""Cutting what a device gave into frames, and believing none of it."""
+"""How much a read takes; then cutting what a device gave into frames, and believing none of it."""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 
 from participants.ledger.frames import FrameError, peek
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt
+
+
+def end_of_read(offsets: array[int], first_entry: int, max_bytes: int, last_entry: int | None) -> int:
+    """The entry before which a read from `first_entry` on ends. `offsets` as in `recovery.new_offsets`."""
+    fitting = max(bisect_right(offsets, offsets[first_entry] + max_bytes) - 1, first_entry + 1)
+    return fitting if last_entry is None else min(fitting, last_entry + 1)
 
 
 def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: array[int]) -> list[memoryview]:

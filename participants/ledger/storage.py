@@ -121,8 +121,9 @@ class ReadableLedger(ABC):
         return Position(self.id, self.entries - 1)
 
     @abstractmethod
-    async def read(self, first_entry: int, max_bytes: int) -> list[memoryview]:
-        """Whole frames from entry `first_entry` on: no more than fit into `max_bytes`, but one when there is one.
+    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[memoryview]:
+        """Whole frames from entry `first_entry` on, up to and including `last_entry` (None: the last there is): no more
+        than fit into `max_bytes`, but one when there is one.
 
         An empty list: there is no such entry (yet). The views lie in buffers of their own, which no one changes.
         The CRC and the position of every frame are checked in each read.

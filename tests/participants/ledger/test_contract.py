@@ -104,6 +104,15 @@ async def test_reads_stop_at_max_bytes_but_give_one_frame(storage: LedgerStorage
     assert await ledger.read(10, 1000) == []
 
 
+async def test_reads_stop_at_the_last_entry_that_was_asked_for(storage: LedgerStorage) -> None:
+    """A reader that may go no further than the horizon does not pay for what lies behind it."""
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"x" * 53] * 10)
+    for readable in (ledger, await ledger.seal()):
+        assert [len(await readable.read(3, 10_000, last)) for last in (3, 5, 9, 20)] == [1, 3, 7, 7]
+        assert len(await readable.read(3, 250, 9)) == 2, "whatever ends first"
+
+
 async def test_ledgers_of_two_segments_do_not_meet(storage: LedgerStorage) -> None:
     one, other = await storage.create("a", 1), await storage.create("a/b", 1)
     await asyncio.gather(append_all(one, [b"1"]), append_all(other, [b"2"]))
