@@ -6,6 +6,7 @@ to know ask `read`, which is linearizable.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,8 @@ from metastore.watches import Mirror
 
 Listener = Callable[[TxnId, Header], None]
 _CHUNK = 100
+KEPT_DECISIONS = 10_000
+"""So many final headers are remembered, the latest. All of those that wait to be collected would be an hour's worth."""
 
 
 class HeaderMirror:
@@ -28,6 +31,7 @@ class HeaderMirror:
         self._mirror = Mirror(store, paths.HEADERS, self._on_change)
         self._listeners: dict[str, list[Listener]] = {}
         """By the key of the header, so that what else somebody put below the prefix needs no reading."""
+        self._decided: deque[str] = deque()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -78,8 +82,13 @@ class HeaderMirror:
         return found
 
     def _on_change(self, event: Event) -> None:
+        if event.record is None or event.record.first:
+            return
+        self._decided.append(event.key)
+        if len(self._decided) > KEPT_DECISIONS:
+            self._mirror.forget(self._decided.popleft())
         listeners = self._listeners.get(event.key)
-        if listeners is None or event.record is None or event.record.first:
+        if listeners is None:
             return
         header = Header.decode(event.record.value)
         for listener in list(listeners):

@@ -1,0 +1,62 @@
+"""Goal: the header mirror's memory is bounded by what is open, not by what was decided and waits to be collected.
+
+Method: a mirror that keeps two decisions; what it has forgotten is asked for in every way in which it was used.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from metastore.txn.ids import TxnId
+from participants.txn import header_mirror
+from participants.txn.header_mirror import HeaderMirror
+from service.problems import ErrorCode, ServiceError
+from tests.participants.segment.world import World, assert_at_the_floor, materialized, publish, snapshot
+
+
+@pytest.fixture(autouse=True)
+def _two_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header_mirror, "KEPT_DECISIONS", 2)
+
+
+def seen(mirror: HeaderMirror, txn_ids: list[TxnId]) -> list[bool]:
+    return [mirror.seen(txn_id) is not None for txn_id in txn_ids]
+
+
+async def test_a_forgotten_decision_is_read_from_the_store(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    aborted, *committed = txn_ids = [await world.begin() for _ in range(5)]
+    still_open = await world.begin()
+    for txn_id in (*txn_ids, still_open):
+        await publish(segment, str(txn_id), txn_id)
+    await world.abort(aborted)
+    for txn_id in committed:
+        await world.commit(txn_id)
+    await materialized(segment, *txn_ids)
+    assert seen(node.mirror, txn_ids) == [False, False, False, True, True]
+    assert node.mirror.seen(still_open) is not None, "who is open is remembered whatever comes after it"
+    assert await snapshot(segment) == [str(txn_id) for txn_id in committed]
+    with pytest.raises(ServiceError) as refused:
+        await publish(segment, "late", aborted)
+    assert refused.value.code is ErrorCode.TXN_CONFLICT
+    await world.commit(still_open)
+    await materialized(segment, still_open)
+    assert_at_the_floor(segment, node)
+
+
+async def test_a_listing_after_a_gap_brings_back_no_more_than_is_kept(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    txn_ids = [await world.begin() for _ in range(5)]
+    for txn_id in txn_ids:
+        await publish(segment, str(txn_id), txn_id)
+        await world.commit(txn_id)
+    await materialized(segment, *txn_ids)
+    world.store.cut_watches()
+    last = await world.begin()
+    await publish(segment, str(last), last)
+    await world.commit(last)
+    await materialized(segment, last)
+    assert node.mirror.resyncs == 1
+    assert sum(seen(node.mirror, [*txn_ids, last])) == 2
