@@ -14,7 +14,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test contract demo bench bench-commits bench-store bench-coordinator bench-spark-job clean
+.PHONY: help setup check test contract demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -44,7 +44,7 @@ demo: $(STAMP)  ## The main job, end to end, with two kills (STORE=sqlite or STO
 	scripts/install-debian-packages java $(if $(filter etcd,$(STORE)),etcd etcdctl)
 	$(BIN)/python -m examples.flights.demo --store $(STORE)
 
-bench: bench-commits bench-store bench-coordinator bench-spark-job  ## All measurements; tables here, JSON in build/bench
+bench: bench-commits bench-store bench-coordinator bench-participants bench-spark-job  ## All measurements; tables here, JSON in build/bench
 
 bench-commits: setup  ## Commits per second on each store, beside single CAS writes
 	$(BIN)/python -m benchmarks.commits
@@ -54,6 +54,9 @@ bench-store: setup  ## The metadata stores: what group commit gains and costs
 
 bench-coordinator: setup  ## The coordinator: beside plain writes, and beside an HTTP route that does nothing
 	$(BIN)/python -m benchmarks.coordinator
+
+bench-participants: setup  ## The broker: what transactions, HTTP and history cost (all finished transactions: FULL=--full)
+	$(BIN)/python -m benchmarks.participants $(FULL)
 
 bench-spark-job: setup  ## Rows per second of the Spark job, beside Spark's noop and parquet sinks
 	$(BIN)/python -m benchmarks.spark_job

@@ -52,7 +52,7 @@ class Figure:
 def publish(name: str, title: str, figures: Sequence[Figure]) -> None:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, object]] = [_machine()]
-    table = Table("figure", "median", "unit", "target", "runs", title=title)
+    table = Table("figure", "median", "unit", "target", "met", "runs", title=title)
     for figure in figures:
         records.append(
             {
@@ -65,8 +65,9 @@ def publish(name: str, title: str, figures: Sequence[Figure]) -> None:
             }
         )
         target = "" if figure.target is None else f"{'≥' if figure.at_most is None else '≤'} {figure.target:g}"
+        met = {True: "yes", False: "no", None: ""}[figure.holds]
         runs = "  ".join(_round(run) for run in figure.runs)
-        table.add_row(figure.name, _round(figure.value), figure.unit, target, runs)
+        table.add_row(figure.name, _round(figure.value), figure.unit, target, met, runs)
     path = DIRECTORY / f"{name}.json"
     path.write_text(json.dumps(records, indent=1) + "\n")
     Console().print(table)
