@@ -9,12 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 STORE ?= sqlite
+SEEDS ?= 300
+FIRST ?= 1
 export PYSPARK_PYTHON := $(abspath $(BIN))/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test contract demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job clean
+.PHONY: help setup check test contract demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job simulate clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -39,6 +41,9 @@ test: check  ## Set up, check, and run every test
 
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
+
+simulate: setup  ## Everything fails, on virtual time (SEEDS=300, FIRST=1; SEED=7 replays one, TRACE=file)
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST))
 
 demo: $(STAMP)  ## The main job, end to end, with two kills (STORE=sqlite or STORE=etcd)
 	scripts/install-debian-packages java $(if $(filter etcd,$(STORE)),etcd etcdctl)
