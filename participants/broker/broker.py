@@ -292,7 +292,11 @@ class Broker:
                         self._deleted.add(segment_id)
                     self._opened.notify()
                     return
-                await self.topic(segment.record.topic)  # known from now on, so that publishes need no store
+                try:
+                    await self.topic(segment.record.topic)  # known from now on, so that publishes need no store
+                except BaseException:
+                    await segment.close()  # nobody knows it, so nobody else would
+                    raise
                 self._segments[segment_id] = segment
             self._why_not.pop(segment_id, None)
             self._opened.notify()

@@ -59,6 +59,21 @@ async def test_118_restarts_lose_nothing_repeat_nothing_and_show_nothing_aborted
     await process.stop()
 
 
+async def test_a_segment_whose_opening_fails_at_the_end_is_closed(process: BrokerProcess, world: World) -> None:
+    """Whoever opens it again makes another object of it; the first one must neither keep the ledger open nor act."""
+    (name,) = await process.create("t")
+    txn = await world.begin()
+    await publish(await process.broker.segment(name), "A", txn)
+    failing = world.store.hold_read(lambda keys: paths.topic("public/default/t") in keys)
+    failing.error = StoreUnavailable("nobody listens")
+    failing.go.set()
+    after = await process.crash()
+    segment = await served(after.broker, name)
+    assert failing.reached.is_set()
+    assert after.broker._mirror._listeners[paths.header(txn)] == [segment._on_final]
+    await after.stop()
+
+
 async def test_29_a_segment_whose_ledger_failed_is_opened_again_by_itself(process: BrokerProcess, world: World) -> None:
     (name,) = await process.create("t")
     segment = await process.broker.segment(name)

@@ -55,6 +55,7 @@ class Fault:
 class HeldRead:
     wanted: Callable[[Sequence[str]], bool]
     unread: bool = False
+    error: MetastoreError | None = None
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -121,6 +122,8 @@ class FaultyStore(StoredIndexes):
         found = await self.inner.get_many(wanted)
         held.reached.set()
         await held.go.wait()
+        if held.error is not None:
+            raise held.error
         return await self.inner.get_many(wanted) if held.unread else found
 
     async def range(
