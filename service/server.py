@@ -17,6 +17,8 @@ MAX_HEAD_BYTES = 256 << 10
 """Request line and headers. The URL of a browse token with a place in each of 1,000 segments fits."""
 GRACE_S = 5.0
 """How long requests under way may hold up a stop."""
+STALL_S = 60.0
+"""How long a client may take nothing of an answer that waits for it, before its connection is cut."""
 LINGER_S = 5.0
 """How long the rest of a body that nobody wants is taken, before the connection is closed."""
 
@@ -119,7 +121,8 @@ class _Server(uvicorn.Server):
 
 
 class _BoundedHead(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on what arrives before an application hears of it, and after it has answered.
+    """uvicorn's protocol, with bounds on what arrives before an application hears of it, and after it has answered; and
+    on how long a client may leave an answer lying, which holds memory and a place among the requests under way.
 
     uvicorn times idle connections only between two requests, and its parser collects a head of any length. So a head
     has a time and a size here; and the rest of a body whose request is answered already is taken for a moment only
@@ -130,6 +133,7 @@ class _BoundedHead(HttpToolsProtocol):
     _head_bytes = 0
     _arriving = 0
     _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -137,7 +141,32 @@ class _BoundedHead(HttpToolsProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._keep()
+        self._taken()
         super().connection_lost(error)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
+
+    def _watch_reader(self, waiting: int) -> None:
+        self._taken()
+        self._stall = self.loop.call_later(STALL_S, self._cut_unless_taken, waiting)
+
+    def _cut_unless_taken(self, waiting: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < waiting:
+            self._watch_reader(left)
+        else:
+            self.transport.abort()
+
+    def _taken(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._timer is None:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
@@ -33,6 +34,9 @@ from tests.service.security import TokenFile, bearer
 Served = AbstractAsyncContextManager[HttpServer]
 
 
+LARGE_BYTES = 32 << 20
+
+
 class Handler:
     """What an endpoint saw, and when it may answer."""
 
@@ -47,6 +51,11 @@ class Handler:
         async def echo(body: dict[str, Any]) -> dict[str, Any]:
             self.bodies.append(json.dumps(body).encode())
             return body
+
+        @app.get("/large")
+        async def large() -> Response:
+            self.entered.set()
+            return Response(bytes(LARGE_BYTES))
 
         @app.get("/slow")
         async def slow() -> str:
@@ -251,6 +260,21 @@ async def test_a_head_that_does_not_come_ends_the_connection(
                 assert (await caller.answer())[0] == 404
                 caller.send(sent)
                 assert await caller.rest() == b""
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_cut(
+    serve: Callable[..., Served], handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer holds memory. Whether it takes none or only the beginning, the rest does not wait for ever."""
+    monkeypatch.setattr(server, "STALL_S", 0.1)
+    async with serve() as http, raw(http) as lazy:
+        lazy.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await handler.entered.wait()
+        while http._server.server_state.connections:
+            await asyncio.sleep(0.01)
+        assert len(await lazy.rest()) < LARGE_BYTES
+        async with client(http) as eager:
+            assert len((await eager.get("/large")).content) == LARGE_BYTES
 
 
 async def test_many_large_requests_on_one_connection_are_no_flood(serve: Callable[..., Served]) -> None:

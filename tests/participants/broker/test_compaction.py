@@ -187,7 +187,8 @@ async def test_a_key_that_waits_in_a_sealed_parent_is_not_overtaken_by_its_child
 async def test_rows_of_tables_have_keys_and_a_row_of_nulls_deletes(process: BrokerProcess) -> None:
     await process.create("t", schema={"fields": [{"name": "id", "type": "int64"}, {"name": "v", "type": "string"}]})
     (segment,) = process.broker.served
-    schema = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())], metadata={"metatxn.key": "id"})
+    fields: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("v", pa.string())]
+    schema = pa.schema(fields, metadata={"metatxn.key": "id"})
     for ids, texts in (([1, 2, 3], ["a", "b", "c"]), ([1, 2], ["A", None])):
         table = pa.Table.from_pydict({"id": ids, "v": texts}, schema=schema)
         sink = pa.BufferOutputStream()

@@ -1,0 +1,127 @@
+"""Goal: a reader that takes nothing of its answer costs a broker at most 8 MiB, however much there is to read, and gets
+all of it once it goes on; one that waits for what does not come costs next to nothing.
+
+Method: a broker process, 64 MiB in messages of 1 MiB and in small ones, and sockets that are not read. What the process
+holds is measured by its resident memory, over enough readers that nothing else counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import httpx
+import pytest
+
+from participants.ledger.frames import decode_all
+from tests.participants.processes.cluster import PATIENCE_S, BrokerProcess
+
+READERS = 12
+LIMIT_BYTES = 8 << 20
+MIB = 1 << 20
+PAYLOAD = os.urandom(MIB)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(
+        f"sqlite:///{tmp_path / 'metadata.db'}", tmp_path / "log", {}, "--data-dir", str(tmp_path / "data")
+    )
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def http(broker: BrokerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=broker.url, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def resident_bytes(broker: BrokerProcess) -> int:
+    assert broker._process is not None
+    status = Path(f"/proc/{broker._process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def topic_of(http: httpx.Client, entry_bytes: int) -> str:
+    """64 MiB in a topic of one segment; answers the path of its entries."""
+    answer = http.post("/v1/topics", json={"name": "t"})
+    assert answer.status_code == 201, answer.text
+    path = f"/v1/segments/{quote(answer.json()['segments'][0]['segment'], safe='')}/entries"
+    messages = json.dumps([{"value_base64": base64.b64encode(PAYLOAD[:entry_bytes]).decode()}] * (MIB // entry_bytes))
+    headers = {"Content-Type": "application/vnd.metatxn.messages+json"}
+    for _ in range(64 * MIB // len(messages)):
+        assert http.post(path, content=messages, headers=headers).status_code == 200
+    return path
+
+
+def asking(stack: ExitStack, broker: BrokerProcess, path: str) -> socket.socket:
+    """A connection whose answer has begun to arrive, and is not read."""
+    target = urlsplit(broker.url)
+    assert target.hostname is not None and target.port is not None
+    connection = stack.enter_context(socket.socket())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(PATIENCE_S)
+    connection.connect((target.hostname, target.port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: broker\r\nConnection: close\r\n\r\n".encode())
+    assert connection.recv(1, socket.MSG_PEEK)
+    return connection
+
+
+def body_of(connection: socket.socket) -> bytes:
+    answer = bytearray()
+    while part := connection.recv(MIB):
+        answer += part
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    return body
+
+
+@pytest.mark.parametrize("entry_bytes", [512 << 10, 1 << 10], ids=["large", "small"])
+@pytest.mark.parametrize("what", ["entries", "messages"])
+def test_a_reader_that_does_not_read_costs_at_most_8_mib(
+    broker: BrokerProcess, http: httpx.Client, what: str, entry_bytes: int
+) -> None:
+    entries = topic_of(http, entry_bytes)
+    path = f"{entries}?max_bytes={16 * MIB}" if what == "entries" else "/v1/topics/t/messages?max=1000"
+    expected = http.get(path)  # also what a read needs once is there now
+    assert expected.status_code == 200
+    before = resident_bytes(broker)
+    with ExitStack() as stack:
+        readers = [asking(stack, broker, path) for _ in range(READERS)]
+        assert http.get(path).content == expected.content, "others are served meanwhile"
+        grown = resident_bytes(broker) - before
+        assert grown <= READERS * LIMIT_BYTES, f"{grown / READERS / MIB:.1f} MiB each"
+        for reader in readers:
+            assert body_of(reader) == expected.content
+    if what == "entries":
+        assert len(list(decode_all(expected.content))) > 1
+
+
+def test_a_reader_that_waits_costs_next_to_nothing(broker: BrokerProcess, http: httpx.Client) -> None:
+    entries = topic_of(http, 512 << 10)
+    end = http.get("/v1/topics/t/messages", params={"max": 1000})
+    token = end.json()["next"]
+    while (page := http.get("/v1/topics/t/messages", params={"max": 1000, "after": token}).json())["messages"]:
+        token = page["next"]
+    last = http.get(entries.removesuffix("/entries")).json()["last_position"]
+    before = resident_bytes(broker)
+    with ExitStack() as stack:
+        target = urlsplit(broker.url)
+        for number in range(200):
+            path = [f"{entries}?after={last}&wait_ms=60000", f"/v1/topics/t/messages?after={token}&wait_ms=60000"]
+            connection = stack.enter_context(socket.create_connection((target.hostname, target.port)))
+            connection.sendall(f"GET {path[number % 2]} HTTP/1.1\r\nHost: broker\r\n\r\n".encode())
+        assert http.get("/healthz").status_code == 200
+        assert resident_bytes(broker) - before <= 200 * (64 << 10)
