@@ -78,10 +78,10 @@ class IndexDefinition:
     name: str
     prefix: str
     entries: Callable[[str, bytes], Iterable[str]]
+    root: str = field(init=False)
 
-    @property
-    def root(self) -> str:
-        return f"/idx/{self.name}/"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", f"/idx/{self.name}/")
 
     def keys(self, key: str, value: bytes) -> set[str]:
         return {self.root + entry for entry in self.entries(key, value)}
@@ -171,10 +171,11 @@ class Batch:
                 continue
             before = index.keys(key, old) if old is not None else set()
             after = index.keys(key, new) if new is not None else set()
-            for entry in before - after:
-                self._unset(entry)
-            for entry in after - before:
-                self._set(entry, b"")
+            if before != after:
+                for entry in before - after:
+                    self._unset(entry)
+                for entry in after - before:
+                    self._set(entry, b"")
         return self._set(key, new) if new is not None else self._unset(key)
 
     def _set(self, key: str, value: bytes) -> Self:
@@ -191,8 +192,9 @@ class Batch:
 
     def _assert_bare(self, key: str) -> None:
         for index in self.indexes:
-            assert not key.startswith(index.prefix), f"{key} is indexed by {index.name}: use create/replace/remove"
-            assert not key.startswith(index.root), f"{key} is an entry of index {index.name}: it moves with its record"
+            assert not key.startswith((index.prefix, index.root)), (
+                f"{key} is indexed by {index.name}, or an entry of it: use create/replace/remove for the record"
+            )
 
 
 def _encoded_length(key: str) -> int:

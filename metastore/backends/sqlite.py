@@ -26,9 +26,10 @@ import os
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
@@ -84,15 +85,13 @@ INSERT INTO meta VALUES ('revision', 1), ('last_group', 0);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
 """
-_GET = "SELECT key, value, version, writes FROM records WHERE key = ?"
+_GET_SOME = "SELECT key, value, version, writes FROM records WHERE key IN ({})"
 _FIRST_IN_RANGE = "SELECT key, value, version, writes FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT 1"
-_PUT = """
-INSERT INTO records VALUES (?, ?, ?, 1, ?) ON CONFLICT (key) DO UPDATE
-SET value = excluded.value, version = excluded.version, writes = writes + 1, ephemeral = excluded.ephemeral
-RETURNING writes
-"""
+_PUT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)"
 _DELETE = "DELETE FROM records WHERE key = ?"
 _DELETE_RANGE = "DELETE FROM records WHERE key >= ? AND key < ? RETURNING key"
+# One statement for each number of keys: the driver keeps 128 compiled.
+KEYS_PER_QUERY = 64
 
 # What SQLite or its driver says about the data it was given. Everything else it says is about the store.
 _BAD_DATA = (
@@ -107,6 +106,8 @@ _BAD_DATA = (
 
 T = TypeVar("T")
 
+Row = tuple[str, bytes, int, int]
+"""Key, value, version, writes."""
 
 Plan = Callable[[sqlite3.Connection], Batch]
 
@@ -194,7 +195,8 @@ class SqliteStore(StoredIndexes):
 
         def plan(connection: sqlite3.Connection) -> Batch:
             nonlocal key
-            key, batch = self._next_in_sequence(prefix, value, _get(connection, counter))
+            row = _rows(connection, [counter]).get(counter)
+            key, batch = self._next_in_sequence(prefix, value, _record(row) if row else None)
             return batch
 
         applied = await self._apply(plan)
@@ -235,7 +237,9 @@ class SqliteStore(StoredIndexes):
         keys = tuple(wanted)
 
         def query(connection: sqlite3.Connection) -> Snapshot:
-            return Snapshot({key: _get(connection, key) for key in keys}, _revision(connection))
+            rows = _rows(connection, keys)
+            records = {key: _record(rows[key]) if key in rows else None for key in keys}
+            return Snapshot(records, _revision(connection))
 
         return await self._read(query)
 
@@ -576,14 +580,16 @@ def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -
     except ValueError as error:  # a counter that holds no number: its caller's affair, not the group's
         job.outcome = error
         return revision
+    checked = [check.key for check in batch.checks if not isinstance(check, EmptyRange)]
+    found = _rows(connection, {*checked, *batch.puts, *batch.deletes})
     for check in batch.checks:
-        holds, current = _look(connection, check)
-        if not holds:
-            job.outcome = CheckFailed(check, current, revision)
+        row = _first_row(connection, check) if isinstance(check, EmptyRange) else found.get(check.key)
+        if not _holds(check, row):
+            job.outcome = CheckFailed(check, _record(row) if row else None, revision)
             return revision
     connection.execute("SAVEPOINT job")
     try:
-        events = _write(connection, batch, revision + 1, job.ephemeral)
+        events = _write(connection, batch, found, revision + 1, job.ephemeral)
     except _BAD_DATA as error:
         connection.execute("ROLLBACK TO job")
         connection.execute("RELEASE job")
@@ -598,30 +604,31 @@ def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -
     return revision + 1
 
 
-def _look(connection: sqlite3.Connection, check: Check) -> tuple[bool, Record | None]:
+def _holds(check: Check, row: Row | None) -> bool:
     match check:
-        case Absent(key):
-            current = _get(connection, key)
-            return current is None, current
-        case AtVersion(key, version):
-            current = _get(connection, key)
-            return current is not None and current.version == version, current
-        case FirstVersion(key):
-            current = _get(connection, key)
-            return current is not None and current.first, current
-        case EmptyRange(start, end):
-            row = connection.execute(_FIRST_IN_RANGE, (start, end)).fetchone()
-            return row is None, _record(row) if row else None
+        case Absent() | EmptyRange():
+            return row is None
+        case AtVersion(_, version):
+            return row is not None and row[2] == version
+        case FirstVersion():
+            return row is not None and row[3] == 1
 
 
-def _write(connection: sqlite3.Connection, batch: Batch, revision: Revision, ephemeral: bool) -> tuple[Event, ...]:
-    deleted = {key for key in batch.deletes if connection.execute(_DELETE, (key,)).rowcount}
+def _write(
+    connection: sqlite3.Connection, batch: Batch, found: Mapping[str, Row], revision: Revision, ephemeral: bool
+) -> tuple[Event, ...]:
+    """`found` are the rows that the keys of the batch have now."""
+    deleted = batch.deletes & found.keys()
+    connection.executemany(_DELETE, [(key,) for key in deleted])
     for start, end in batch.range_deletes:
         deleted.update(key for (key,) in connection.execute(_DELETE_RANGE, (start, end)).fetchall())
     events = [Event(key, None) for key in sorted(deleted)]
+    rows = []
     for key, value in batch.puts.items():
-        ((writes,),) = connection.execute(_PUT, (key, value, revision, ephemeral)).fetchall()
+        writes = found[key][3] + 1 if key in found else 1
+        rows.append((key, value, revision, writes, ephemeral))
         events.append(Event(key, Record(key, value, revision, writes == 1)))
+    connection.executemany(_PUT, rows)
     return tuple(events)
 
 
@@ -652,12 +659,22 @@ def _revision(connection: sqlite3.Connection) -> Revision:
     return int(_one(connection, "SELECT number FROM meta WHERE name = 'revision'"))
 
 
-def _get(connection: sqlite3.Connection, key: str) -> Record | None:
-    row = connection.execute(_GET, (key,)).fetchone()
-    return _record(row) if row else None
+def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> dict[str, Row]:
+    """Those that there are. A statement with many keys costs a third of as many statements."""
+    rows: dict[str, Row] = {}
+    rest = iter(keys)
+    while some := tuple(islice(rest, KEYS_PER_QUERY)):
+        marks = ",".join("?" * len(some))
+        rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(marks), some))
+    return rows
 
 
-def _record(row: tuple[str, bytes, int, int]) -> Record:
+def _first_row(connection: sqlite3.Connection, span: EmptyRange) -> Row | None:
+    row: Row | None = connection.execute(_FIRST_IN_RANGE, (span.start, span.end)).fetchone()
+    return row
+
+
+def _record(row: Row) -> Record:
     key, value, version, writes = row
     return Record(key, value, version, writes == 1)
 

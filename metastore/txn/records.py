@@ -20,7 +20,8 @@ class JsonRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     def encode(self) -> bytes:
-        return self.model_dump_json(exclude_none=True).encode()
+        # As `model_dump_json`, which makes text of it first and takes three times as long.
+        return self.__pydantic_serializer__.to_json(self, exclude_none=True)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
