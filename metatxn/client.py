@@ -6,7 +6,7 @@ import contextlib
 import re
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, Self, overload
 
@@ -35,6 +35,8 @@ from metatxn.topics import arrow_schema, wire_schema
 from metatxn.transaction import Transaction
 from participants.api.models import (
     ChildrenAnswer,
+    HorizonPlace,
+    HorizonsAnswer,
     Isolation,
     SegmentDetail,
     SubscriptionInfo,
@@ -260,6 +262,24 @@ class Client:
         call = post(path_of("segments", segment_id, "trim"), {"before": before})
         return parsed(TrimAnswer, json_of(self._connection.owner_of(segment_id, call))).first_position
 
+    def horizons(
+        self,
+        segments: Mapping[str, HorizonPlace],
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+        wait_ms: int = 0,
+    ) -> HorizonsAnswer:
+        """How far these segments can be read, as the owner of the first one sees it: of those that it does not serve
+        the answer names the broker that does. With `wait_ms` the answer is held back until one of them has something
+        behind its place."""
+        first = next(iter(segments))
+        wanted = {segment: place.model_dump(exclude_none=True) for segment, place in segments.items()}
+        body = {"segments": wanted, "isolation": isolation, "wait_ms": wait_ms}
+        call = Call("POST", path_of("horizons"), content=json_body(body), wait_s=wait_ms / 1000)
+        answer = parsed(HorizonsAnswer, json_of(self._connection.owner_of(first, call)))
+        for segment, url in answer.elsewhere.items():
+            self._connection.topics.set_owner(segment, url.rstrip("/"))
+        return answer
+
     def _change_layout(self, segment_id: str, verb: str, body: dict[str, str | int | None]) -> list[str]:
         call = post(path_of("segments", segment_id, verb), body)
         return parsed(ChildrenAnswer, json_of(self._connection.owner_of(segment_id, call))).children
@@ -320,6 +340,35 @@ class Client:
     def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """How far it is, and what is pending. Raises `NotFound`."""
         return parsed(SubscriptionInfo, self._connection.broker(Call("GET", subscription_path(topic, subscription))))
+
+    def acknowledge_up_to(
+        self,
+        topic: str,
+        subscription: str,
+        positions: Mapping[str, str],
+        txn: Transaction,
+    ) -> None:
+        """Inside `txn`: everything up to a position of each segment, which readers must have been shown. Segments that
+        different brokers own are sent to each of them.
+
+        Raises `NotFound` without the subscription, `TransactionConflict`; whatever is raised, `txn` must be aborted.
+        """
+        txn.check_takes_operations()
+        path = subscription_path(topic, subscription, "acks")
+        try:
+            for owned in self._by_owner(topic, positions):
+                body = {"kind": "cumulative", "positions": owned, "txn_id": txn.id}
+                self._connection.owner_of(next(iter(owned)), post(path, body))
+        except BaseException as failure:
+            txn.failed(failure)
+            raise
+
+    def _by_owner(self, topic: str, positions: Mapping[str, str]) -> Iterable[dict[str, str]]:
+        owners = {segment.segment: segment.owner for segment in self.topic(topic).segments}
+        groups: dict[str | None, dict[str, str]] = {}
+        for segment, position in positions.items():
+            groups.setdefault(owners.get(segment), {})[segment] = position
+        return groups.values()
 
     def drop_subscription(self, topic: str, subscription: str) -> None:
         """With all that it knows. Raises `NotFound`."""

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pyspark import SparkContext
 
 import metatxn
-from spark_connector.clients import client
+from spark_connector.clients import Service, client
 from spark_connector.errors import one_line, taken_over
+from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.options import (
     COMMITTED_PREFIX,
@@ -49,23 +50,38 @@ class BatchTransaction:
 
 @contextmanager
 def batch_transaction(
-    url: str, app_id: str, batch_id: int, timeout_ms: int = DEFAULT_TIMEOUT_MS, token: str | None = None
+    url: str,
+    app_id: str,
+    batch_id: int,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    token: str | None = None,
+    *,
+    ca: str | None = None,
+    ack_subscription: str | None = None,
+    checkpoint: str | None = None,
 ) -> Iterator[BatchTransaction]:
     """See the module docstring. Kept alive while the block runs.
+
+    With `ack_subscription`, what the batch has read of topics is acknowledged on that subscription by the same
+    decision; `checkpoint` is the query's checkpointLocation, where Spark notes what that is.
 
     Raises `OptionError` for a malformed argument, and `ExpiredTransaction` when another driver, or a newer run of this
     query, took over the application id.
     """
     _check(app_id, batch_id, timeout_ms)
-    token = token or os.environ.get("METATXN_TOKEN")
+    if (ack_subscription is None) != (checkpoint is None):
+        raise OptionError("ack_subscription and checkpoint need each other: Spark notes there what a batch has read.")
+    service = Service(url, token or os.environ.get("METATXN_TOKEN"), ca)
     with one_line(), _SESSIONS.enter(url, app_id) as session:
-        transaction = _begin(url, token, app_id, batch_id, session, timeout_ms)
+        transaction = _begin(service, app_id, batch_id, session, timeout_ms)
         if transaction.already_committed:
             yield BatchTransaction(f"{COMMITTED_PREFIX}{app_id}:{batch_id}", True, None)
             return
         with KeepAlive(transaction, timeout_ms):
             try:
                 yield BatchTransaction(transaction.id, False, transaction)
+                if ack_subscription is not None and checkpoint is not None:
+                    acknowledge_input(client(service), transaction, ack_subscription, checkpoint, batch_id)
             except BaseException:
                 _abort(transaction)
                 raise
@@ -73,13 +89,10 @@ def batch_transaction(
             transaction.commit()
 
 
-def _begin(
-    url: str, token: str | None, app_id: str, batch_id: int, session: str, timeout_ms: int
-) -> metatxn.Transaction:
-    service = client(url, token)
+def _begin(service: Service, app_id: str, batch_id: int, session: str, timeout_ms: int) -> metatxn.Transaction:
     try:
-        epoch = service.connect_key(app_id, epoch=-1, session=session).epoch
-        return service.begin(timeout_ms=timeout_ms, key=app_id, epoch=epoch, version=batch_id)
+        epoch = client(service).connect_key(app_id, epoch=-1, session=session).epoch
+        return client(service).begin(timeout_ms=timeout_ms, key=app_id, epoch=epoch, version=batch_id)
     except metatxn.NotAllowed as error:
         raise taken_over(app_id, error) from error
 

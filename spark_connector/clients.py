@@ -1,24 +1,34 @@
-"""One client per (service, token) and process. Spark reuses its Python workers, so connections outlive tasks."""
+"""One client per service and process. Spark reuses its Python workers, so connections outlive tasks."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import metatxn
 
 
-def client(url: str, token: str | None) -> metatxn.Client:
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where the services are, who asks, and whose certificates count (a PEM file; None: the usual authorities)."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    ca: str | None = None
+
+
+def client(service: Service) -> metatxn.Client:
     # A forked child must not share sockets with its parent, hence the process id.
-    return _client(os.getpid(), url, token)
+    return _client(os.getpid(), service)
 
 
 @lru_cache(maxsize=16)
-def _client(_pid: int, url: str, token: str | None) -> metatxn.Client:
-    return metatxn.connect(url, token=token)
+def _client(_pid: int, service: Service) -> metatxn.Client:
+    return metatxn.connect(service.url, token=service.token, ca=service.ca)
 
 
 @lru_cache(maxsize=64)
-def check_reachable(url: str, token: str | None) -> None:
+def check_reachable(service: Service) -> None:
     """Before a query starts: a wrong port is known at once. Later failures are given time, services restart."""
-    client(url, token).cluster(patient=False)
+    client(service).cluster(patient=False)

@@ -14,10 +14,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_connector import arrow_schema
-from spark_connector.clients import check_reachable, client
+from spark_connector.clients import Service, check_reachable, client
 from spark_connector.errors import one_line
 from spark_connector.options import OptionError, direction_of, own_options, read_options, write_options
-from spark_connector.reader import BatchReader, dataframe_schema
+from spark_connector.reader import BatchReader, FilteringReader, dataframe_schema
 from spark_connector.stream_writer import StreamWriter
 from spark_connector.table_options import remember_in, remembered_in
 from spark_connector.table_writes import check_dataframe
@@ -39,49 +39,54 @@ class MetatxnDataSource(DataSource):
         return schema
 
     def _read_schema(self, given: Mapping[str, str]) -> StructType:
-        options = read_options(given, "batch")
-        _check(options.url, options.token)
+        options = read_options(given, None)
+        _check(options.service)
         return dataframe_schema(options)
 
     def _topic_schema(self, given: Mapping[str, str]) -> StructType:
         """A table or view with `topic` is there to be inserted into."""
         options = write_options(given, "batch")
-        _check(options.url, options.token)
+        _check(options.service)
         assert options.topic is not None
         with one_line():
-            topic = find_topic(client(options.url, options.token), options.topic)
+            topic = find_topic(client(options.service), options.topic)
             return arrow_schema.to_spark(common_schema([topic]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(remembered_in(schema, self.options, "read"), "batch")
-        _check(options.url, options.token)
-        return BatchReader(options, schema)
+        _check(options.service)
+        return FilteringReader(options, schema) if options.push_filters else BatchReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise OptionError('Format metatxn cannot overwrite: a topic only grows. Use mode "append" or INSERT INTO.')
         options = write_options(remembered_in(schema, self.options, "write"), "batch")
-        _check(options.url, options.token)
+        _check(options.service)
         with one_line():
             columns = arrow_schema.of_dataframe(schema)
-            rows = check_dataframe(client(options.url, options.token), options, columns)
+            rows = check_dataframe(client(options.service), options, columns)
             return BatchWriter(options, rows)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        read_options(self.options, "streaming")
-        raise AssertionError("refused above")
+        options = read_options(self.options, "streaming")
+        _check(options.service)
+        try:
+            from spark_connector.stream_reader import StreamReader
+        except ImportError:
+            raise OptionError("Streaming reads of format metatxn need Spark 4.2 or newer; batch reads work.") from None
+        return StreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         if overwrite:
             raise OptionError('Format metatxn has no output mode "complete": a topic only grows. Use "append".')
         options = write_options(self.options, "streaming")
-        _check(options.url, options.token)
+        _check(options.service)
         with one_line():
             columns = arrow_schema.of_dataframe(schema)
-            rows = check_dataframe(client(options.url, options.token), options, columns)
+            rows = check_dataframe(client(options.service), options, columns)
         return StreamWriter(options, rows)
 
 
-def _check(url: str, token: str | None) -> None:
+def _check(service: Service) -> None:
     with one_line():
-        check_reachable(url, token)
+        check_reachable(service)

@@ -20,6 +20,18 @@ def one_line() -> Iterator[None]:
         raise _worded(error) from error
 
 
+class DataLossError(RuntimeError):
+    """What was to be read is not there any more."""
+
+
+def data_lost(what: str, reason: str) -> DataLossError:
+    """`what`: a segment or a topic."""
+    return DataLossError(
+        f"DATA_LOSS: {what} cannot be read on: {reason}. Rows were dropped before this query had read them; "
+        "with option failOnDataLoss=false it goes on without them."
+    )
+
+
 def taken_over(app_id: str, cause: metatxn.MetatxnError) -> metatxn.ExpiredTransaction:
     return metatxn.ExpiredTransaction(
         f"another run took over application id {app_id!r}, this run must stop ({cause.detail})",

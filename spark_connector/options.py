@@ -6,11 +6,16 @@ whose one line names it and lists the valid ones. Nothing is ignored silently. N
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar, get_args
+
+from spark_connector.clients import Service
+from spark_connector.places import is_place
 
 DEFAULT_TIMEOUT_MS = 600_000
 """Longer than a batch usually takes; a longer one keeps its transaction alive."""
@@ -23,8 +28,20 @@ T = TypeVar("T")
 Direction = Literal["read", "write"]
 Mode = Literal["batch", "streaming"]
 Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]
+Offsets = Literal["earliest", "latest"] | dict[str, str]
+"""All of it, nothing of it, or for each topic or segment `earliest`, `latest` or a place `ledger:entry`."""
 
-WRITE_OPTIONS = ("url", "topic", "keyColumn", "txnAppId", "transactionTimeoutMs", "txnId", "ackSubscription", "token")
+WRITE_OPTIONS = (
+    "url",
+    "topic",
+    "keyColumn",
+    "txnAppId",
+    "transactionTimeoutMs",
+    "txnId",
+    "ackSubscription",
+    "token",
+    "ca",
+)
 READ_OPTIONS = (
     "url",
     "subscribe",
@@ -36,7 +53,9 @@ READ_OPTIONS = (
     "isolation",
     "revision",
     "includeMetadata",
+    "pushFilters",
     "token",
+    "ca",
 )
 BY_DIRECTION: dict[Direction, tuple[str, ...]] = {"write": WRITE_OPTIONS, "read": READ_OPTIONS}
 SPELLING = {name.lower(): name for name in (*WRITE_OPTIONS, *READ_OPTIONS)}
@@ -53,15 +72,17 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`topic` None: rows are routed by the column `topic`. `txn_id` None: the write has a transaction of its own."""
+    """`topic` None: rows are routed by the column `topic`. `txn_id` None: the write has a transaction of its own.
+    `checkpoint` is Spark's, given whenever `ack_subscription` is."""
 
-    url: str
-    token: str | None = None
+    service: Service
     topic: str | None = None
     key_column: str | None = None
     app_id: str | None = None
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     txn_id: str | None = None
+    ack_subscription: str | None = None
+    checkpoint: str | None = None
 
     @property
     def already_committed(self) -> bool:
@@ -70,45 +91,55 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Exactly one of `topics` and `pattern` is given."""
+    """Exactly one of `topics` and `pattern` is given. `max_rows` None: as many as there are."""
 
-    url: str
-    token: str | None = None
+    service: Service
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     isolation: Isolation = "read_committed"
     revision: int | None = None
     include_metadata: bool = False
+    push_filters: bool = False
+    starting: Offsets = "earliest"
+    ending: Offsets = "latest"
+    max_rows: int | None = None
+    fail_on_data_loss: bool = True
 
 
 def write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     values = _Values(given, "write", mode)
-    values.not_yet("ackSubscription")
     if mode == "streaming":
         values.refuse("txnId", "a streaming write has a transaction of its own for every micro-batch")
+        if values.get("ackSubscription") is not None and values.get("checkpointLocation") is None:
+            raise values.error("option ackSubscription needs option checkpointLocation, where Spark notes what it read")
     else:
+        values.refuse("ackSubscription", "only a streaming query knows its input; see batch_transaction")
         values.refuse("txnAppId", "a batch write has no batch id; use spark_connector.batch_transaction and txnId")
     if values.get("txnId") is not None:
         values.refuse("transactionTimeoutMs", "whoever began the transaction of txnId chose its timeout")
     return WriteOptions(
-        url=values.url(),
-        token=values.token(),
+        service=values.service(),
         topic=values.get("topic"),
         key_column=values.get("keyColumn"),
         app_id=values.parsed("txnAppId", application_id),
         timeout_ms=values.parsed("transactionTimeoutMs", timeout_ms_in_range) or DEFAULT_TIMEOUT_MS,
         txn_id=values.parsed("txnId", _txn_id),
+        ack_subscription=values.get("ackSubscription"),
+        checkpoint=values.get("checkpointLocation"),
     )
 
 
-def read_options(given: Mapping[str, str], mode: Mode) -> ReadOptions:
+def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
+    """`mode` None: of a DataFrame that may become either, whose schema is asked for."""
     values = _Values(given, "read", mode)
     if mode == "streaming":
-        raise OptionError(f"Streaming reads of format metatxn are not available yet; {_valid('read')}.")
-    values.not_yet("maxOffsetsPerTrigger")
-    values.only("startingOffsets", "earliest")
-    values.only("endingOffsets", "latest")
-    values.only("failOnDataLoss", "true")
+        values.refuse("endingOffsets", "a streaming read has no end")
+        values.refuse("revision", "a streaming read is no snapshot")
+        values.refuse("pushFilters", "Spark pushes no filters into streaming reads")
+        if (values.get("isolation") or "").lower() == "snapshot":
+            raise values.error("option isolation=snapshot contradicts a streaming read: it goes on for ever")
+    elif mode == "batch":
+        values.refuse("maxOffsetsPerTrigger", "it limits the micro-batches of a streaming read")
     topics = values.parsed("subscribe", _topics) or ()
     pattern = values.parsed("subscribePattern", _pattern)
     if not topics and pattern is None:
@@ -119,14 +150,30 @@ def read_options(given: Mapping[str, str], mode: Mode) -> ReadOptions:
     revision = values.parsed("revision", _revision)
     if revision is not None and isolation != "snapshot":
         raise values.error(f"option revision needs isolation=snapshot, not {isolation}")
+    starting = values.parsed("startingOffsets", _offsets) or "earliest"
+    ending = values.parsed("endingOffsets", _offsets) or "latest"
+    if mode == "batch" and starting == "latest":
+        raise values.error("option startingOffsets=latest contradicts a batch read: nothing is behind it")
+    if ending == "earliest":
+        raise values.error("option endingOffsets=earliest leaves nothing to read")
+    if ending != "latest" and isolation == "snapshot":
+        raise values.error("option endingOffsets contradicts isolation=snapshot, which ends at its revision")
+    include_metadata = values.parsed("includeMetadata", _boolean) or False
+    push_filters = values.parsed("pushFilters", _boolean) or False
+    if push_filters and not include_metadata:
+        raise values.error("option pushFilters needs includeMetadata=true: filters on its columns are what is pushed")
     return ReadOptions(
-        url=values.url(),
-        token=values.token(),
+        service=values.service(),
         topics=topics,
         pattern=pattern,
         isolation=isolation,
         revision=revision,
-        include_metadata=values.parsed("includeMetadata", _boolean) or False,
+        include_metadata=include_metadata,
+        push_filters=push_filters,
+        starting=starting,
+        ending=ending,
+        max_rows=values.parsed("maxOffsetsPerTrigger", _row_count),
+        fail_on_data_loss=values.parsed("failOnDataLoss", _boolean) is not False,
     )
 
 
@@ -157,13 +204,13 @@ def own_options(given: Mapping[str, str]) -> dict[str, str]:
 class _Values:
     """Looks options up, and words what is wrong with them."""
 
-    def __init__(self, given: Mapping[str, str], direction: Direction, mode: Mode) -> None:
+    def __init__(self, given: Mapping[str, str], direction: Direction, mode: Mode | None) -> None:
         self._direction: Direction = direction
         self._mode = mode
         self._given = {name.lower(): value for name, value in given.items()}
         valid = {name.lower() for name in BY_DIRECTION[direction]}
         for name in self._given:
-            if name in valid or (mode == "streaming" and name in SPARK_STREAMING_KEYS):
+            if name in valid or (mode != "batch" and name in SPARK_STREAMING_KEYS):
                 continue
             if name in SPELLING:
                 other = "read" if direction == "write" else "write"
@@ -194,23 +241,14 @@ class _Values:
             raise self.error("missing option url")
         return url
 
-    def token(self) -> str | None:
-        # Read on the driver: executors need not have the variable.
-        return self.get("token") or os.environ.get("METATXN_TOKEN") or None
+    def service(self) -> Service:
+        # The token is looked up on the driver: executors need not have the variable.
+        token = self.get("token") or os.environ.get("METATXN_TOKEN") or None
+        return Service(self.url(), token, self.parsed("ca", _certificates))
 
     def refuse(self, name: str, because: str) -> None:
         if self.get(name) is not None:
             raise self.error(f"option {name} contradicts a {self._mode} {self._direction}: {because}")
-
-    def not_yet(self, name: str) -> None:
-        if self.get(name) is not None:
-            raise self.error(f"option {name} is not available yet")
-
-    def only(self, name: str, value: str) -> None:
-        if (given := self.get(name)) is not None and given.lower() != value:
-            raise self.error(
-                f"option {name}={given!r} is not available yet for a {self._mode} {self._direction}, only {value!r} is"
-            )
 
 
 def _valid(direction: Direction) -> str:
@@ -261,6 +299,39 @@ def _isolation(value: str) -> Isolation:
         if value.lower() == isolation:
             return isolation  # type: ignore[no-any-return]
     raise ValueError(f"must be one of {', '.join(get_args(Isolation))}")
+
+
+def _offsets(value: str) -> Offsets:
+    if value.lower() == "earliest":
+        return "earliest"
+    if value.lower() == "latest":
+        return "latest"
+    try:
+        given = json.loads(value)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not given:
+        raise ValueError("must be earliest, latest, or JSON such as " + _OFFSETS_EXAMPLE)
+    for name, place in given.items():
+        by_name = place in ("earliest", "latest")
+        if not by_name and not (name.startswith("segment://") and isinstance(place, str) and is_place(place)):
+            raise ValueError(f"has {place!r} for {name!r}; it must be JSON such as {_OFFSETS_EXAMPLE}")
+    return given
+
+
+_OFFSETS_EXAMPLE = '{"orders": "latest", "segment://public/default/audit/0000-ffff-0": "3:17"}'
+
+
+def _row_count(value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) < 2**53:
+        raise ValueError("must be a number of rows, at least 1")
+    return int(value)
+
+
+def _certificates(value: str) -> str:
+    if not Path(value).is_file():
+        raise ValueError("is no file; it must be a PEM file of certificates, at this path on every machine")
+    return value
 
 
 def _revision(value: str) -> int:

@@ -24,8 +24,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 import metatxn
-from spark_connector.clients import client
+from spark_connector.clients import Service, client
 from spark_connector.errors import one_line, taken_over
+from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import Written, winners
 from spark_connector.options import WriteOptions
@@ -66,9 +67,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         options, batch = self._options, MicroBatch.of_this_task()
         app_id = options.app_id or batch.query_id
-        service = client(options.url, options.token)
+        service = client(options.service)
         try:
-            epoch = _epoch(os.getpid(), options.url, options.token, app_id, batch.run_id)
+            epoch = _epoch(os.getpid(), options.service, app_id, batch.run_id)
             transaction = service.begin(timeout_ms=options.timeout_ms, key=app_id, epoch=epoch, version=batch.batch_id)
         except metatxn.NotAllowed as error:
             raise taken_over(app_id, error) from error
@@ -86,9 +87,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
             assert len(written) == len(messages), "every task of a committed batch gives a message"
             txn_id = the_transaction(written, batchId)
             if txn_id is not None:
+                transaction = self._attach(txn_id)
+                self._acknowledge_input(transaction, batchId)
                 # Unknown outcomes are resolved inside: this raises only when the batch is not committed, or when
                 # nobody answers; then the restarted query begins the same version and learns what became of it.
-                self._attach(txn_id).commit(writers=winners(written))
+                transaction.commit(writers=winners(written))
+
+    def _acknowledge_input(self, transaction: metatxn.Transaction, batch_id: int) -> None:
+        """Acknowledgements without a writer's name count whatever the commit lists."""
+        options = self._options
+        if options.ack_subscription is not None:
+            assert options.checkpoint is not None, "the options were checked"
+            service = client(options.service)
+            acknowledge_input(service, transaction, options.ack_subscription, options.checkpoint, batch_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         with one_line():
@@ -102,7 +113,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                     continue
 
     def _attach(self, txn_id: str) -> metatxn.Transaction:
-        return client(self._options.url, self._options.token).attach(txn_id)
+        return client(self._options.service).attach(txn_id)
 
 
 def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
@@ -123,6 +134,6 @@ def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _epoch(_pid: int, url: str, token: str | None, app_id: str, session: str) -> int:
+def _epoch(_pid: int, service: Service, app_id: str, session: str) -> int:
     """Connecting again in the same session answers the same epoch, so remembering it only saves the request."""
-    return client(url, token).connect_key(app_id, epoch=-1, session=session).epoch
+    return client(service).connect_key(app_id, epoch=-1, session=session).epoch

@@ -15,8 +15,12 @@ DEFAULT_NAMESPACE = "public/default/"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
+    """`owner` is the URL of its broker. `children` have taken over from it, as it has from its `parents`."""
+
     id: str
     owner: str | None
+    parents: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ def find_topic(client: metatxn.Client, name: str) -> Topic:
         raise metatxn.NotFound(
             f"topic {name} does not exist", action=f"Create it first: metatxn topic create {name}."
         ) from error
-    segments = tuple(Segment(segment.segment, segment.owner) for segment in found.segments)
+    segments = tuple(
+        Segment(each.segment, each.owner or None, tuple(each.parents), tuple(each.children)) for each in found.segments
+    )
     return Topic(found.name, arrow_schema(found.topic_schema), segments)
 
 
@@ -53,17 +59,25 @@ def find_topics(client: metatxn.Client, names: tuple[str, ...], pattern: str | N
     """Topics by name, or all that `pattern` matches in full, with or without the default namespace."""
     if pattern is None:
         return [find_topic(client, name) for name in names]
-    expression = re.compile(pattern)
-    matching = [
-        topic.name
-        for topic in client.topics()
-        if expression.fullmatch(topic.name) or expression.fullmatch(topic.name.removeprefix(DEFAULT_NAMESPACE))
-    ]
+    matching = matching_topics(client, pattern)
     if not matching:
         raise metatxn.NotFound(
             f"no topic matches subscribePattern={pattern!r}", action="See the names with: metatxn topic list."
         )
     return [find_topic(client, name) for name in matching]
+
+
+def matching_topics(client: metatxn.Client, pattern: str) -> list[str]:
+    expression = re.compile(pattern)
+    return [
+        topic.name
+        for topic in client.topics()
+        if expression.fullmatch(topic.name) or expression.fullmatch(topic.name.removeprefix(DEFAULT_NAMESPACE))
+    ]
+
+
+def full_name(topic: str) -> str:
+    return topic if "/" in topic else DEFAULT_NAMESPACE + topic
 
 
 def common_schema(topics: list[Topic]) -> pa.Schema:

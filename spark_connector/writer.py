@@ -32,7 +32,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._txn_id = options.txn_id or self._begin()
 
     def _begin(self) -> str:
-        return client(self._options.url, self._options.token).begin(timeout_ms=self._options.timeout_ms).id
+        return client(self._options.service).begin(timeout_ms=self._options.timeout_ms).id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
         with one_line():
@@ -44,7 +44,7 @@ class BatchWriter(DataSourceArrowWriter):
             drain(batches)
             return Written(None, new_writer(), rows=0, already_committed=True)
         transaction = self._attach()
-        writes = TableWrites(client(options.url, options.token), transaction, options, self._schema)
+        writes = TableWrites(client(options.service), transaction, options, self._schema)
         with ExitStack() as kept_alive:
             if self._own:
                 kept_alive.enter_context(KeepAlive(transaction, options.timeout_ms))
@@ -81,4 +81,4 @@ class BatchWriter(DataSourceArrowWriter):
                 return
 
     def _attach(self) -> metatxn.Transaction:
-        return client(self._options.url, self._options.token).attach(self._txn_id)
+        return client(self._options.service).attach(self._txn_id)

@@ -211,6 +211,54 @@ class SegmentDetail(BaseModel):
     size_bytes: int
 
 
+class HorizonPlace(Request):
+    """`after`: as far as was read, all of it is unread unless given. `up_to`: no further, whatever there is. With
+    `max_messages` the answer goes as far as that many visible messages, in whole entries and at least one."""
+
+    after: Annotated[Text, Field(max_length=64)] | None = None
+    up_to: Annotated[Text, Field(max_length=64)] | None = None
+    max_messages: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
+
+
+class HorizonsRequest(Request):
+    """`segments` of any topics. With `wait_ms` the answer comes once one of them has more to read, or has ended."""
+
+    model_config = example(segments={_SEGMENT: {"after": "7:11", "max_messages": 1000}}, wait_ms=10_000)
+
+    segments: Annotated[dict[Name, HorizonPlace], Field(min_length=1, max_length=10_000)]
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 0
+
+
+class SegmentHorizon(BaseModel):
+    """Places are `ledger:entry`, exclusive: what lies behind `start` and up to `end` can be read. `messages`, counted
+    only with `max_messages`, are visible behind `after`. `trimmed`: entries before `start` were dropped. `ended`: the
+    segment is sealed and nothing is behind `end`; its `children` go on, as far as they are known here."""
+
+    start: str
+    end: str
+    messages: int | None = None
+    trimmed: bool = False
+    ended: bool = False
+    children: list[str] = []
+
+
+class HorizonsAnswer(BaseModel):
+    """Segments that this broker serves; `elsewhere`: the URL of the broker that has them; `gone`: deleted ones."""
+
+    model_config = example(
+        segments={
+            _SEGMENT: {"start": "7:-1", "end": "7:12", "messages": 1, "trimmed": False, "ended": False, "children": []}
+        },
+        elsewhere={},
+        gone=[],
+    )
+
+    segments: dict[str, SegmentHorizon] = {}
+    elsewhere: dict[str, str] = {}
+    gone: list[str] = []
+
+
 class PublishAnswer(BaseModel):
     """Where the entry stands; `duplicate` when an earlier attempt has put it there."""
 
@@ -392,13 +440,15 @@ MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 
 
 class AckMessagesRequest(Request):
-    """`cumulative` takes one id and covers its segment up to it. `writer` (only inside a transaction) counts as its
-    other operations do: if the commit lists it, or lists none."""
+    """`cumulative` takes one id and covers its segment up to it; or, in its place, `positions`: per segment a place
+    `ledger:entry` that readers have been shown, and everything up to it is covered. `writer` (only inside a
+    transaction) counts as its other operations do: if the commit lists it, or lists none."""
 
     model_config = example(kind="individual", message_ids=[_FIRST_MESSAGE], txn_id=_TXN_ID)
 
     kind: Literal["individual", "cumulative"]
-    message_ids: MessageIds
+    message_ids: MessageIds | None = None
+    positions: Annotated[dict[Name, Text], Field(min_length=1, max_length=10_000)] | None = None
     txn_id: Text | None = None
     writer: Annotated[Name, Field(min_length=1, max_length=256)] | None = None
 
@@ -412,7 +462,11 @@ class AckMessagesRequest(Request):
 
     @model_validator(mode="after")
     def _fits(self) -> AckMessagesRequest:
-        if self.kind == "cumulative" and len(self.message_ids) != 1:
+        if (self.message_ids is None) == (self.positions is None):
+            raise ValueError("give exactly one of `message_ids` and `positions`")
+        if self.positions is not None and self.kind != "cumulative":
+            raise ValueError("positions: only a cumulative acknowledgement goes up to a place")
+        if self.kind == "cumulative" and self.message_ids is not None and len(self.message_ids) != 1:
             raise ValueError("message_ids: a cumulative acknowledgement takes exactly one")
         if self.writer is not None and self.txn_id is None:
             raise ValueError("writer: has a meaning only with txn_id")
@@ -420,7 +474,7 @@ class AckMessagesRequest(Request):
 
 
 class AckMessagesAnswer(BaseModel):
-    """So many messages were named; all of them are acknowledged, durably."""
+    """So many messages (or places) were named; all of them are acknowledged, durably."""
 
     model_config = example(acknowledged=1)
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from metastore.txn.ids import TxnId
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse
+from participants.api.horizon_routes import add_horizon_routes
 from participants.api.layout_routes import add_layout_routes
 from participants.api.models import (
     ARROW_MEDIA_TYPE,
@@ -132,6 +133,7 @@ def router(broker: Broker) -> APIRouter:
     api = APIRouter(route_class=StrictRoute)
     _topic_routes(api, broker)
     _segment_routes(api, broker)
+    add_horizon_routes(api, broker)
     add_layout_routes(api, broker)
     _message_routes(api, broker)
     add_subscription_routes(api, broker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -28,6 +28,7 @@ from participants.api.rights import TopicPath, check_transaction, on_topic
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
 from participants.broker.names import MessageId, topic_name
+from participants.ledger.position import Position
 from participants.subscription.subscription import AckRequest, Subscription
 from participants.subscription.subscriptions import Subscriptions
 from service.http import Caller, PathText, problems
@@ -134,11 +135,12 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
     ) -> AckMessagesAnswer:
         """Acknowledge messages, inside a transaction or for good: all of them, or none when any conflicts."""
         txn_id = _txn_id(request.txn_id)
-        ids = _message_ids(request.message_ids)
+        ids = _message_ids(request.message_ids or ())
+        places = _places(request.positions or {})
         await check_transaction(broker, txn_id, caller)
         served = await subscriptions.get(topic, subscription)
-        await served.acknowledge(AckRequest(ids, request.kind == "cumulative", txn_id, request.writer))
-        return AckMessagesAnswer(acknowledged=len(set(ids)))
+        await served.acknowledge(AckRequest(ids, request.kind == "cumulative", txn_id, request.writer, places))
+        return AckMessagesAnswer(acknowledged=len(set(ids)) + len(places))
 
     @api.post(
         f"{ROOT}/redeliver",
@@ -229,6 +231,13 @@ def _message_ids(texts: Iterable[str]) -> list[MessageId]:
         return [MessageId.parse(text) for text in texts]
     except (ValueError, AssertionError) as error:
         raise _invalid("message_ids", str(error)) from None
+
+
+def _places(texts: Mapping[str, str]) -> dict[str, Position]:
+    try:
+        return {segment_id: Position.parse(text) for segment_id, text in texts.items()}
+    except ValueError as error:
+        raise _invalid("positions", str(error)) from None
 
 
 def _parsed(field: str, name: str) -> str:

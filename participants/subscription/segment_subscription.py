@@ -139,6 +139,17 @@ class SegmentSubscription:
         last = index == size - 1
         return Ack(position, None if last else index, None if last else size, cumulative=True, writer=writer)
 
+    def acks_up_to(self, place: Position, writer: str | None) -> list[Ack]:
+        """One of everything up to a place that readers have been shown; none when nothing is before it.
+
+        Raises INVALID_ARGUMENT for a place further on.
+        """
+        if place > self.segment.buffer.max_read_position:
+            problem = f"positions: {place} of segment {self.segment.id} is behind what can be read"
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="positions")
+        last = self.segment.ledgers.shown(place)
+        return [Ack(last, cumulative=True, writer=writer)] if last.entry >= 0 else []
+
     async def _size_of(self, position: Position, index: int) -> int:
         size = self.deliveries.size_of(position)
         if size is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metastore.txn.ids import TxnId
 from participants.broker.names import MessageId
@@ -27,10 +27,13 @@ RECEIVE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class AckRequest:
-    ids: Sequence[MessageId]
+    """Messages, or with `up_to` everything up to a place of each segment; the latter is always cumulative."""
+
+    ids: Sequence[MessageId] = ()
     cumulative: bool = False
     txn_id: TxnId | None = None
     writer: str | None = None
+    up_to: Mapping[str, Position] = field(default_factory=dict)
 
 
 class Subscription:
@@ -175,6 +178,10 @@ class Subscription:
                 acks.append((part, [await part.cumulative_ack(position, index, request.writer)]))
             else:
                 acks.append((part, await part.single_acks(ids, request.writer)))
+        for segment_id, place in request.up_to.items():
+            self._assert_part(segment_id, parts, f"positions: {segment_id}")
+            if wanted := parts[segment_id].acks_up_to(place, request.writer):
+                acks.append((parts[segment_id], wanted))
         # From here to the reservations nothing is awaited: who comes first wins, on all segments.
         for part, wanted in acks:
             part.check(request.txn_id, wanted)
@@ -204,13 +211,17 @@ class Subscription:
     ) -> dict[str, list[tuple[Position, int]]]:
         found: dict[str, list[tuple[Position, int]]] = defaultdict(list)
         for message_id in ids:
-            if (not_owner := self._elsewhere.get(message_id.segment)) is not None:
-                raise not_owner
-            if message_id.segment not in parts:
-                problem = f"message_ids: {message_id} is no message of topic {self.definition.topic}"
-                raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="message_ids")
+            self._assert_part(message_id.segment, parts, f"message_ids: {message_id}")
             found[message_id.segment].append((message_id.position, message_id.index))
         return found
+
+    def _assert_part(self, segment_id: str, parts: Mapping[str, SegmentSubscription], named: str) -> None:
+        """Raises NOT_OWNER, or INVALID_ARGUMENT when what was `named` is in no segment of this topic."""
+        if (not_owner := self._elsewhere.get(segment_id)) is not None:
+            raise not_owner
+        if segment_id not in parts:
+            problem = f"{named} is not in topic {self.definition.topic}"
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field=named.partition(":")[0])
 
     # -- looking -----------------------------------------------------------------------------------------------
 

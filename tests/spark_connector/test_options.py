@@ -12,17 +12,17 @@ URL = {"url": "http://127.0.0.1:8470"}
 def test_write_options_in_any_case() -> None:
     given = {"URL": "http://h:1/", "TOPIC": "t", "keycolumn": "k", "TransactionTimeoutMs": "5"}
     options = write_options(given, "batch")
-    assert (options.url, options.topic, options.key_column, options.timeout_ms) == ("http://h:1", "t", "k", 5)
+    assert (options.service.url, options.topic, options.key_column, options.timeout_ms) == ("http://h:1", "t", "k", 5)
 
 
 def test_the_token_comes_from_the_environment_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METATXN_TOKEN", "secret")
-    assert write_options(URL, "batch").token == "secret"
-    assert write_options({**URL, "token": "other"}, "batch").token == "other"
+    assert write_options(URL, "batch").service.token == "secret"
+    assert write_options({**URL, "token": "other"}, "batch").service.token == "other"
 
 
 def test_spark_adds_options_of_its_own_to_a_streaming_query() -> None:
-    assert write_options({**URL, "checkpointlocation": "/c", "queryname": "q"}, "streaming").url == URL["url"]
+    assert write_options({**URL, "checkpointlocation": "/c", "queryname": "q"}, "streaming").service.url == URL["url"]
 
 
 def test_a_batch_write_has_no_checkpoint() -> None:
@@ -39,7 +39,8 @@ def test_a_batch_write_has_no_checkpoint() -> None:
         ({**URL, "path": "/x"}, "Unknown option path"),
         ({**URL, "topic": " "}, "Option topic is empty"),
         ({**URL, "subscribe": "t"}, "Option subscribe is a read option, and this is a write"),
-        ({**URL, "ackSubscription": "s"}, "Option ackSubscription is not available yet"),
+        ({**URL, "ackSubscription": "s"}, "Option ackSubscription contradicts a batch write"),
+        ({**URL, "ca": "/no/such.pem"}, "Option ca='/no/such.pem' is no file"),
         ({**URL, "txnId": "7"}, "Option txnId='7' must be a transaction id of 32 hex digits"),
         ({**URL, "txnAppId": "a"}, "Option txnAppId contradicts a batch write"),
         ({**URL, "transactionTimeoutMs": "1s"}, "Option transactionTimeoutMs='1s' must be milliseconds"),
@@ -61,6 +62,7 @@ def test_a_wrong_write_option_is_named(given: dict[str, str], problem: str) -> N
         ({**URL, "txnId": "0" * 32}, "Option txnId contradicts a streaming write"),
         ({**URL, "txnAppId": "a&b"}, "no '&'"),
         ({**URL, "txnAppId": "x" * 513}, "at most 512 characters"),
+        ({**URL, "ackSubscription": "s"}, "Option ackSubscription needs option checkpointLocation"),
     ],
 )
 def test_a_wrong_option_of_a_streaming_write_is_named(given: dict[str, str], problem: str) -> None:
@@ -88,10 +90,18 @@ def test_read_options() -> None:
         ({**URL, "subscribe": "a", "isolation": "serializable"}, "must be one of read_committed, read_uncommitted"),
         ({**URL, "subscribe": "a", "revision": "3"}, "Option revision needs isolation=snapshot, not read_committed"),
         ({**URL, "subscribe": "a", "isolation": "snapshot", "revision": "-1"}, "must be a store revision"),
-        ({**URL, "subscribe": "a", "startingOffsets": "latest"}, "Option startingOffsets='latest' is not available"),
-        ({**URL, "subscribe": "a", "endingOffsets": '{"s": 1}'}, "is not available yet for a batch read"),
-        ({**URL, "subscribe": "a", "failOnDataLoss": "false"}, "is not available yet"),
-        ({**URL, "subscribe": "a", "maxOffsetsPerTrigger": "5"}, "Option maxOffsetsPerTrigger is not available yet"),
+        ({**URL, "subscribe": "a", "startingOffsets": "latest"}, "Option startingOffsets=latest contradicts a batch"),
+        ({**URL, "subscribe": "a", "startingOffsets": "first"}, "must be earliest, latest, or JSON such as"),
+        ({**URL, "subscribe": "a", "startingOffsets": '{"a": "1:2"}'}, "has '1:2' for 'a'; it must be JSON such as"),
+        ({**URL, "subscribe": "a", "startingOffsets": '{"segment://x": 7}'}, "has 7 for 'segment://x'"),
+        ({**URL, "subscribe": "a", "endingOffsets": "earliest"}, "Option endingOffsets=earliest leaves nothing"),
+        (
+            {**URL, "subscribe": "a", "isolation": "snapshot", "endingOffsets": '{"a": "latest"}'},
+            "Option endingOffsets contradicts isolation=snapshot",
+        ),
+        ({**URL, "subscribe": "a", "failOnDataLoss": "maybe"}, "must be true or false"),
+        ({**URL, "subscribe": "a", "maxOffsetsPerTrigger": "5"}, "Option maxOffsetsPerTrigger contradicts a batch"),
+        ({**URL, "subscribe": "a", "pushFilters": "true"}, "Option pushFilters needs includeMetadata=true"),
         ({**URL, "subscribe": "a", "includeMetadata": "yes"}, "must be true or false"),
         ({**URL, "topic": "a"}, "Option topic is a write option, and this is a read"),
     ],
@@ -103,9 +113,28 @@ def test_a_wrong_read_option_is_named(given: dict[str, str], problem: str) -> No
     assert "valid read options are url, subscribe, subscribePattern" in str(raised.value)
 
 
-def test_streaming_reads_are_refused_for_now() -> None:
-    with pytest.raises(OptionError, match="Streaming reads of format metatxn are not available yet"):
-        read_options({**URL, "subscribe": "a"}, "streaming")
+def test_options_of_a_streaming_read() -> None:
+    given = {**URL, "subscribe": "a", "startingOffsets": '{"a": "latest", "segment://x/0000-ffff-0": "3:-1"}'}
+    options = read_options({**given, "maxOffsetsPerTrigger": "7", "failOnDataLoss": "False"}, "streaming")
+    assert options.starting == {"a": "latest", "segment://x/0000-ffff-0": "3:-1"}
+    assert (options.max_rows, options.fail_on_data_loss) == (7, False)
+    default = read_options({**URL, "subscribe": "a"}, "streaming")
+    assert (default.starting, default.max_rows, default.fail_on_data_loss) == ("earliest", None, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"endingOffsets": "latest"}, "Option endingOffsets contradicts a streaming read: a streaming read has no end"),
+        ({"isolation": "snapshot"}, "Option isolation=snapshot contradicts a streaming read"),
+        ({"isolation": "snapshot", "revision": "3"}, "Option revision contradicts a streaming read"),
+        ({"pushFilters": "true", "includeMetadata": "true"}, "Option pushFilters contradicts a streaming read"),
+        ({"maxOffsetsPerTrigger": "0"}, "must be a number of rows, at least 1"),
+    ],
+)
+def test_a_wrong_option_of_a_streaming_read_is_named(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        read_options({**URL, "subscribe": "a", **given}, "streaming")
 
 
 def test_what_spark_adds_to_the_options_of_a_table_is_dropped() -> None:

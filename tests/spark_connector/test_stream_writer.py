@@ -213,8 +213,3 @@ def test_complete_mode_is_refused(spark: SparkSession, url: str, topic: TopicFac
     counts = source.stream().groupBy("name").count()
     with pytest.raises(StreamingQueryException, match='no output mode "complete"'):
         run(to_topic(counts, url, tmp_path / "checkpoint", topic=topic()).outputMode("complete"))
-
-
-def test_streaming_reads_are_refused_for_now(spark: SparkSession, url: str, topic: TopicFactory) -> None:
-    with pytest.raises(Exception, match="not available yet"):
-        spark.readStream.format("metatxn").option("url", url).option("maxOffsetsPerTrigger", 5).load()

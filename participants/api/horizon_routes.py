@@ -1,0 +1,123 @@
+"""How far segments can be read: one request for any number of them, which costs no read of the metadata store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from fastapi import APIRouter
+
+from participants.api.models import HorizonPlace, HorizonsAnswer, HorizonsRequest, Isolation, SegmentHorizon
+from participants.broker.broker import Broker
+from participants.broker.names import topic_of_segment
+from participants.broker.payloads import message_count
+from participants.broker.reading import read_page
+from participants.ledger.position import Position
+from participants.segment.segment import Segment
+from service.http import Caller, problems
+from service.problems import ErrorCode, ServiceError
+
+SCAN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of one segment; see `HorizonPlace`."""
+
+    after: Position | None
+    up_to: Position | None
+    max_messages: int | None
+
+    @classmethod
+    def parse(cls, segment_id: str, place: HorizonPlace) -> Self:
+        """Raises INVALID_ARGUMENT."""
+        try:
+            after = Position.parse(place.after) if place.after is not None else None
+            up_to = Position.parse(place.up_to) if place.up_to is not None else None
+        except ValueError as error:
+            problem = f"segments: {segment_id}: {error}"
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="segments") from None
+        return cls(after, up_to, place.max_messages)
+
+
+def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
+    @api.post("/v1/horizons", tags=["segments"], responses=problems(422, 503))
+    async def look_at_horizons(request: HorizonsRequest, caller: Caller) -> HorizonsAnswer:
+        """How far each of these segments can be read, from memory; with `max_messages` from the entries' headers."""
+        for segment_id in request.segments:
+            caller.require("consume", topic_of_segment(segment_id))
+        wanted = {segment_id: Wanted.parse(segment_id, place) for segment_id, place in request.segments.items()}
+        deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
+        while True:
+            answer, changes, news = await _look(broker, wanted, request.isolation)
+            left = deadline - asyncio.get_running_loop().time()
+            if news or left <= 0:
+                return answer
+            await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _look(
+    broker: Broker, wanted: dict[str, Wanted], isolation: Isolation
+) -> tuple[HorizonsAnswer, Sequence[asyncio.Future[None]], bool]:
+    """The answer now, what completes when it may be another one, and whether it says anything that was not known."""
+    answer, changes, news = HorizonsAnswer(), [], False
+    for segment_id, place in wanted.items():
+        try:
+            segment = await broker.segment(segment_id)
+        except ServiceError as error:
+            if error.code is ErrorCode.NOT_OWNER:
+                answer.elsewhere[segment_id] = str(error.members["owner_url"])
+            elif error.code is ErrorCode.NOT_FOUND:
+                answer.gone.append(segment_id)
+            else:
+                raise
+            news = True
+            continue
+        changes.append(segment.changed.next())
+        horizon = answer.segments[segment_id] = await _horizon(segment, place, isolation)
+        news = news or horizon.ended or horizon.end != str(place.after)
+    return answer, changes, news
+
+
+async def _horizon(segment: Segment, wanted: Wanted, isolation: Isolation) -> SegmentHorizon:
+    buffer, ledgers = segment.buffer, segment.ledgers
+    readable = buffer.max_read_position if isolation == "read_committed" else buffer.last_durable
+    end = max(ledgers.start, ledgers.shown(readable))
+    if wanted.up_to is not None:
+        end = min(end, wanted.up_to)
+    after = max(ledgers.start, wanted.after or ledgers.start)
+    messages = None
+    if wanted.max_messages is not None:
+        end, messages = await _reach(segment, after, end, wanted.max_messages, isolation)
+    return SegmentHorizon(
+        start=str(ledgers.start),
+        end=str(max(after, end)),
+        messages=messages,
+        trimmed=ledgers.trimmed is not None,
+        ended=ledgers.open is None and end >= ledgers.shown(ledgers.last_durable),
+        children=list(segment.record.children),
+    )
+
+
+async def _reach(
+    segment: Segment, after: Position, end: Position, max_messages: int, isolation: Isolation
+) -> tuple[Position, int]:
+    """The furthest place up to `end` that no more than `max_messages` messages are visible before, and how many are;
+    but at least one entry, when there is one."""
+    at, messages = after, 0
+    while at < end:
+        try:
+            page = await read_page(segment, at, SCAN_BYTES, isolation, None)
+        except ServiceError as error:
+            if error.code is not ErrorCode.POSITION_TRIMMED:
+                raise
+            return at, messages  # whoever reads there is told
+        for frame in page.frames:
+            count = message_count(frame.header)
+            if frame.header.position > end or (messages and messages + count > max_messages):
+                return at, messages
+            at, messages = frame.header.position, messages + count
+        at = min(page.next, end)
+    return at, messages

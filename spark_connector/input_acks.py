@@ -1,0 +1,76 @@
+"""Acknowledging what a micro-batch has read, in the transaction that writes what it made of it.
+
+What a batch has read stands in Spark's checkpoint, in `offsets/<batch id>`, before its first task starts: one line for
+each source, and ours hold both the places the batch ends at and those it began at (see `offsets`). They are
+acknowledged up to the former, cumulatively, on the subscription of that name on each topic that moved.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.fs as pafs
+
+import metatxn
+from spark_connector.offsets import Offset, Places
+from spark_connector.options import OptionError
+
+
+def acknowledge_input(
+    client: metatxn.Client, transaction: metatxn.Transaction, subscription: str, checkpoint: str, batch_id: int
+) -> None:
+    """Raises `OptionError` when the checkpoint has no such batch, or its query reads nothing of ours; `NotFound` if
+    there is no subscription; `TransactionConflict` when somebody else acknowledges there too."""
+    for topic, places in read_in_batch(checkpoint, batch_id).items():
+        try:
+            client.acknowledge_up_to(topic, subscription, places, transaction)
+        except metatxn.NotFound as error:
+            raise metatxn.NotFound(
+                f"the input of micro-batch {batch_id} cannot be acknowledged: {error.detail}",
+                action=f"Create subscription {subscription} on topic {topic} before the query starts.",
+            ) from error
+
+
+def read_in_batch(checkpoint: str, batch_id: int) -> dict[str, Places]:
+    """By topic: the segments that the batch has read something of, and up to where."""
+    path = f"{checkpoint.rstrip('/')}/offsets/{batch_id}"
+    lines = _text(path).splitlines()
+    ours = [offset for line in lines if (offset := _offset(line)) is not None]
+    if not ours:
+        raise OptionError(
+            f"Option ackSubscription: {path} holds no offsets of format metatxn, so there is nothing to acknowledge."
+        )
+    moved: dict[str, Places] = {}
+    for offset in ours:
+        for segment, place in offset.read_up_to.items():
+            if (offset.since or {}).get(segment) != place:
+                moved.setdefault(_topic_of(segment), {})[segment] = place
+    return moved
+
+
+def _offset(line: str) -> Offset | None:
+    """Of the version line, the metadata line, and the lines of other sources: None."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return Offset.from_json(said) if isinstance(said, dict) and "read_up_to" in said else None
+
+
+def _topic_of(segment: str) -> str:
+    return segment.removeprefix("segment://").rpartition("/")[0]
+
+
+def _text(path: str) -> str:
+    """Of a local file, or of one in a file system that Arrow knows by its URI."""
+    try:
+        if "://" not in path and not path.startswith("file:"):
+            return Path(path).read_text()
+        system, name = pafs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
+        with system.open_input_stream(name) as stream:
+            return stream.read().decode()
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"Option ackSubscription: what the micro-batch has read cannot be looked up in {path}: {error}"
+        ) from error

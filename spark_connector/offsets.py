@@ -1,0 +1,119 @@
+"""Where a streaming read stands, and where its next micro-batch may go to. Pure: no I/O, no clock.
+
+An offset is JSON that Spark keeps in its checkpoint:
+
+    {"read_up_to": {"segment://public/default/orders/0000-ffff-0": "3:17"}, "since": {"segment://…-0": "3:9"}}
+
+`since` is where the batch that ends here began. Spark does not keep where its first batch began: it asks again after a
+crash, and `latest` is somewhere else by then. The place of a drained segment stays until its children take its place.
+
+Keys are read in the order written, across splits and merges: a child is not read before its parents have been read
+to their end, in an earlier batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from metatxn.horizons import SegmentHorizon
+from spark_connector.options import OptionError
+from spark_connector.topics import Topic
+
+Places = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """`since` None: nobody has read anything yet."""
+
+    read_up_to: Places
+    since: Places | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        said = {"read_up_to": self.read_up_to}
+        return said if self.since is None else {**said, "since": self.since}
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> Self:
+        """Raises `OptionError` for what another source has written."""
+        if not isinstance(said, dict) or "read_up_to" not in said:
+            raise OptionError(f"Option checkpointLocation leads to offsets of another source: {str(said)[:100]}.")
+        return cls(said["read_up_to"], said.get("since"))
+
+
+class Lineage:
+    """Who took over from whom, among the segments of all subscribed topics."""
+
+    def __init__(self, topics: Iterable[Topic]) -> None:
+        self._segments = {each.id: each for topic in topics for each in topic.segments}
+
+    def __contains__(self, segment: str) -> bool:
+        return segment in self._segments
+
+    def parents(self, segment: str) -> tuple[str, ...]:
+        return self._segments[segment].parents if segment in self._segments else ()
+
+    def children(self, segment: str) -> tuple[str, ...]:
+        return self._segments[segment].children if segment in self._segments else ()
+
+    def unseen(self, places: Mapping[str, str]) -> set[str]:
+        """Segments that are still to be read and have no place yet. Those before a segment that has one were read."""
+        passed: set[str] = set()
+        left = list(places)
+        while left:
+            parents = set(self.parents(left.pop())) - passed
+            passed |= parents
+            left += parents
+        return self._segments.keys() - places.keys() - passed
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """`due`: segments that may be read on. `entering`: those of them that have no place yet. `news`: those of them that
+    have something to read. `drained`: read to their end, for ever."""
+
+    due: set[str]
+    entering: set[str]
+    news: set[str]
+    drained: set[str]
+
+
+def readable(places: Places, lineage: Lineage, horizons: Mapping[str, SegmentHorizon]) -> Readable:
+    """`horizons`: of every segment that has a place or is unseen, asked for behind its place."""
+    drained = {each for each, place in places.items() if horizons[each].ended and horizons[each].end == place}
+    unseen = lineage.unseen(places) & horizons.keys()
+    waited_for = (places.keys() - drained) | unseen
+    due = {each for each in waited_for if waited_for.isdisjoint(lineage.parents(each))}
+    # A child that was sealed empty has nothing to read, but its own children wait for it to be passed.
+    news = {
+        each
+        for each in due
+        if horizons[each].end != places.get(each, horizons[each].start) or (each in unseen and horizons[each].ended)
+    }
+    return Readable(due, due & unseen, news, drained)
+
+
+def next_places(
+    places: Places, found: Readable, ends: Mapping[str, str], lineage: Lineage, horizons: Mapping[str, SegmentHorizon]
+) -> Places:
+    """The places after a batch that reads the segments of `ends` up to there."""
+    places = {**places}
+    if not found.entering.isdisjoint(ends):
+        places.update({each: horizons[each].start for each in found.entering})
+    places.update(ends)
+    replaced = {
+        each for each in found.drained if lineage.children(each) and places.keys() >= set(lineage.children(each))
+    }
+    return {each: places[each] for each in sorted(places.keys() - replaced)}
+
+
+def shares(counts: Mapping[str, int], limit: int) -> dict[str, int]:
+    """`limit` divided among segments that have so many rows each: nobody gets more than it has, or, while another
+    one wants more, more than that one."""
+    divided, left = {}, limit
+    for number, (segment, count) in enumerate(sorted(counts.items(), key=lambda item: item[1])):
+        divided[segment] = min(count, left // (len(counts) - number))
+        left -= divided[segment]
+    return divided

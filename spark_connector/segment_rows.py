@@ -1,0 +1,148 @@
+"""The rows of a part of one segment, as Spark wants them: what batch and streaming reads do in their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+import metatxn
+from metatxn.frames import decode
+from spark_connector import arrow_schema
+from spark_connector.clients import client
+from spark_connector.errors import data_lost, one_line
+from spark_connector.metadata_filters import MetadataFilters
+from spark_connector.options import OptionError, ReadOptions
+from spark_connector.places import before, order
+from spark_connector.topics import Topic
+
+METADATA = StructType(
+    [
+        StructField("__topic", StringType()),
+        StructField("__segment", StringType()),
+        StructField("__position", StringType()),
+        StructField("__key", StringType()),
+        StructField("__publish_ms", LongType()),
+        StructField("__txn_id", StringType()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class SegmentRange(InputPartition):
+    """Entries behind `after`, up to `end`, inclusive. `after` None: from its beginning; `end` None: to wherever the
+    snapshot of `revision` ends. `columns`: of the topic, those that are wanted."""
+
+    topic: str
+    segment: str
+    owner: str | None
+    after: str | None
+    end: str | None
+    revision: int | None
+    columns: pa.Schema
+
+
+def with_metadata(columns: StructType) -> StructType:
+    clash = sorted(set(columns.names) & set(METADATA.names))
+    if clash:
+        raise OptionError(
+            f"Option includeMetadata=true needs the names {', '.join(clash)}, which the topic uses itself."
+        )
+    return StructType([*columns.fields, *METADATA.fields])
+
+
+def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa.Schema:
+    """Those of the topic's columns that a DataFrame of this schema holds: all, or fewer where the user gave a schema,
+    or where the topic has got more since the query began.
+
+    Raises `SchemaMismatch` for a column that the topic does not have, or has of another type.
+    """
+    offered = arrow_schema.to_spark(topic.declared)
+    if options.include_metadata:
+        offered = with_metadata(offered)
+    known = {field.name: field for field in arrow_schema.of_dataframe(offered)}
+    problems = []
+    for field in arrow_schema.of_dataframe(schema):
+        if field.name not in known:
+            problems.append(f"column {field.name} is not in topic {topic.name}")
+        elif known[field.name].type != field.type:
+            problems.append(f"column {field.name} is read as {field.type}, the topic has {known[field.name].type}")
+    if problems:
+        raise metatxn.SchemaMismatch(
+            "; ".join(problems), action="Leave .schema() out or correct it, or create the table or view again."
+        )
+    own = set(topic.declared.names)
+    return pa.schema([topic.declared.field(name) for name in schema.names if name in own])
+
+
+def rows(
+    partition: SegmentRange, options: ReadOptions, schema: StructType, filters: MetadataFilters
+) -> Iterator[pa.RecordBatch]:
+    """Raises errors of the client library, in one line each; data that is gone is skipped where the user wants that."""
+    after = partition.after
+    with one_line():
+        while True:
+            try:
+                yield from _rows(partition, after, options, schema, filters)
+            except (metatxn.PositionTrimmed, metatxn.NotFound) as gone:
+                if options.fail_on_data_loss:
+                    raise data_lost(partition.segment, gone.detail) from gone
+                first = gone.members.get("first_position")
+                if first is None:
+                    return  # all of it is gone
+                after = before(first)
+            else:
+                return
+
+
+def _rows(
+    partition: SegmentRange, after: str | None, options: ReadOptions, schema: StructType, filters: MetadataFilters
+) -> Iterator[pa.RecordBatch]:
+    """Never behind the end that the driver fixed: what is decided later must not be seen by a task that runs later."""
+    service, expected = client(options.service), arrow_schema.expected_by_spark(schema)
+    end = order(partition.end) if partition.end is not None else None
+    while True:
+        page = service.read_frames(
+            partition.segment,
+            owner_url=partition.owner,
+            after=after,
+            isolation=options.isolation,
+            revision=partition.revision,
+        )
+        tables: list[pa.Table] = []
+        reached = page.end or page.next == after
+        for frame in page.frames:
+            if end is not None and order(str(frame.position)) > end:
+                reached = True
+                break
+            described = {
+                "__topic": partition.topic,
+                "__segment": partition.segment,
+                "__position": str(frame.position),
+                "__publish_ms": frame.publish_ms,
+                "__txn_id": str(frame.txn_id) if frame.txn_id is not None else None,
+            }
+            if not filters.let_through(described):
+                continue
+            decoded = decode(frame, partition.columns, keys=options.include_metadata)
+            tables.append(_with_metadata(decoded.table, decoded.keys, described) if decoded.keys else decoded.table)
+        if tables:
+            # Entries may be small and many; Spark takes few large batches much faster.
+            for batch in pa.concat_tables(tables).combine_chunks().to_batches():
+                yield arrow_schema.conform(batch, expected)
+        if reached or (end is not None and order(page.next.partition("@")[0]) >= end):
+            return
+        after = page.next
+
+
+def _with_metadata(table: pa.Table, keys: list[str | None], described: dict[str, Any]) -> pa.Table:
+    for field in METADATA:
+        kind: Any = pa.int64() if isinstance(field.dataType, LongType) else pa.string()
+        same: Any = pa.scalar(described.get(field.name), kind)
+        column = pa.array(keys, kind) if field.name == "__key" else pa.repeat(same, table.num_rows)
+        table = table.append_column(field.name, column)
+    return table

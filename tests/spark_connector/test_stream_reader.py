@@ -1,0 +1,365 @@
+"""Goal: a streaming query reads every committed row once, in the order of its key, whatever becomes of the segments.
+
+Method: real Spark queries beside a real service; what is only the driver's planning is asked of the reader itself, as
+Spark's driver asks it, which is cheaper and shows every offset.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+
+import metatxn
+from spark_connector.errors import DataLossError
+from spark_connector.options import OptionError, read_options
+from spark_connector.reader import dataframe_schema
+from spark_connector.stream_reader import StreamReader
+from tests.spark_connector.conftest import TopicFactory
+from tests.spark_connector.helpers import PATIENCE_S, wait_until
+
+
+def write(client: metatxn.Client, topic: str, ids: list[int], txn: metatxn.Transaction | None = None) -> None:
+    """One entry per segment that the keys fall into; a key is the name, one of ten."""
+    transaction = txn or client.begin()
+    with client.table_writer(topic, transaction, key_column="name") as writer:
+        writer.write(pa.table({"id": pa.array(ids, pa.int64()), "name": [f"n{number % 10}" for number in ids]}))
+    if txn is None:
+        transaction.commit()
+
+
+class Read:
+    """What a query has read, batch by batch; a batch that runs again must read the same."""
+
+    def __init__(self, spark: SparkSession, url: str, checkpoint: Path, **options: str) -> None:
+        self.batches: dict[int, list[tuple[int, str]]] = {}
+        self._stream = spark.readStream.format("metatxn").options(url=url, **options)
+        self._checkpoint = str(checkpoint)
+
+    def start(self, *, available_now: bool = False) -> StreamingQuery:
+        writer = self._stream.load().writeStream.foreachBatch(self._take).option("checkpointLocation", self._checkpoint)
+        trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
+        return writer.trigger(**trigger).start()
+
+    def run(self) -> Read:
+        query = self.start(available_now=True)
+        assert query.awaitTermination(int(PATIENCE_S)), "the query does not end"
+        return self
+
+    def _take(self, batch: DataFrame, batch_id: int) -> None:
+        rows = [(row["id"], row["name"]) for row in batch.collect()]
+        assert self.batches.get(batch_id, rows) == rows, "a batch that runs again reads the same"
+        self.batches[batch_id] = rows
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(number for rows in self.batches.values() for number, _ in rows)
+
+    @property
+    def in_order(self) -> bool:
+        """Of every key, over the batches: ids were written in ascending order."""
+        last: defaultdict[str, int] = defaultdict(lambda: -1)
+        for _, rows in sorted(self.batches.items()):
+            for number, name in sorted(rows):
+                if number < last[name]:
+                    return False
+                last[name] = number
+        return True
+
+
+def test_committed_rows_once_over_restarts(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
+) -> None:
+    a, b = topic("a", segments=2), topic("b", segments=1)
+    write(client, a, list(range(100)))
+    write(client, b, list(range(100, 150)))
+    pending = client.begin()
+    write(client, a, list(range(150, 200)), pending)
+    write(client, a, list(range(200, 250)))
+    read = Read(spark, url, tmp_path / "checkpoint", subscribe=f"{a},{b}").run()
+    assert set(range(150)) <= set(read.ids) <= set(range(150)) | set(range(200, 250))
+    aborted = client.begin()
+    write(client, b, [1000], aborted)
+    aborted.abort()
+    pending.commit()
+    wait_until(lambda: client.read_table(a).num_rows == 200, "the commit is visible")
+    assert read.run().ids == list(range(250)), "each once, and none of an aborted transaction"
+    batches = len(read.batches)
+    assert read.run().ids == list(range(250))
+    assert sum(map(bool, read.batches.values())) <= batches, "there was nothing more to read"
+
+
+def test_segments_split_and_merge_under_a_running_query(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, written = topic(segments=1), iter(range(0, 10_000, 100))
+
+    def write_more(rounds: int = 2) -> None:
+        for _ in range(rounds):
+            start = next(written)
+            write(client, name, list(range(start, start + 100)))
+
+    write_more()
+    read = Read(spark, url, tmp_path / "checkpoint", subscribe=name)
+    query = read.start()
+    write_more()
+    (first,) = [each.segment for each in client.topic(name).segments]
+    low, high = client.split_segment(first)
+    write_more()
+    client.split_segment(high)
+    write_more()
+    query.stop()
+    active = [each.segment for each in client.topic(name).segments if each.state == "active"]
+    client.merge_segments(*[each for each in active if each != low])
+    write_more()
+    query = read.start()
+    write_more()
+    end = next(written)
+    wait_until(lambda: read.ids == list(range(end)), "everything is read, once")
+    assert read.in_order
+    query.stop()
+    left = {each.segment for each in client.topic(name).segments if each.state == "active"}
+    assert _places(tmp_path / "checkpoint") == left, "segments that were read to their end are forgotten"
+
+
+def _places(checkpoint: Path) -> set[str]:
+    """Of the last batch that Spark has planned."""
+    last = max((each for each in (checkpoint / "offsets").iterdir() if each.name.isdigit()), key=lambda e: int(e.name))
+    return set(json.loads(last.read_text().splitlines()[-1])["read_up_to"])
+
+
+def test_the_first_batch_that_runs_again_begins_where_it_began(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Spark asks for `latest` anew when it died in its first batch, and has read on since then."""
+    name = topic(segments=1)
+    write(client, name, [1, 2, 3])
+    read = Read(spark, url, tmp_path / "checkpoint", subscribe=name, startingOffsets="latest")
+    query = read.start()
+    wait_until(lambda: bool(read.batches), "the first batch is done")
+    write(client, name, [4, 5])
+    wait_until(lambda: read.ids == [4, 5], "what came later is read")
+    query.stop()
+    # As if the driver had died after it planned the first batch with these rows in it, before it noted the commit.
+    offsets, commits = tmp_path / "checkpoint" / "offsets", tmp_path / "checkpoint" / "commits"
+    planned = max(int(each.name) for each in offsets.iterdir() if each.name.isdigit() and _rows_of(read, each.name))
+    begun = (offsets / "0").read_text().splitlines()[-1]
+    end = (offsets / str(planned)).read_text()
+    shutil.rmtree(commits)
+    for each in list(offsets.iterdir()):
+        each.unlink()
+    line = json.loads(end.splitlines()[-1])
+    line["since"] = json.loads(begun)["since"]
+    (offsets / "0").write_text("\n".join([*end.splitlines()[:-1], json.dumps(line)]))
+    again = Read(spark, url, tmp_path / "checkpoint", subscribe=name, startingOffsets="latest")
+    assert again.run().ids == [4, 5]
+
+
+def _rows_of(read: Read, batch: str) -> list[tuple[int, str]]:
+    return read.batches.get(int(batch), [])
+
+
+def test_some_of_the_columns_and_metadata(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, found = topic(), []
+    write(client, name, [1, 2])
+    stream = spark.readStream.schema("__key string, id long").format("metatxn")
+    rows = stream.options(url=url, subscribe=name, includeMetadata="true").load()
+    query = rows.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect())).trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path)).start().awaitTermination(int(PATIENCE_S))
+    assert sorted((row["id"], row["__key"]) for row in found) == [(1, "n1"), (2, "n2")]
+
+
+def test_a_query_on_trimmed_data_fails_or_goes_on(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name = topic(segments=1)
+    (segment,) = [each.segment for each in client.topic(name).segments]
+    write(client, name, [1])
+    strict = Read(spark, url, tmp_path / "strict", subscribe=name).run()
+    lax = Read(spark, url, tmp_path / "lax", subscribe=name, failOnDataLoss="false").run()
+    write(client, name, [2])
+    write(client, name, [3])
+    wait_until(lambda: client.read_table(name).num_rows == 3, "all of it is visible")
+    client.trim_segment(segment, client.segment(segment).max_read_position)
+    with pytest.raises(StreamingQueryException, match=r"DATA_LOSS: .* were trimmed.* failOnDataLoss=false"):
+        strict.run()
+    assert lax.run().ids == [1, 3]
+
+
+# -- the driver's planning ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(url: str) -> Iterator[Callable[..., StreamReader]]:
+    """Makes a reader as Spark's driver does."""
+    made: list[StreamReader] = []
+
+    def make(**options: str) -> StreamReader:
+        given = {"url": url, **options}
+        made.append(StreamReader(read_options(given, "streaming"), dataframe_schema(read_options(given, None))))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def next_batch(reader: StreamReader, start: dict[str, Any], limit: int | None = None) -> dict[str, Any]:
+    """The offset of the next batch that has something in it."""
+    end = start
+
+    def found() -> bool:
+        nonlocal end
+        end = reader.latestOffset(start, ReadAllAvailable() if limit is None else ReadMaxRows(limit))
+        return end != start
+
+    wait_until(found, "there is something to read")
+    return end
+
+
+def ids_between(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    partitions: list[InputPartition] = list(reader.partitions(start, end))
+    found: list[Any] = [n for each in partitions for batch in reader.read(each) for n in batch.column("id").to_pylist()]
+    return sorted(found)
+
+
+def test_an_idle_query_costs_next_to_nothing(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark asks every 10 ms: 300 times here, which must be answered from memory, and yet news are found."""
+    name = topic(segments=4)
+    write(client, name, list(range(50)))
+    idle = reader(subscribe=name)
+    start = idle.initialOffset()
+    end = next_batch(idle, start)
+    while (later := idle.latestOffset(end, ReadAllAvailable())) != end:
+        end = later
+    requests: Counter[str] = Counter()
+    for asked in ("horizons", "topic", "topics", "segment"):
+        original = getattr(metatxn.Client, asked)
+
+        def counted(self: Any, *given: Any, asked: str = asked, original: Any = original, **named: Any) -> Any:
+            requests[asked] += 1
+            return original(self, *given, **named)
+
+        monkeypatch.setattr(metatxn.Client, asked, counted)
+    for _ in range(300):
+        assert idle.latestOffset(end, ReadAllAvailable()) is end
+        threading.Event().wait(0.01)
+    assert requests.total() <= 1, f"one long poll at most is under way: {requests}"
+    write(client, name, [50])
+    assert ids_between(idle, end, next_batch(idle, end)) == [50]
+
+
+def test_a_limit_is_kept_but_for_one_entry(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    name = topic(segments=3)
+    for start in range(0, 300, 10):
+        write(client, name, list(range(start, start + 10)))
+    limited = reader(subscribe=name, maxOffsetsPerTrigger="25")
+    assert limited.getDefaultReadLimit() == ReadMaxRows(25)
+    offset = limited.initialOffset()
+    read: list[int] = []
+    sizes: list[int] = []
+    while len(read) < 300:
+        end = next_batch(limited, offset, 25)
+        ids = ids_between(limited, offset, end)
+        sizes.append(len(ids))
+        read += ids
+        offset = end
+    assert sorted(read) == list(range(300))
+    assert max(sizes) <= 25
+    assert len(sizes) <= 30, "batches are not much smaller than they may be"
+    assert ids_between(limited, limited.initialOffset(), next_batch(limited, limited.initialOffset(), 1)), "one entry"
+
+
+def test_available_now_ends_at_what_was_there(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    """Although rows keep coming and the segment splits."""
+    name = topic(segments=1)
+    write(client, name, list(range(10)))
+    once = reader(subscribe=name)
+    once.prepareForTriggerAvailableNow()
+    write(client, name, list(range(10, 20)))
+    client.split_segment(client.topic(name).segments[0].segment)
+    write(client, name, list(range(20, 30)))
+    start = once.initialOffset()
+    end = once.latestOffset(start, ReadAllAvailable())
+    assert ids_between(once, start, end) == list(range(10))
+    assert once.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_starting_offsets_by_topic_and_by_segment(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    a, b, c = topic("a", segments=1), topic("b", segments=1), topic("c", segments=1)
+    for name in (a, b, c):
+        write(client, name, [1])
+        write(client, name, [2])
+    (segment,) = [each.segment for each in client.topic(c).segments]
+    first = client.read_frames(segment).frames[0].position
+    chosen = reader(subscribe=f"{a},{b},{c}", startingOffsets=json.dumps({a: "latest", segment: str(first)}))
+    start = chosen.initialOffset()
+    assert ids_between(chosen, start, next_batch(chosen, start)) == [1, 2, 2], (
+        "b from its beginning, c behind its first"
+    )
+    with pytest.raises(OptionError, match="startingOffsets names public/default/nowhere, which is no subscribed topic"):
+        reader(subscribe=a, startingOffsets='{"nowhere": "latest"}').initialOffset()
+    with pytest.raises(OptionError, match=r"startingOffsets has 99:0 for .* which can be read up to"):
+        reader(subscribe=c, startingOffsets=json.dumps({segment: "99:0"})).initialOffset()
+
+
+def test_topics_that_appear_and_disappear(
+    client: metatxn.Client,
+    topic: TopicFactory,
+    reader: Callable[..., StreamReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spark_connector.stream_reader.NEW_TOPICS_S", 0.1)
+    a = topic("one")
+    write(client, a, [1])
+    strict, lax = (reader(subscribePattern=f"{a}.*", failOnDataLoss=each) for each in ("true", "false"))
+    offsets = {each: next_batch(each, each.initialOffset()) for each in (strict, lax)}
+    client.create_topic(f"{a}-two")
+    write(client, f"{a}-two", [2])
+    for each, start in offsets.items():
+        offsets[each] = next_batch(each, start)
+        assert ids_between(each, start, offsets[each]) == [2]
+    client.delete_topic(a)
+    with pytest.raises(DataLossError, match=r"DATA_LOSS: .* was deleted"):
+        next_batch(strict, offsets[strict])
+    end = offsets[lax]
+    while any(f"{a}-two" not in segment for segment in end["read_up_to"]):
+        end = next_batch(lax, end)
+    write(client, f"{a}-two", [3])
+    assert ids_between(lax, end, next_batch(lax, end)) == [3]
+
+
+def test_what_is_not_committed_can_be_read_where_that_is_wanted(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    name = topic(segments=1)
+    write(client, name, [1])
+    txn = client.begin()
+    write(client, name, [2], txn)
+    for isolation, expected in (("read_committed", [1]), ("read_uncommitted", [1, 2])):
+        each = reader(subscribe=name, isolation=isolation)
+        start = each.initialOffset()
+        assert ids_between(each, start, next_batch(each, start)) == expected
+    txn.abort()
