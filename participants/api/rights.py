@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from pydantic import AfterValidator
 
 from metastore.txn.ids import TxnId
@@ -16,6 +16,14 @@ from service.problems import ErrorCode, ServiceError
 from service.security.principal import Principal, Right
 
 TopicPath = Annotated[PathText, AfterValidator(topic_name)]
+
+
+def _authorization(request: Request) -> str | None:
+    return request.headers.get("authorization")
+
+
+Shown = Annotated[str | None, Depends(_authorization)]
+"""What the caller showed, to be passed on to the owners of segments that are not here."""
 
 
 def on_topic(right: Right) -> Any:

@@ -35,7 +35,7 @@ from participants.api.models import (
     TopicInfo,
     TopicPage,
 )
-from participants.api.rights import TopicPath, check_transaction, on_segment, on_topic, seeing_topic
+from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker import names, schemas
 from participants.broker.broker import Broker
@@ -84,14 +84,6 @@ PageTokenQuery = Annotated[str | None, _parsed(parse_page_token), Query(max_leng
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
-
-
-def _authorization(request: Request) -> str | None:
-    return request.headers.get("authorization")
-
-
-Shown = Annotated[str | None, Depends(_authorization)]
-"""What the caller showed, to be passed on to the owners of segments that are not here."""
 
 
 class StrictRoute(APIRoute):

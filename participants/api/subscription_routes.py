@@ -1,4 +1,5 @@
-"""The broker's REST endpoints of subscriptions: create, receive, acknowledge, give again, look, drop."""
+"""The broker's REST endpoints of subscriptions: create, receive, acknowledge, give again, look, drop; and what brokers
+ask each other for."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from participants.api.models import (
     AckMessagesAnswer,
     AckMessagesRequest,
     ReceiveAnswer,
-    ReceivedMessage,
     ReceiveRequest,
     RedeliverAnswer,
     RedeliverRequest,
@@ -24,12 +24,14 @@ from participants.api.models import (
     SubscriptionRequest,
     SubscriptionSegment,
 )
-from participants.api.rights import TopicPath, check_transaction, on_topic
+from participants.api.rights import Shown, TopicPath, check_transaction, on_topic
+from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
 from participants.broker.names import MessageId, topic_name
 from participants.ledger.position import Position
-from participants.subscription.subscription import AckRequest, Subscription
+from participants.subscription.share import AckRequest, Taking
+from participants.subscription.subscription import Subscription
 from participants.subscription.subscriptions import Subscriptions
 from service.http import Caller, PathText, problems
 from service.problems import ErrorCode, ServiceError
@@ -56,11 +58,11 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_topic("consume")],
     )
     async def create_subscription(
-        topic: TopicPath, subscription: NamePath, request: SubscriptionRequest, caller: Caller
+        topic: TopicPath, subscription: NamePath, request: SubscriptionRequest, caller: Caller, shown: Shown
     ) -> SubscriptionInfo:
         """Create a subscription, or find it as it is asked for. Its dead-letter topic is created when it is missing."""
         record = await _record(broker, topic, request, caller)
-        return await _info(await subscriptions.create(topic, subscription, record))
+        return await _info(await subscriptions.create(topic, subscription, record, shown), shown)
 
     @api.get(
         ROOT,
@@ -68,9 +70,9 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
         responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503),
         dependencies=[on_topic("consume")],
     )
-    async def get_subscription(topic: TopicPath, subscription: NamePath) -> SubscriptionInfo:
+    async def get_subscription(topic: TopicPath, subscription: NamePath, shown: Shown) -> SubscriptionInfo:
         """How far a subscription is on every segment, and what is pending in which transaction."""
-        return await _info(await subscriptions.get(topic, subscription))
+        return await _info(await subscriptions.at_home(topic, subscription), shown)
 
     @api.delete(
         ROOT,
@@ -80,38 +82,34 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
         responses=problems(ErrorCode.NOT_FOUND, 422, 503, 504),
         dependencies=[on_topic("admin")],
     )
-    async def drop_subscription(topic: TopicPath, subscription: NamePath) -> Response:
+    async def drop_subscription(topic: TopicPath, subscription: NamePath, shown: Shown) -> Response:
         """Drop a subscription and every trace of it. Open transactions lose their acknowledgements on it."""
-        await subscriptions.drop(topic, subscription)
+        await subscriptions.drop(topic, subscription, shown)
         return Response(status_code=204)
 
     @api.post(
         f"{ROOT}/receive",
         tags=["subscriptions"],
-        responses=problems(ErrorCode.NOT_FOUND, ErrorCode.ALREADY_EXISTS, 307, 422, 503),
+        responses=problems(ErrorCode.NOT_FOUND, ErrorCode.ALREADY_EXISTS, 307, 422, 503, 504),
         dependencies=[on_topic("consume")],
     )
-    async def receive(topic: TopicPath, subscription: NamePath, request: ReceiveRequest) -> ReceiveAnswer:
+    async def receive(topic: TopicPath, subscription: NamePath, request: ReceiveRequest, shown: Shown) -> ReceiveAnswer:
         """Messages for a consumer: they are its own until they are acknowledged, returned, or the consumer is gone."""
-        served = await subscriptions.get(topic, subscription)
-        given = await served.receive(request.consumer, request.max, request.wait_ms)
-        return ReceiveAnswer(
-            messages=[
-                ReceivedMessage(**each.message.model_dump(), redelivery_count=each.redelivery_count) for each in given
-            ]
-        )
+        served = await subscriptions.at_home(topic, subscription)
+        given = await served.receive(request.consumer, request.max, request.wait_ms, shown)
+        return ReceiveAnswer(messages=[each.message for each in given])
 
     @api.delete(
         f"{ROOT}/consumers/{{consumer}}",
         status_code=204,
         response_class=Response,
         tags=["subscriptions"],
-        responses=problems(ErrorCode.NOT_FOUND, 422, 503),
+        responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503),
         dependencies=[on_topic("consume")],
     )
     async def leave(topic: TopicPath, subscription: NamePath, consumer: NamePath) -> Response:
         """A consumer leaves: its messages return at once, and another one may take its place."""
-        (await subscriptions.get(topic, subscription)).leave(consumer)
+        (await subscriptions.at_home(topic, subscription)).leave(consumer)
         return Response(status_code=204)
 
     @api.post(
@@ -131,16 +129,14 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_topic("consume")],
     )
     async def acknowledge(
-        topic: TopicPath, subscription: NamePath, request: AckMessagesRequest, caller: Caller
+        topic: TopicPath, subscription: NamePath, request: AckMessagesRequest, caller: Caller, shown: Shown
     ) -> AckMessagesAnswer:
-        """Acknowledge messages, inside a transaction or for good: all of them, or none when any conflicts."""
-        txn_id = _txn_id(request.txn_id)
-        ids = _message_ids(request.message_ids or ())
-        places = _places(request.positions or {})
-        await check_transaction(broker, txn_id, caller)
-        served = await subscriptions.get(topic, subscription)
-        await served.acknowledge(AckRequest(ids, request.kind == "cumulative", txn_id, request.writer, places))
-        return AckMessagesAnswer(acknowledged=len(set(ids)) + len(places))
+        """Acknowledge messages, inside a transaction or for good. Of the messages that one broker owns all are, or none
+        when any conflicts."""
+        wanted = _ack_request(request)
+        await check_transaction(broker, wanted.txn_id, caller)
+        await subscriptions.acknowledge(topic, subscription, wanted, shown)
+        return _acknowledged(wanted)
 
     @api.post(
         f"{ROOT}/redeliver",
@@ -149,14 +145,109 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_topic("consume")],
     )
     async def redeliver(
-        topic: TopicPath, subscription: NamePath, request: RedeliverRequest | None = None
+        topic: TopicPath, subscription: NamePath, shown: Shown, request: RedeliverRequest | None = None
     ) -> RedeliverAnswer:
         """Negative acknowledgement: give these messages again, or all that consumers hold. Messages with a pending
         acknowledgement stay put."""
-        wanted = request.message_ids if request is not None else None
-        ids = None if wanted is None else _message_ids(wanted)
-        served = await subscriptions.get(topic, subscription)
-        return RedeliverAnswer(redelivered=await served.redeliver(ids))
+        return RedeliverAnswer(
+            redelivered=await subscriptions.redeliver(topic, subscription, _redelivered(request), shown)
+        )
+
+    _add_share_routes(api, broker, subscriptions)
+
+
+def _add_share_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
+    """What a broker has of a subscription; it never asks another one for more."""
+
+    @api.post(
+        f"{ROOT}/share/take",
+        tags=["between brokers"],
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503),
+        dependencies=[on_topic("consume")],
+    )
+    async def take_of_share(topic: TopicPath, subscription: NamePath, request: ShareTakeRequest) -> ShareTakeAnswer:
+        """Messages for a consumer, for the broker that hands the subscription out."""
+        wanted = Taking(
+            request.home, request.session, request.sessions, request.segments, request.max, request.max_bytes
+        )
+        taken = await subscriptions.take(topic, subscription, request.incarnation, wanted)
+        return ShareTakeAnswer(messages=[each.message for each in taken.given], ended=sorted(taken.ended))
+
+    @api.post(
+        f"{ROOT}/share/wait",
+        status_code=204,
+        response_class=Response,
+        tags=["between brokers"],
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503),
+        dependencies=[on_topic("consume")],
+    )
+    async def wait_for_share(topic: TopicPath, subscription: NamePath, request: ShareWaitRequest) -> Response:
+        """Answered once one of the segments has something to give."""
+        share = await subscriptions.share(topic, subscription, request.segments, request.incarnation)
+        await share.wait(request.segments, request.wait_ms / 1000)
+        return Response(status_code=204)
+
+    @api.post(
+        f"{ROOT}/share/acks",
+        tags=["between brokers"],
+        responses=problems(
+            ErrorCode.NOT_FOUND,
+            ErrorCode.TXN_NOT_FOUND,
+            ErrorCode.TXN_CONFLICT,
+            ErrorCode.EXPIRED_TRANSACTION,
+            422,
+            503,
+            504,
+            507,
+        ),
+        dependencies=[on_topic("consume")],
+    )
+    async def acknowledge_share(
+        topic: TopicPath, subscription: NamePath, request: AckMessagesRequest, caller: Caller
+    ) -> AckMessagesAnswer:
+        """Acknowledge messages that this broker owns: all of them, or none when any conflicts."""
+        wanted = _ack_request(request)
+        await check_transaction(broker, wanted.txn_id, caller)
+        share = await subscriptions.share(topic, subscription, sorted(wanted.segments))
+        await share.acknowledge(wanted)
+        return _acknowledged(wanted)
+
+    @api.post(
+        f"{ROOT}/share/redeliver",
+        tags=["between brokers"],
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503),
+        dependencies=[on_topic("consume")],
+    )
+    async def redeliver_share(
+        topic: TopicPath, subscription: NamePath, request: RedeliverRequest | None = None
+    ) -> RedeliverAnswer:
+        """Give messages again that this broker owns."""
+        ids = _redelivered(request)
+        share = await subscriptions.share(topic, subscription, sorted({each.segment for each in ids or ()}))
+        return RedeliverAnswer(redelivered=await share.redeliver(ids))
+
+    @api.get(
+        f"{ROOT}/share",
+        tags=["between brokers"],
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503),
+        dependencies=[on_topic("consume")],
+    )
+    async def get_share(topic: TopicPath, subscription: NamePath) -> list[SubscriptionSegment]:
+        """How far the subscription is on the segments that this broker owns."""
+        return await (await subscriptions.share(topic, subscription)).look()
+
+    @api.delete(
+        f"{ROOT}/share",
+        status_code=204,
+        response_class=Response,
+        tags=["between brokers"],
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503, 504),
+        dependencies=[on_topic("admin")],
+    )
+    async def drop_share(topic: TopicPath, subscription: NamePath) -> Response:
+        """Delete what a subscription that was dropped has left on the segments that this broker owns."""
+        await subscriptions.drop_share(topic, subscription)
+        return Response(status_code=204)
 
 
 async def _record(broker: Broker, topic: str, request: SubscriptionRequest, caller: Principal) -> SubscriptionRecord:
@@ -196,7 +287,7 @@ async def _assure_topic(broker: Broker, name: str, caller: Principal) -> None:
             await broker.open_all(created.segments)
 
 
-async def _info(subscription: Subscription) -> SubscriptionInfo:
+async def _info(subscription: Subscription, shown: str | None) -> SubscriptionInfo:
     definition = subscription.definition
     return SubscriptionInfo(
         topic=definition.topic,
@@ -206,17 +297,26 @@ async def _info(subscription: Subscription) -> SubscriptionInfo:
         dead_letter_topic=definition.record.dead_letter_topic,
         max_redeliveries=definition.record.max_redeliveries,
         consumers=subscription.consumers,
-        segments=[
-            SubscriptionSegment(
-                segment=part.segment.id,
-                mark_delete=str(part.segment.ledgers.shown(counts.mark_delete)),
-                backlog=counts.backlog,
-                unacked=counts.unacked,
-                pending_acks={str(txn_id): number for txn_id, number in counts.pending.items()},
-            )
-            for part, counts in await subscription.counts()
-        ],
+        segments=await subscription.segments(shown),
     )
+
+
+def _ack_request(request: AckMessagesRequest) -> AckRequest:
+    return AckRequest(
+        _message_ids(request.message_ids or ()),
+        request.kind == "cumulative",
+        _txn_id(request.txn_id),
+        request.writer,
+        _places(request.positions or {}),
+    )
+
+
+def _acknowledged(wanted: AckRequest) -> AckMessagesAnswer:
+    return AckMessagesAnswer(acknowledged=len(set(wanted.ids)) + len(wanted.up_to))
+
+
+def _redelivered(request: RedeliverRequest | None) -> list[MessageId] | None:
+    return None if request is None or request.message_ids is None else _message_ids(request.message_ids)
 
 
 def _txn_id(text: str | None) -> TxnId | None:

@@ -21,8 +21,9 @@ from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from participants.broker.layout import Layout
+from participants.broker.names import topic_of_segment
 from participants.broker.ownership import SETTLE_MS, Ownership
-from participants.broker.peers import RemoteSegment
+from participants.broker.peers import Peer, RemoteSegment
 from participants.broker.topics import Topics
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
@@ -78,6 +79,8 @@ class Broker:
                 take=self._keep,
                 give_up=self._give_up,
                 deposed=self._deposed,
+                owned=self._owned,
+                seen=self._seen,
                 settle_ms=settle_ms,
             )
         self._around = Surroundings(self.id, url, storage, store, self._mirror, clock, metrics, max_ledger_bytes)
@@ -114,7 +117,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Close the segments; what others could serve is given up, so that they need not find out."""
-        tasks = [*self._keepers.values(), *([self._reconciler] if self._reconciler else [])]
+        tasks = [*self._keepers.values(), *self.layout.tasks, *([self._reconciler] if self._reconciler else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -178,11 +181,17 @@ class Broker:
         stored = await self.store.get(paths.segment(segment_id))
         if stored is None:
             return await self.segment(segment_id)  # deleted meanwhile: it says so
-        self.peers = self.peers or httpx.AsyncClient()
-        return RemoteSegment(segment_id, SegmentRecord.decode(stored.value), url, self.peers, authorization)
+        return RemoteSegment(segment_id, SegmentRecord.decode(stored.value), self.peer(url, authorization))
+
+    def peer(self, url: str, authorization: str | None = None) -> Peer:
+        """The broker at `url`. As many requests as need be wait there at the same time."""
+        self.peers = self.peers or httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+        return Peer(url, self.peers, authorization)
 
     async def _not_here(self, segment_id: str) -> ServiceError:
         """Why a segment that this broker does not keep is not served."""
+        if self._ownership is not None and (known := self._ownership.owner(segment_id)) and known.broker != self.id:
+            return _not_owner(segment_id, known.url)
         owner_key, segment_key = paths.segment_owner(segment_id), paths.segment(segment_id)
         records = (await self.store.get_many([owner_key, segment_key])).records
         stored, owner = records[segment_key], records[owner_key]
@@ -200,12 +209,7 @@ class Broker:
             return _unavailable(segment_id, "it is being opened")
         elif owned_by is None or self._ownership.may_take(owned_by):
             return _unavailable(segment_id, "no broker that lives owns it, one is about to take it")
-        return ServiceError(
-            ErrorCode.NOT_OWNER,
-            f"segment {segment_id} is owned by {owned_by.url}",
-            segment=segment_id,
-            owner_url=owned_by.url,
-        )
+        return _not_owner(segment_id, owned_by.url)
 
     async def open_all(self, segment_ids: Iterable[str] = ()) -> None:
         """Own new segments; returns once they and those that are being opened serve, or have failed once."""
@@ -271,6 +275,21 @@ class Broker:
         segment = self._segments.get(segment_id)
         if segment is not None and owner.generation > segment.ownership.generation:
             segment.lose(f"{owner.url or 'nobody'} owns it now")
+
+    def _owned(self, segment_id: str) -> None:
+        """A segment is taken. When it is a new one of a known topic, another broker has changed the topic's layout."""
+        name = topic_of_segment(segment_id)
+        topic = self._topic_cache.get(name)
+        if topic is not None and segment_id not in topic.segments:
+            self.forget_topic(name)
+
+    def _seen(self, segment_id: str, record: SegmentRecord) -> None:
+        if record.merge is not None and segment_id in self.served:
+            self.layout.claimed(segment_id)
+
+    def changes(self) -> list[asyncio.Future[None]]:
+        """They complete when segments were opened, were let go, or have moved to other brokers; see `Signal`."""
+        return [self._opened.next(), *([self._ownership.changed.next()] if self._ownership is not None else [])]
 
     @property
     def served(self) -> dict[str, Segment]:
@@ -357,6 +376,12 @@ class Broker:
 
     def forget_topic(self, name: str) -> None:
         self._topic_cache.pop(name, None)
+
+
+def _not_owner(segment_id: str, url: str) -> ServiceError:
+    return ServiceError(
+        ErrorCode.NOT_OWNER, f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url
+    )
 
 
 def _unavailable(segment_id: str, reason: str) -> ServiceError:

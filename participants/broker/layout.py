@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.types import Batch, Record
@@ -52,6 +53,12 @@ class Layout:
         self._broker = broker
         self._store = broker.store
         self.deletion = Deletion(broker)
+        self._settling: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What goes on in the background."""
+        return list(self._settling.values())
 
     # -- seal and split ----------------------------------------------------------------------------------------
 
@@ -98,8 +105,9 @@ class Layout:
         await seal(segment, self._store, succession, self._install)
 
     async def _install(self, sealed: SegmentRecord) -> None:
-        self._broker.forget_topic(sealed.topic)
+        """Nobody here is sent to the children before they serve."""
         await self._broker.until_opened(sealed.children)
+        self._broker.forget_topic(sealed.topic)
 
     def _with_children(
         self, batch: Batch, topic: StoredTopic, parents: dict[str, SegmentRecord], ranges: tuple[HashRange, ...]
@@ -192,6 +200,19 @@ class Layout:
             except CheckFailed:
                 continue
             return
+
+    def claimed(self, segment_id: str) -> None:
+        """The store shows a claim of a segment that is served here: whoever began that merge waits for us to seal."""
+        if segment_id not in self._settling:
+            self._settling[segment_id] = in_background(self._settle_claimed(segment_id), f"merge {segment_id}")
+
+    async def _settle_claimed(self, segment_id: str) -> None:
+        try:
+            await self._settle(segment_id)
+        except (MetastoreError, LedgerError, ServiceError) as error:
+            log.warning("a merge does not go on, that is tried again later", segment=segment_id, error=str(error))
+        finally:
+            del self._settling[segment_id]
 
     async def _settle(self, segment_id: str) -> None:
         """Bring the merge that has claimed the segment as far as it goes from here. Anybody may; the records decide.

@@ -26,7 +26,7 @@ from metastore.api import MetadataStore
 from metastore.background import in_background
 from metastore.keys import unescape
 from metastore.txn import paths
-from metastore.types import Event, Record
+from metastore.types import Event
 from metastore.watches import Mirror
 from participants.records import OwnerRecord, ProcessRecord, SegmentRecord
 from participants.signal import Signal
@@ -52,7 +52,8 @@ class Ownership:
     """Watches who is announced, which segments there are and who owns them; takes and gives up until it is stopped.
 
     `take` begins to own a segment, `give_up` ends it; `kept` are those that this broker has or is about to have;
-    `deposed` is told of a kept segment that somebody else has taken.
+    `deposed` is told of a kept segment that somebody else has taken, `owned` of every segment that has got an owner,
+    `seen` of every change of a segment's record.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Ownership:
         take: Callable[[str], None],
         give_up: Callable[[str], Awaitable[None]],
         deposed: Callable[[str, OwnerRecord], None],
+        owned: Callable[[str], None],
+        seen: Callable[[str, SegmentRecord], None],
         settle_ms: int = SETTLE_MS,
     ) -> None:
         self._broker = broker
@@ -73,6 +76,8 @@ class Ownership:
         self._take = take
         self._give_up = give_up
         self._deposed = deposed
+        self._owned = owned
+        self._seen = seen
         self._settle_s = settle_ms / 1000
         self._announced = Mirror(store, paths.BROKERS, self._announcement)
         self._owners = Mirror(store, paths.SEGMENT_OWNERS, self._owner)
@@ -126,12 +131,16 @@ class Ownership:
         owner = OwnerRecord.decode(event.record.value) if event.record else None
         if owner is not None and owner.broker != self._broker and segment_id in self._kept():
             self._deposed(segment_id, owner)
+        if owner is not None and owner.broker:
+            self._owned(segment_id)
         self.changed.notify()
 
     def _segment(self, event: Event) -> None:
         segment_id = unescape(event.key.removeprefix(paths.SEGMENTS))
-        if event.record is not None and self._concerns(event.record):
+        record = SegmentRecord.decode(event.record.value) if event.record is not None else None
+        if record is not None and record.storage == self._storage and record.state != "deleted":
             self._of_storage.add(segment_id)
+            self._seen(segment_id, record)
         else:
             self._of_storage.discard(segment_id)
         self.changed.notify()
@@ -169,10 +178,6 @@ class Ownership:
                     self._move(segment_id)
             elif is_wanted and self._is_free(segment_id):
                 self._take(segment_id)
-
-    def _concerns(self, record: Record) -> bool:
-        segment = SegmentRecord.decode(record.value)
-        return segment.storage == self._storage and segment.state != "deleted"
 
     def _is_free(self, segment_id: str) -> bool:
         record = self._owners.records.get(paths.segment_owner(segment_id))

@@ -1,14 +1,15 @@
-"""Segments that other brokers own, for requests that span a topic.
+"""Other brokers, and the segments that they own, for requests that span a topic.
 
-A topic's messages are published and browsed through any broker. It does what it can with its own segments and asks the
-owners of the others, at their endpoints of one segment. Those never ask anybody else, so no request goes round in
-circles: an owner that has just been relieved answers 307, and the caller is told to try again.
+A topic's messages are published, browsed and consumed through any broker. It does what it can with its own segments
+and asks the owners of the others, at endpoints that are theirs alone. Those never ask anybody else, so no request goes
+round in circles: an owner that has just been relieved answers 307, and the caller is told to try again.
 
 The caller's token goes with the request, so the owner decides by the same rights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -44,9 +45,60 @@ _MEDIA_TYPES = {
 _PROBLEM_MEMBERS = {"type", "status", "title", "detail", "code", "retriable", "definite", "action"}
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another broker. `authorization` is what the caller of this one showed."""
+
+    url: str
+    http: httpx.AsyncClient
+    authorization: str | None = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        repeatable: bool,
+        params: Mapping[str, Any] | None = None,
+        content: bytes | None = None,
+        media_type: str | None = None,
+        wait_s: float = 0,
+    ) -> httpx.Response:
+        """A 2xx answer. `what` is asked for, as a person would say it.
+
+        Raises what the other broker answers; STORE_UNAVAILABLE when it does not answer, or has not got it any more;
+        OUTCOME_UNKNOWN unless the request is `repeatable`: it may have been carried out.
+        """
+        headers = {"Authorization": self.authorization} if self.authorization else {}
+        if media_type is not None:
+            headers["Content-Type"] = media_type
+        try:
+            answer = await self.http.request(
+                method,
+                self.url + path,
+                params={name: value for name, value in (params or {}).items() if value is not None},
+                content=content,
+                headers=headers,
+                timeout=TIMEOUT_S + wait_s,
+            )
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _unavailable(what, f"its owner {self.url} cannot be reached: {error}") from error
+        except httpx.TransportError as error:
+            if repeatable:
+                raise _unavailable(what, f"its owner {self.url} does not answer: {error!r}") from error
+            detail = f"{self.url} did not say what became of a request to {what}: {error!r}"
+            raise ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail) from error
+        if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
+            raise _unavailable(what, "it has just moved to another broker")
+        if not answer.is_success:
+            raise _problem_of(answer)
+        return answer
+
+
 @dataclass(slots=True)
 class RemoteSegment:
-    """What `Messages` needs of a segment, at the broker at `url`. `record` is as the store has it.
+    """What `Messages` needs of a segment, at the broker `peer`. `record` is as the store has it.
 
     Raises what the owner answers; STORE_UNAVAILABLE when it does not answer, or is not the owner any more;
     OUTCOME_UNKNOWN for a publish that it may have taken.
@@ -54,9 +106,7 @@ class RemoteSegment:
 
     id: str
     record: SegmentRecord
-    url: str
-    http: httpx.AsyncClient
-    authorization: str | None
+    peer: Peer
     _end: Position | None = None
 
     @property
@@ -100,6 +150,11 @@ class RemoteSegment:
         self._end = place.position if end else None
         return Page(_raw_frames(answer.content), place.position, end, place.revision)
 
+    async def max_read_position(self) -> Position:
+        """The last entry that readers may see now, or a bound."""
+        answer = await self.peer.request("GET", self._path(), self._name, repeatable=True)
+        return Position.parse(answer.json()["max_read_position"])
+
     async def _request(
         self,
         method: str,
@@ -108,38 +163,31 @@ class RemoteSegment:
         media_type: str | None = None,
         wait_s: float = 0,
     ) -> httpx.Response:
-        headers = {"Authorization": self.authorization} if self.authorization else {}
-        if media_type is not None:
-            headers["Content-Type"] = media_type
-        try:
-            answer = await self.http.request(
-                method,
-                f"{self.url}/v1/segments/{quote(self.id, safe='')}/entries",
-                params={name: value for name, value in params.items() if value is not None},
-                content=content,
-                headers=headers,
-                timeout=TIMEOUT_S + wait_s,
-            )
-        except httpx.ConnectError as error:
-            raise self._unavailable(f"its owner {self.url} cannot be reached: {error}") from error
-        except httpx.TransportError as error:
-            if method == "GET":
-                raise self._unavailable(f"its owner {self.url} does not answer: {error!r}") from error
-            detail = f"{self.url} did not say whether segment {self.id} took the messages: {error!r}"
-            raise ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, segment=self.id) from error
-        if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
-            raise self._unavailable("it has just moved to another broker")
-        if not answer.is_success:
-            raise _problem_of(answer)
-        return answer
-
-    def _unavailable(self, reason: str) -> ServiceError:
-        return ServiceError(
-            ErrorCode.STORE_UNAVAILABLE,
-            f"segment {self.id} is not available: {reason}",
-            action="Try again in a moment; nothing happened.",
-            segment=self.id,
+        return await self.peer.request(
+            method,
+            self._path("/entries"),
+            self._name,
+            repeatable=method == "GET",
+            params=params,
+            content=content,
+            media_type=media_type,
+            wait_s=wait_s,
         )
+
+    @property
+    def _name(self) -> str:
+        return f"segment {self.id}"
+
+    def _path(self, more: str = "") -> str:
+        return f"/v1/segments/{quote(self.id, safe='')}{more}"
+
+
+def _unavailable(what: str, reason: str) -> ServiceError:
+    return ServiceError(
+        ErrorCode.STORE_UNAVAILABLE,
+        f"{what} is not available: {reason}",
+        action="Try again in a moment; nothing happened.",
+    )
 
 
 def _problem_of(answer: httpx.Response) -> ServiceError:

@@ -77,6 +77,16 @@ class Cursor:
     def covers(self, span: Span) -> bool:
         return span.end <= self.mark_delete or self._acked.covers(span)
 
+    def gaps(self, span: Span) -> Iterator[Span]:
+        """What is not acknowledged of `span`, in order."""
+        at = max(span.start, self.mark_delete)
+        for start, end in self._acked.between(at, max(at, span.end)):
+            if at < start:
+                yield Span(at, start)
+            at = end
+        if at < span.end:
+            yield Span(at, span.end)
+
     def add(self, span: Span) -> None:
         """Acknowledge `span`."""
         if self.covers(span):

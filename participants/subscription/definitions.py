@@ -28,6 +28,11 @@ class Definition:
     record: SubscriptionRecord
     check: AtVersion
 
+    @property
+    def last_dropped(self) -> int:
+        """The last incarnation that is dropped; 0 when none is."""
+        return self.record.incarnation - (0 if self.record.deleted else 1)
+
     def start_on(self, segment: str) -> Place:
         """Where it begins. Not at `latest` on a segment that was made later: its messages belong to nobody else."""
         start = (self.record.starts or {}).get(segment)
@@ -63,11 +68,17 @@ class Definitions:
 
     async def get(self, topic: str, name: str) -> Definition:
         """Raises NOT_FOUND."""
-        record = await self._store.get(paths.subscription(topic, name))
-        found = _definition(topic, record) if record else None
-        if found is None or found.record.deleted:
-            raise _not_found(topic, name)
+        found = await self.get_or_tombstone(topic, name)
+        if found.record.deleted:
+            raise found.missing()
         return found
+
+    async def get_or_tombstone(self, topic: str, name: str) -> Definition:
+        """Raises NOT_FOUND for one that never was."""
+        record = await self._store.get(paths.subscription(topic, name))
+        if record is None:
+            raise _not_found(topic, name)
+        return _definition(topic, record)
 
     async def create(
         self,

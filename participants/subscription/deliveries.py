@@ -30,7 +30,8 @@ class Delivery:
 
     size: int
     times: int
-    consumer: str | None = None
+    consumer: int | None = None
+    """The number of its session, see `Sessions`."""
     dead: bool = False
     """It is on its way to the dead-letter topic and nowhere else."""
 
@@ -41,6 +42,12 @@ class Deliveries:
         self._max_redeliveries = max_redeliveries
         self._outstanding: SortedDict[Place, Delivery] = SortedDict()
         self._waiting: SortedSet[Place] = SortedSet()
+        self._held: dict[int, set[Place]] = {}
+        """By consumer."""
+
+    def __len__(self) -> int:
+        """How many messages are outstanding."""
+        return len(self._outstanding)
 
     @property
     def full(self) -> bool:
@@ -66,11 +73,11 @@ class Deliveries:
         """The messages of one entry that wait to be given again, in order."""
         return list(self._waiting.irange(Place.at(position), Place.behind(position), inclusive=(True, False)))
 
-    def give(self, place: Place, size: int, consumer: str) -> int:
+    def give(self, place: Place, size: int, consumer: int) -> int:
         """To `consumer`. Answers how often it was given before."""
         delivery = self._outstanding.setdefault(place, Delivery(size, 0))
         delivery.times += 1
-        delivery.consumer = consumer
+        self._hold(place, delivery, consumer)
         self._waiting.discard(place)
         return delivery.times - 1
 
@@ -83,6 +90,7 @@ class Deliveries:
     def gone(self, span: Span) -> None:
         """Acknowledged."""
         for place in list(self._within(span)):
+            self._hold(place, self._outstanding[place], None)
             del self._outstanding[place]
             self._waiting.discard(place)
 
@@ -94,16 +102,25 @@ class Deliveries:
     def places_in(self, span: Span) -> list[Place]:
         return list(self._within(span))
 
-    def held_by(self, consumer: str) -> list[Place]:
-        return [place for place, delivery in self._outstanding.items() if delivery.consumer == consumer]
+    def count(self, span: Span) -> int:
+        """How many are outstanding in `span`."""
+        return self._outstanding.bisect_left(span.end) - self._outstanding.bisect_left(span.start)
+
+    @property
+    def consumers(self) -> list[int]:
+        """Those that hold anything."""
+        return list(self._held)
+
+    def held_by(self, consumer: int) -> list[Place]:
+        return sorted(self._held.get(consumer, ()))
 
     def let_go(self, place: Place) -> None:
         """Its consumer is gone while it is PENDING_ACK."""
-        self._outstanding[place].consumer = None
+        self._hold(place, self._outstanding[place], None)
 
     def held(self) -> list[Place]:
         """By any consumer."""
-        return [place for place, delivery in self._outstanding.items() if delivery.consumer is not None]
+        return sorted(place for places in self._held.values() for place in places)
 
     def has_dead(self, span: Span) -> bool:
         return any(self._outstanding[place].dead for place in self._within(span))
@@ -115,13 +132,24 @@ class Deliveries:
             delivery = self._outstanding.get(place)
             if delivery is None or delivery.dead:
                 continue
-            delivery.consumer = None
+            self._hold(place, delivery, None)
             if self._max_redeliveries is not None and delivery.times > self._max_redeliveries:
                 delivery.dead = True
                 dead.append(place)
             else:
                 self._waiting.add(place)
         return dead
+
+    def _hold(self, place: Place, delivery: Delivery, consumer: int | None) -> None:
+        """From now on it is this consumer that has it, or nobody."""
+        if delivery.consumer is not None:
+            held = self._held[delivery.consumer]
+            held.discard(place)
+            if not held:
+                del self._held[delivery.consumer]
+        if consumer is not None:
+            self._held.setdefault(consumer, set()).add(place)
+        delivery.consumer = consumer
 
     def _within(self, span: Span) -> Iterator[Place]:
         return self._outstanding.irange(span.start, span.end, inclusive=(True, False))

@@ -80,6 +80,12 @@ class PendingTransaction:
     cumulative: Place | None = None
     """Everything before it is reserved by its cumulative ones."""
 
+    def spans(self) -> Iterable[Span]:
+        """All of it, nothing twice."""
+        if self.cumulative is None:
+            return self.ranges
+        return RangeSet([*self.ranges, Span(START, self.cumulative)])
+
 
 class PendingAcks:
     def __init__(self) -> None:

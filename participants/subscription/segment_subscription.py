@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from metastore.txn.records import AckOp, Header, decode_op
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
 from metastore.types import Absent, FirstVersion
-from participants.api.models import ReadMessage
+from participants.api.models import ReadMessage, ReceivedMessage
 from participants.broker.payloads import message_count, read_messages
 from participants.ledger.chain import RawFrame
 from participants.ledger.position import Position
@@ -37,8 +37,10 @@ from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
 from participants.subscription.deliveries import Deliveries
+from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAcks
 from participants.subscription.places import START, Place, Span, entry_span, message_span
+from participants.subscription.ranges import RangeSet
 from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.refusals import prepared, refusal
@@ -56,8 +58,7 @@ READ_BYTES = 1 << 20
 class Given:
     """A message for a consumer. `size_bytes` is its share of the entry."""
 
-    message: ReadMessage
-    redelivery_count: int
+    message: ReceivedMessage
     size_bytes: int
 
 
@@ -86,6 +87,7 @@ class SegmentSubscription:
         mirror: HeaderMirror,
         op_numbers: Iterator[int],
         ops_written: Callable[[int], None],
+        message_counts: MessageCounts,
     ) -> None:
         """`op_numbers` never repeat while this broker owns the segment, whatever becomes of this object."""
         self.segment = segment
@@ -100,6 +102,7 @@ class SegmentSubscription:
         self._mirror = mirror
         self._op_numbers = op_numbers
         self._ops_written = ops_written
+        self._message_counts = message_counts
         self._cursor_store = CursorStore(
             store,
             segment.id,
@@ -113,6 +116,7 @@ class SegmentSubscription:
         self._in_flight: dict[tuple[TxnId, Ack], asyncio.Task[None]] = {}
         self._finishing: set[TxnId] = set()
         self._reading = asyncio.Lock()
+        self._home = 0
 
     # -- acknowledging -----------------------------------------------------------------------------------------
 
@@ -252,8 +256,7 @@ class SegmentSubscription:
         Raises OUTCOME_UNKNOWN while it is not: this broker gives the messages to nobody, and goes on trying.
         """
         for ack in acks:
-            self.cursor.add(ack.span)
-            self.deliveries.gone(ack.span)
+            self._delete(ack.span)
         try:
             await self._cursor_store.persist()
         except MetastoreError as error:
@@ -338,27 +341,25 @@ class SegmentSubscription:
     async def _commit(self, txn_id: TxnId, counted: Sequence[str] | None) -> None:
         """The cursor is durable before this returns, and only then may the operations go (DESIGN §5.10)."""
         for ack in await self._stored_acks(txn_id, counted):
-            self.cursor.add(ack.span)
+            self._delete(ack.span)
         self._end(txn_id)
         await self._cursor_store.persist()
 
     def _end(self, txn_id: TxnId) -> None:
-        """What it held is deleted by now, or returns: unless another transaction holds it."""
+        """What it held is deleted by now, or returns."""
         ended = self.pending.end(txn_id)
         if ended is not None:
-            cumulative = [Span(START, ended.cumulative)] if ended.cumulative is not None else []
-            self._settle([*ended.ranges, *cumulative])
+            self._settle(ended.spans())
 
     def _settle(self, spans: Iterable[Span], *, keep_held: bool = False) -> None:
-        """Messages that were PENDING_ACK: what is deleted by now leaves, the rest waits to be given again."""
+        """Messages that were PENDING_ACK and are not deleted wait to be given again: unless another transaction holds
+        them."""
         back = []
         for span in spans:
             for place in self.deliveries.places_in(span):
                 delivery = self.deliveries.get(place)
                 assert delivery is not None
-                if place in self.cursor:
-                    self.deliveries.gone(message_span(place.position, place.message, delivery.size))
-                elif self.pending.holder(place) is None and not (keep_held and delivery.consumer is not None):
+                if self.pending.holder(place) is None and not (keep_held and delivery.consumer is not None):
                     back.append(place)
         self._give_back(back)
 
@@ -385,7 +386,29 @@ class SegmentSubscription:
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    async def take(self, consumer: str, limit: int, max_bytes: int) -> list[Given]:
+    def serve(self, home: int, consumers: Collection[int]) -> None:
+        """The home of the subscription at this generation hands the messages out now, to these consumers and no
+        others: what anybody else holds returns.
+
+        Raises STORE_UNAVAILABLE for a home that has been succeeded.
+        """
+        if home < self._home:
+            raise ServiceError(
+                ErrorCode.STORE_UNAVAILABLE,
+                f"another broker hands out subscription {self.definition.name} by now",
+                action="Try again in a moment; nothing happened.",
+                subscription=self.definition.name,
+            )
+        succeeded, self._home = home > self._home, home
+        for consumer in self.deliveries.consumers:
+            if succeeded or consumer not in consumers:
+                self._consumer_gone(consumer)
+
+    def knows_home(self, home: int) -> bool:
+        """It has served this one."""
+        return self._home == home
+
+    async def take(self, consumer: int, limit: int, max_bytes: int) -> list[Given]:
         """Messages for `consumer`: those that wait to be given again first, then new ones, in order. May be one entry
         more than `max_bytes`."""
         given: list[Given] = []
@@ -406,16 +429,16 @@ class SegmentSubscription:
                     raise  # else it is told next time: what was given must reach the consumer
         return given
 
-    async def _give_again(self, given: list[Given], room: Callable[[], int], consumer: str) -> None:
+    async def _give_again(self, given: list[Given], room: Callable[[], int], consumer: int) -> None:
         while room() and (place := self.deliveries.first_waiting()) is not None:
             frame = await self._frame(place.position)
             if frame is None:  # trimmed away meanwhile
-                self._skip(entry_span(place.position))
+                self._delete(entry_span(place.position))
                 continue
             again = self.deliveries.waiting_in(place.position)[: room()]
             given += self._give(frame, [place.message for place in again], consumer)
 
-    async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: str) -> bool:
+    async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: int) -> bool:
         """Give messages of the next page; whether there is more to read."""
         at = self._skip_to(
             max(self.deliveries.next_read, self.cursor.mark_delete), Place.behind(self.segment.ledgers.start)
@@ -439,7 +462,7 @@ class SegmentSubscription:
         self.deliveries.next_read = self._skip_to(at, Place.behind(page.next))
         return not page.end
 
-    def _next_of_entry(self, frame: RawFrame, at: Place, given: list[Given], room: int, consumer: str) -> Place:
+    def _next_of_entry(self, frame: RawFrame, at: Place, given: list[Given], room: int, consumer: int) -> Place:
         """Give up to `room` messages of an entry, from `at` on. Answers the place behind them."""
         position, size = frame.header.position, message_count(frame.header)
         indexes: list[int] = []
@@ -455,7 +478,7 @@ class SegmentSubscription:
         given += self._give(frame, indexes, consumer)
         return Place.behind(position) if index == size else at._replace(message=index)
 
-    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: str) -> list[Given]:
+    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: int) -> list[Given]:
         if not indexes:
             return []
         header = frame.header
@@ -464,17 +487,17 @@ class SegmentSubscription:
         messages = read_messages(self.segment.id, frame, indexes)
         places = (Place.at(header.position)._replace(message=index) for index in indexes)
         return [
-            Given(message, self.deliveries.give(place, size, consumer), share)
+            Given(_received(message, self.deliveries.give(place, size, consumer)), share)
             for message, place in zip(messages, places, strict=True)
         ]
 
     def _skip_to(self, at: Place, end: Place) -> Place:
         """What lies in between is never shown to readers: it counts as acknowledged."""
         if at < end:
-            self._skip(Span(at, end))
+            self._delete(Span(at, end))
         return max(at, end)
 
-    def _skip(self, span: Span) -> None:
+    def _delete(self, span: Span) -> None:
         self.cursor.add(span)
         self.deliveries.gone(span)
 
@@ -504,7 +527,7 @@ class SegmentSubscription:
         self._give_back(back)
         return len(back)
 
-    def consumer_gone(self, consumer: str) -> None:
+    def _consumer_gone(self, consumer: int) -> None:
         back = []
         for place in self.deliveries.held_by(consumer):
             if self.pending.holder(place) is None:
@@ -522,41 +545,55 @@ class SegmentSubscription:
         """It is in the dead-letter topic: acknowledge it. Raises the store's errors."""
         delivery = self.deliveries.get(place)
         if delivery is not None:
-            span = message_span(place.position, place.message, delivery.size)
-            self.cursor.add(span)
-            self.deliveries.gone(span)
+            self._delete(message_span(place.position, place.message, delivery.size))
         await self._cursor_store.persist()
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     async def counts(self) -> Counts:
-        """Reads everything behind the mark-delete: its cost is the backlog's size. Raises POSITION_TRIMMED when that
-        is trimmed meanwhile."""
-        found = Counts(self.cursor.mark_delete.last_before)
-        at, end = max(self.cursor.mark_delete.read_after, self.segment.ledgers.start), False
-        while not end:
-            page = await self.segment.read_committed(at, READ_BYTES)
-            for frame in page.frames:
-                self._count(frame.header.position, message_count(frame.header), found)
-            at, end = page.next, page.end
+        """As they are now. What was read is counted in memory, the rest by `MessageCounts`."""
+        while True:
+            try:
+                return await self._counts()
+            except ServiceError as error:
+                if error.code is not ErrorCode.POSITION_TRIMMED:
+                    raise
+
+    async def _counts(self) -> Counts:
+        self._assert_serving()
+        start = self.segment.ledgers.start
+        self._skip_to(START, Place.behind(start))
+        at = max(self.deliveries.next_read, self.cursor.mark_delete)
+        unread = RangeSet(self.cursor.gaps(Span(at, Place.behind(self.segment.buffer.max_read_position))))
+        pieces: list[tuple[TxnId | None, Span]] = [(None, span) for span in unread]
+        found = Counts(self.cursor.mark_delete.last_before, backlog=len(self.deliveries))
+        for known in self.pending:
+            for held in known.spans():
+                if taken := self.deliveries.count(held):
+                    found.pending[known.txn_id] += taken
+                pieces += [(known.txn_id, span) for span in unread.between(*held)]
+        found.unacked = found.backlog - sum(found.pending.values())
+        # From here on nothing is looked at that could change meanwhile.
+        sums = await self._message_counts.before({place for _, span in pieces for place in span}, start)
+        for holder, span in pieces:
+            if messages := sums[span.end] - sums[span.start]:
+                if holder is None:
+                    found.backlog += messages
+                else:
+                    found.pending[holder] += messages
         return found
 
-    def _count(self, position: Position, size: int, found: Counts) -> None:
-        for index in range(size):
-            place = Place.at(position)._replace(message=index)
-            if place in self.cursor:
-                continue
-            found.backlog += 1
-            holder, delivery = self.pending.holder(place), self.deliveries.get(place)
-            if holder is not None:
-                found.pending[holder] += 1
-            elif delivery is not None and delivery.times:
-                found.unacked += 1
+    @property
+    def has_more(self) -> bool:
+        """A message waits to be given again, or there is something that was not read yet."""
+        at = max(self.deliveries.next_read, self.cursor.mark_delete)
+        unread = at < Place.behind(self.segment.buffer.max_read_position)
+        return self.deliveries.first_waiting() is not None or (unread and not self.deliveries.full)
 
     @property
-    def read_to_the_end(self) -> bool:
-        """Everything that readers may see now was given to somebody."""
-        return self.deliveries.next_read >= Place.behind(self.segment.buffer.max_read_position)
+    def ended(self) -> bool:
+        """Everything that the segment will ever hold was given to somebody, once at least."""
+        return self.segment.ended_at(max(self.deliveries.next_read, self.cursor.mark_delete).last_before)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -564,6 +601,11 @@ class SegmentSubscription:
         """Its tasks belong to the segment and end with it."""
         for txn_id in {*(each.txn_id for each in self.pending), *self._finishing}:
             self._mirror.unfollow(txn_id, self._on_final)
+
+    @property
+    def is_gone(self) -> bool:
+        """It serves nobody any more."""
+        return self.dropped or self.segment.lost is not None
 
     def drop(self) -> None:
         """The subscription is dropped: nothing of it can be stored any more."""
@@ -621,3 +663,7 @@ class SegmentSubscription:
     def _report(self, error: BaseException | None) -> None:
         name = self.definition.name
         log.warning("carry the decision out again", segment=self.segment.id, subscription=name, error=str(error))
+
+
+def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:
+    return ReceivedMessage(**message.model_dump(), redelivery_count=redelivery_count)

@@ -14,6 +14,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition, Definitions
+from participants.subscription.message_counts import MessageCounts
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.traces import delete_incarnations
 from participants.txn.header_mirror import HeaderMirror
@@ -36,6 +37,7 @@ class SegmentSubscriptions:
         self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
         self._opening = asyncio.Lock()
+        self._message_counts = MessageCounts(segment.read_committed)
 
     def __iter__(self) -> Iterator[SegmentSubscription]:
         return iter(list(self._open.values()))
@@ -43,11 +45,10 @@ class SegmentSubscriptions:
     async def recover(self) -> None:
         """Open all of the topic's, and delete what dropped ones have left. Raises the store's errors."""
         for definition in await Definitions(self._store).of_topic(self._segment.record.topic):
-            incarnation = definition.record.incarnation
             if not definition.record.deleted:
                 await self.get(definition)
-            if (last := incarnation if definition.record.deleted else incarnation - 1) > 0:
-                self._segment.spawn(self._delete(definition.name, last))
+            if definition.last_dropped:
+                self._segment.spawn(self._delete(definition.name, definition.last_dropped))
 
     async def get(self, definition: Definition) -> SegmentSubscription:
         """This incarnation on this segment. Raises NOT_FOUND when it is dropped, and the store's errors."""
@@ -55,11 +56,12 @@ class SegmentSubscriptions:
             known = self._open.get(definition.name)
             if known is not None and known.definition == definition and not known.dropped:
                 return known
-            if known is not None:
-                known.drop()
             stored = await self._store.get(definition.check.key)
             if stored is None or stored.version != definition.check.version:
                 raise definition.missing()
+            if known is not None:  # an earlier incarnation, whose end nobody has told
+                known.drop()
+                self._segment.spawn(self._delete(definition.name, definition.record.incarnation - 1))
             cursor, versions = await CursorStore.load(self._store, self._segment.id, definition)
             found = SegmentSubscription(
                 self._segment,
@@ -70,6 +72,7 @@ class SegmentSubscriptions:
                 mirror=self._mirror,
                 op_numbers=self._op_numbers,
                 ops_written=self._ops_written,
+                message_counts=self._message_counts,
             )
             try:
                 await found.adopt()
@@ -79,14 +82,14 @@ class SegmentSubscriptions:
             self._open[definition.name] = found
             return found
 
-    async def drop(self, definition: Definition) -> None:
-        """After the subscription was dropped: delete its traces here. Raises the store's errors; what is left goes
-        when the segment is opened again."""
-        known = self._open.get(definition.name)
-        if known is not None and known.definition.record.incarnation <= definition.record.incarnation:
+    async def drop(self, name: str, last: int) -> None:
+        """After incarnations up to `last` were dropped: delete their traces here. Raises the store's errors; what is
+        left goes when the segment is opened again."""
+        known = self._open.get(name)
+        if known is not None and known.definition.record.incarnation <= last:
             known.drop()
-            del self._open[definition.name]
-        await self._delete(definition.name, definition.record.incarnation)
+            del self._open[name]
+        await self._delete(name, last)
 
     async def _delete(self, name: str, last: int) -> None:
         owner = self._segment.ownership.check
@@ -107,6 +110,11 @@ class SegmentSubscriptions:
         await until_it_succeeds(once, MetastoreError, report)
 
     async def reconcile(self) -> None:
+        """Find decisions that no watch has told, and subscriptions whose end nobody has."""
+        for definition in await Definitions(self._store).of_topic(self._segment.record.topic):
+            known = self._open.get(definition.name)
+            if known is not None and known.definition.record.incarnation <= definition.last_dropped:
+                await self.drop(definition.name, definition.last_dropped)
         for subscription in self:
             await subscription.reconcile()
 

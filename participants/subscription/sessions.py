@@ -5,12 +5,14 @@
     shared      all of them
 
 A consumer is there from its first `receive` until it leaves, or until it was silent for the session timeout. While its
-`receive` is waiting it is not silent.
+`receive` is waiting it is not silent. Each time it comes it has a session with another number: under that it holds
+messages, so that what it held in an earlier one returns also when it comes back under the same name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 SubscriptionType = Literal["exclusive", "failover", "shared"]
@@ -26,6 +28,7 @@ class ConsumerBusy(Exception):
 
 @dataclass(slots=True)
 class Session:
+    number: int
     last_seen_s: float
     waiting: int = 0
 
@@ -35,30 +38,38 @@ class Sessions:
         self._kind = kind
         self._timeout_s = timeout_s
         self._sessions: dict[str, Session] = {}
+        self._numbers = count(1)
 
     @property
     def consumers(self) -> list[str]:
         """In the order in which they came."""
         return list(self._sessions)
 
-    def enter(self, consumer: str, now_s: float) -> None:
-        """A `receive` begins. Raises `ConsumerBusy`."""
+    @property
+    def numbers(self) -> list[int]:
+        """Of all sessions, in the same order."""
+        return [session.number for session in self._sessions.values()]
+
+    def enter(self, consumer: str, now_s: float) -> int:
+        """A `receive` begins. Answers the number of the session. Raises `ConsumerBusy`."""
         if self._kind == "exclusive" and (others := [name for name in self._sessions if name != consumer]):
             raise ConsumerBusy(others[0])
-        session = self._sessions.setdefault(consumer, Session(now_s))
-        session.waiting += 1
-
-    def exit(self, consumer: str, now_s: float) -> None:
-        """That `receive` ends."""
         session = self._sessions.get(consumer)
-        if session is not None and session.waiting:
+        if session is None:
+            session = self._sessions[consumer] = Session(next(self._numbers), now_s)
+        session.waiting += 1
+        return session.number
+
+    def exit(self, consumer: str, number: int, now_s: float) -> None:
+        """A `receive` of this session ends."""
+        session = self._sessions.get(consumer)
+        if session is not None and session.number == number:
             session.waiting -= 1
             session.last_seen_s = now_s
 
-    def may_receive(self, consumer: str) -> bool:
-        if consumer not in self._sessions:
-            return False
-        return self._kind == "shared" or next(iter(self._sessions)) == consumer
+    def may_receive(self, number: int) -> bool:
+        numbers = self.numbers
+        return number in numbers if self._kind == "shared" else numbers[:1] == [number]
 
     def leave(self, consumer: str) -> bool:
         """Whether it was there."""

@@ -1,101 +1,128 @@
-"""One subscription over all segments of its topic that this broker owns: consumers, and requests that span segments."""
+"""A subscription at its home, the broker that hands its messages out, of all segments of the topic.
+
+    consumer ──▶ home ─┬─▶ its own share
+                       └─▶ the shares of other brokers
+
+The home is the owner of the topic's first segment, which is there for as long as the topic is. Nobody else knows who
+consumes, so that *exclusive* and *failover* hold for the whole topic, wherever its segments are served. What the home
+asks of a share bears the generation at which it owns that segment, and a share that has served a later one refuses it;
+what an earlier home has given returns then. So a home that was frozen, or does not know that it has been succeeded,
+gives nothing to its consumers any more, as soon as its successor has asked.
+
+Acknowledging needs no home: the owner of each segment decides (see `Subscriptions.acknowledge`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from metastore.txn.ids import TxnId
-from participants.broker.names import MessageId
-from participants.ledger.position import Position
-from participants.records import TopicRecord
+from metastore.errors import MetastoreError
+from metastore.txn import paths
+from participants.api.models import SubscriptionSegment
+from participants.broker.broker import Broker
+from participants.records import SegmentRecord
 from participants.segment.segment import Segment
 from participants.signal import Signal
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
-from participants.subscription.pending_acks import Ack
-from participants.subscription.segment_subscription import Counts, Given, SegmentSubscription
+from participants.subscription.remote_share import RemoteShare
+from participants.subscription.segment_subscription import Given
 from participants.subscription.sessions import ConsumerBusy, Sessions
+from participants.subscription.share import Taking
+from participants.subscription.spread import Spread, look
 from service.problems import ErrorCode, ServiceError
 
+T = TypeVar("T")
 RECEIVE_BYTES = 4 << 20
 """What one `receive` answers at most, but at least one message."""
+REMOTE_WAIT_S = 20.0
+RETRY_S = 1.0
+"""How soon what could not be asked is asked again, unless an event tells that it can be."""
+_CHUNK = 100
 
 
-@dataclass(frozen=True, slots=True)
-class AckRequest:
-    """Messages, or with `up_to` everything up to a place of each segment; the latter is always cumulative."""
+@dataclass(slots=True)
+class _Round:
+    """What one look at every share has brought. Nothing new can come but from `waiting`, remote shares with those of
+    their segments that were asked, from what `failed`, and from this broker's own segments."""
 
-    ids: Sequence[MessageId] = ()
-    cumulative: bool = False
-    txn_id: TxnId | None = None
-    writer: str | None = None
-    up_to: Mapping[str, Position] = field(default_factory=dict)
+    given: list[Given] = field(default_factory=list)
+    waiting: list[tuple[RemoteShare, list[str]]] = field(default_factory=list)
+    failed: ServiceError | None = None
 
 
 class Subscription:
-    """Made by `Subscriptions`. `layout` answers the topic as it is now, `segment` one that is served here.
+    """One incarnation at one generation of its home. Made by `Subscriptions`.
 
-    Raises, in every method: STORE_UNAVAILABLE while a segment is not open, NOT_OWNER when another broker has all of
-    them, NOT_FOUND once it is dropped.
+    Raises, in every method: NOT_OWNER when another broker has become the home, STORE_UNAVAILABLE while a segment is not
+    served anywhere, NOT_FOUND once the subscription is dropped.
     """
 
     def __init__(
-        self,
-        definition: Definition,
-        *,
-        layout: Callable[[str], Awaitable[TopicRecord]],
-        segment: Callable[[str], Awaitable[Segment]],
-        dead_letters: DeadLetters,
-        session_timeout_ms: int,
+        self, broker: Broker, definition: Definition, home: int, dead_letters: DeadLetters, session_timeout_ms: int
     ) -> None:
         self.definition = definition
-        self._layout = layout
-        self._segment = segment
+        self.home = home
+        self._broker = broker
         self._dead_letters = dead_letters
         self._sessions = Sessions(definition.record.type, session_timeout_ms / 1000)
         self._changed = Signal()
         self._expiry: asyncio.TimerHandle | None = None
         self._turn = 0
-        self.gone = False
-        """It is dropped, or its topic is deleted."""
-        self._parts: list[SegmentSubscription] = []
-        """As they were found last."""
-        self._elsewhere: dict[str, ServiceError] = {}
-        """NOT_OWNER, by segment, for those that another broker has."""
+        self._closed: ServiceError | None = None
+        self._parents: dict[str, Sequence[str]] = {}
+        self._segment: Segment | None = None
+        """That makes this broker the home."""
+        self._waits: dict[tuple[str, ...], asyncio.Task[None]] = {}
+        self._unsure: set[int] = set()
+        """Sessions that may have been given something in an answer that was lost."""
 
     @property
     def consumers(self) -> list[str]:
         return self._sessions.consumers
 
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
     # -- receiving ---------------------------------------------------------------------------------------------
 
-    async def receive(self, consumer: str, limit: int, wait_ms: int) -> list[Given]:
+    async def receive(self, consumer: str, limit: int, wait_ms: int, authorization: str | None = None) -> list[Given]:
         """Up to `limit` messages, waiting up to `wait_ms` for the first one. With a `limit` of 0 the consumer only
         shows that it is there.
 
-        Raises ALREADY_EXISTS when the subscription is exclusive and another consumer has it.
+        Raises ALREADY_EXISTS when the subscription is exclusive and another consumer has it; OUTCOME_UNKNOWN when
+        messages for the consumer may have been lost on their way here: they return when it leaves.
         """
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
-        with self._present(consumer):
+        with self._present(consumer) as session:
             while True:
-                changes = [self._changed.next()]
-                parts = await self._find_parts()
-                changes += [part.segment.changed.next() for part in parts]
-                given = await self._take(parts, consumer, limit) if self._sessions.may_receive(consumer) else []
+                changes = [self._changed.next(), *self._broker.changes()]
+                spread = await self._look(authorization)
+                if not limit:
+                    return []
+                changes += [part.segment.changed.next() for part in spread.parts.values()]
+                active = self._sessions.may_receive(session)
+                found = await self._round(spread, session, limit) if active else _Round()
                 left = deadline - asyncio.get_running_loop().time()
-                if given or left <= 0 or not limit:
-                    return given
-                await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if found.given or (left <= 0 and found.failed is None):
+                    return found.given
+                if left <= 0 and found.failed is not None:
+                    raise found.failed
+                waits = [self._wait_at(share, segments) for share, segments in found.waiting]
+                timeout = left if found.failed is None else min(left, RETRY_S)
+                await asyncio.wait([*changes, *waits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
     @contextmanager
-    def _present(self, consumer: str) -> Iterator[None]:
+    def _present(self, consumer: str) -> Iterator[int]:
+        """Its session, for as long as its request is here."""
         time = asyncio.get_running_loop().time
         try:
-            self._sessions.enter(consumer, time())
+            session = self._sessions.enter(consumer, time())
         except ConsumerBusy as busy:
             raise ServiceError(
                 ErrorCode.ALREADY_EXISTS,
@@ -104,42 +131,97 @@ class Subscription:
                 consumer=busy.holder,
             ) from None
         try:
-            yield
+            if session in self._unsure:
+                self._unsure.discard(session)
+                raise self._lost_on_the_way("an earlier answer of another broker was lost")
+            yield session
         finally:
-            self._sessions.exit(consumer, time())
+            self._sessions.exit(consumer, session, time())
             self._watch_silence()
 
-    async def _take(self, parts: Sequence[SegmentSubscription], consumer: str, limit: int) -> list[Given]:
-        """From every segment in turn, so that none starves; children once their parents have nothing left."""
+    async def _round(self, spread: Spread, session: int, limit: int) -> _Round:
+        """From every share in turn, so that none starves; where order is promised, from a segment once its parents have
+        been read to their end."""
         self._turn += 1
-        turn = self._turn % max(len(parts), 1)
-        left = [*parts[turn:], *parts[:turn]]
-        given: list[Given] = []
-        while due := [part for part in left if self._is_due(part, parts)]:
-            left = [part for part in left if part not in due]
-            for part in due:
-                room = RECEIVE_BYTES - sum(each.size_bytes for each in given)
-                if len(given) >= limit or room <= 0:
-                    return given
+        found = _Round(failed=next(iter(spread.missing.values()), None))
+        parents = await self._parents_of(spread)
+        left = {segment_id: share for share in _turned(spread.shares, self._turn) for segment_id in share.segments}
+        ended: set[str] = set()
+        while due := {name: share for name, share in left.items() if ended.issuperset(parents.get(name, ()))}:
+            left = {name: share for name, share in left.items() if name not in due}
+            for share in dict.fromkeys(due.values()):
+                segments = _turned([name for name, owner in due.items() if owner is share], self._turn)
+                room = RECEIVE_BYTES - sum(each.size_bytes for each in found.given)
+                if len(found.given) >= limit or room <= 0:
+                    return found
+                wanted = Taking(self.home, session, self._sessions.numbers, segments, limit - len(found.given), room)
                 try:
-                    given += await part.take(consumer, limit - len(given), room)
-                except ServiceError:
-                    if not given:
-                        raise
-                    return given  # what other segments gave must reach the consumer
-        return given
+                    taken = await share.take(wanted)
+                except (ServiceError, MetastoreError) as error:
+                    if not self._may_go_on(error, found, session):
+                        return found
+                    continue
+                found.given += taken.given
+                ended |= taken.ended
+                if isinstance(share, RemoteShare):
+                    found.waiting.append((share, segments))
+        return found
 
-    def _is_due(self, part: SegmentSubscription, parts: Sequence[SegmentSubscription]) -> bool:
-        """Where order is promised, the messages of a parent come before those of its children."""
-        if self.definition.record.type == "shared":
+    def _may_go_on(self, error: ServiceError | MetastoreError, found: _Round, session: int) -> bool:
+        """A share has failed. When it is just not to be had, others may have something; otherwise it is raised, unless
+        something was given: that must reach the consumer."""
+        code = error.code if isinstance(error, ServiceError) else None
+        if isinstance(error, ServiceError) and code is ErrorCode.STORE_UNAVAILABLE:
+            found.failed = error
             return True
-        parents = part.segment.record.parents
-        return all(other.read_to_the_end for other in parts if other.segment.id in parents)
+        if not found.given:
+            raise self._lost_on_the_way(str(error)) if code is ErrorCode.OUTCOME_UNKNOWN else error
+        if code is ErrorCode.OUTCOME_UNKNOWN:
+            self._unsure.add(session)
+        return False
+
+    async def _parents_of(self, spread: Spread) -> dict[str, Sequence[str]]:
+        """By segment; they never change. Where no order is promised nobody has any."""
+        if self.definition.record.type == "shared":
+            return {}
+        segments = [*spread.parts, *spread.missing, *(each for share in spread.elsewhere for each in share.segments)]
+        unknown = [segment_id for segment_id in segments if segment_id not in self._parents]
+        for start in range(0, len(unknown), _CHUNK):
+            keys = {paths.segment(each): each for each in unknown[start : start + _CHUNK]}
+            for key, record in (await self._broker.store.get_many(list(keys))).records.items():
+                self._parents[keys[key]] = SegmentRecord.decode(record.value).parents if record is not None else ()
+        return self._parents
+
+    def _wait_at(self, share: RemoteShare, segments: Sequence[str]) -> asyncio.Task[None]:
+        """Until the share has something to give. All consumers who wait for the same share one request. It ends with
+        the home's segment."""
+        assert self._segment is not None
+        key = (share.url, *sorted(segments))
+        waiting = self._waits.get(key)
+        if waiting is None:
+            waiting = self._waits[key] = self._segment.spawn(_waited(share, segments))
+            waiting.add_done_callback(lambda _: self._waits.pop(key))
+        return waiting
+
+    async def _look(self, authorization: str | None = None) -> Spread:
+        if self._closed is not None:
+            raise self._closed
+        try:
+            self._segment = await home_of(self._broker, self.definition.topic)
+            if self._segment.ownership.generation != self.home:
+                raise self._succeeded()
+            return await look(self._broker, self.definition, self._dead_letters, authorization)
+        except ServiceError as error:
+            if error.code is ErrorCode.NOT_FOUND:
+                self.close(error)
+            raise
+
+    # -- consumers ---------------------------------------------------------------------------------------------
 
     def leave(self, consumer: str) -> None:
-        """The consumer is gone: what it holds returns. Idempotent."""
+        """The consumer is gone: what it holds goes to whoever asks next. Idempotent."""
         if self._sessions.leave(consumer):
-            self._gone([consumer])
+            self._gone()
 
     def _watch_silence(self) -> None:
         """One timer, for whoever is silent for the longest time."""
@@ -147,122 +229,67 @@ class Subscription:
             self._expiry.cancel()
             self._expiry = None
         at = self._sessions.next_expiry_s()
-        if at is not None and not self.gone:
+        if at is not None and self._closed is None:
             self._expiry = asyncio.get_running_loop().call_at(at, self._expire)
 
     def _expire(self) -> None:
-        self._gone(self._sessions.expire(asyncio.get_running_loop().time()))
+        self._sessions.expire(asyncio.get_running_loop().time())
+        self._gone()
         self._watch_silence()
 
-    def _gone(self, consumers: Sequence[str]) -> None:
-        for part in self._parts:
-            for consumer in consumers:
-                part.consumer_gone(consumer)
+    def _gone(self) -> None:
+        self._unsure.intersection_update(self._sessions.numbers)
         self._changed.notify()
-
-    # -- acknowledging -----------------------------------------------------------------------------------------
-
-    async def acknowledge(self, request: AckRequest) -> None:
-        """All of it, or nothing when any message conflicts. Returns once it is durable; inside a transaction, once
-        its operations are.
-
-        Raises INVALID_ARGUMENT for an id that is no message of this topic, NOT_OWNER for one of a segment that another
-        broker has, TXN_CONFLICT, EXPIRED_TRANSACTION, TXN_NOT_FOUND, OUTCOME_UNKNOWN: send it again, that is harmless.
-        """
-        parts = {part.segment.id: part for part in await self._find_parts()}
-        acks: list[tuple[SegmentSubscription, list[Ack]]] = []
-        for segment_id, ids in self._by_segment(request.ids, parts).items():
-            part = parts[segment_id]
-            if request.cumulative:
-                ((position, index),) = ids
-                acks.append((part, [await part.cumulative_ack(position, index, request.writer)]))
-            else:
-                acks.append((part, await part.single_acks(ids, request.writer)))
-        for segment_id, place in request.up_to.items():
-            self._assert_part(segment_id, parts, f"positions: {segment_id}")
-            if wanted := parts[segment_id].acks_up_to(place, request.writer):
-                acks.append((parts[segment_id], wanted))
-        # From here to the reservations nothing is awaited: who comes first wins, on all segments.
-        for part, wanted in acks:
-            part.check(request.txn_id, wanted)
-        if request.txn_id is not None:
-            for part, wanted in acks:
-                part.reserve(request.txn_id, wanted)
-        outcomes = await asyncio.gather(
-            *(
-                part.acknowledge(wanted) if request.txn_id is None else part.store_acks(request.txn_id, wanted)
-                for part, wanted in acks
-            ),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    async def redeliver(self, ids: Sequence[MessageId] | None) -> int:
-        """Messages that consumers hold, these or all, are given again. Answers how many. Raises INVALID_ARGUMENT."""
-        parts = {part.segment.id: part for part in await self._find_parts()}
-        if ids is None:
-            return sum(part.redeliver() for part in parts.values())
-        return sum(parts[segment].redeliver(found) for segment, found in self._by_segment(ids, parts).items())
-
-    def _by_segment(
-        self, ids: Iterable[MessageId], parts: dict[str, SegmentSubscription]
-    ) -> dict[str, list[tuple[Position, int]]]:
-        found: dict[str, list[tuple[Position, int]]] = defaultdict(list)
-        for message_id in ids:
-            self._assert_part(message_id.segment, parts, f"message_ids: {message_id}")
-            found[message_id.segment].append((message_id.position, message_id.index))
-        return found
-
-    def _assert_part(self, segment_id: str, parts: Mapping[str, SegmentSubscription], named: str) -> None:
-        """Raises NOT_OWNER, or INVALID_ARGUMENT when what was `named` is in no segment of this topic."""
-        if (not_owner := self._elsewhere.get(segment_id)) is not None:
-            raise not_owner
-        if segment_id not in parts:
-            problem = f"{named} is not in topic {self.definition.topic}"
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field=named.partition(":")[0])
 
     # -- looking -----------------------------------------------------------------------------------------------
 
-    async def counts(self) -> list[tuple[SegmentSubscription, Counts]]:
-        return [(part, await part.counts()) for part in await self._find_parts()]
+    async def segments(self, authorization: str | None = None) -> list[SubscriptionSegment]:
+        """Of the whole topic, in its order."""
+        spread = await self._look(authorization)
+        spread.assert_complete()
+        shown = [each for part in await asyncio.gather(*(share.look() for share in spread.shares)) for each in part]
+        order = {name: number for number, name in enumerate((await self._broker.topic(self.definition.topic)).segments)}
+        return sorted(shown, key=lambda each: order.get(each.segment, len(order)))
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        self.gone = True
+    def close(self, why: ServiceError | None = None) -> None:
+        """Whoever waits is told `why`: unless given, that another home has succeeded this one."""
+        self._closed = self._closed or why or self._succeeded()
         if self._expiry is not None:
             self._expiry.cancel()
         self._changed.notify()
 
-    async def _find_parts(self) -> list[SegmentSubscription]:
-        """One for each segment that this broker owns. A segment that was opened again has given nothing yet."""
-        if self.gone:
-            raise self.definition.missing()
-        try:
-            parts, elsewhere = await self._look_for_parts()
-        except ServiceError as error:
-            if error.code is ErrorCode.NOT_FOUND:
-                self.close()
-            raise
-        if not parts and elsewhere:
-            raise next(iter(elsewhere.values()))
-        self._parts, self._elsewhere = parts, elsewhere
-        return parts
+    def _succeeded(self) -> ServiceError:
+        return ServiceError(
+            ErrorCode.STORE_UNAVAILABLE,
+            f"subscription {self.definition.name} is handed out anew",
+            action="Try again in a moment; what was given and is not acknowledged is given again.",
+            subscription=self.definition.name,
+        )
 
-    async def _look_for_parts(self) -> tuple[list[SegmentSubscription], dict[str, ServiceError]]:
-        parts: list[SegmentSubscription] = []
-        elsewhere: dict[str, ServiceError] = {}
-        for segment_id in (await self._layout(self.definition.topic)).segments:
-            try:
-                segment = await self._segment(segment_id)
-            except ServiceError as error:
-                if error.code is not ErrorCode.NOT_OWNER:
-                    raise
-                elsewhere[segment_id] = error
-                continue
-            part = await segment.subscriptions.get(self.definition)
-            part.on_dead = self._dead_letters.send
-            parts.append(part)
-        return parts, elsewhere
+    def _lost_on_the_way(self, reason: str) -> ServiceError:
+        return ServiceError(
+            ErrorCode.OUTCOME_UNKNOWN,
+            f"messages for this consumer may have been lost on their way: {reason}",
+            action="Leave, and come back: then everything that this consumer was given is given again.",
+            subscription=self.definition.name,
+        )
+
+
+async def home_of(broker: Broker, topic: str) -> Segment:
+    """The segment that makes this broker the home of the topic's subscriptions. Raises NOT_OWNER when another one is,
+    STORE_UNAVAILABLE while nobody is, NOT_FOUND."""
+    return await broker.segment((await broker.topic(topic)).segments[0])
+
+
+async def _waited(share: RemoteShare, segments: Sequence[str]) -> None:
+    try:
+        await share.wait(segments, REMOTE_WAIT_S)
+    except ServiceError:
+        await asyncio.sleep(RETRY_S)
+
+
+def _turned(items: Sequence[T], turn: int) -> list[T]:
+    at = turn % max(len(items), 1)
+    return [*items[at:], *items[:at]]

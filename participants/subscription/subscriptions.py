@@ -1,19 +1,33 @@
-"""The subscriptions that this broker serves: created, found, dropped."""
+"""The subscriptions that this broker serves: at home, where their messages are handed out, and its share of others.
+
+Who asks a broker that is not the home of the topic's subscriptions is sent there, except to acknowledge and to give
+back: any broker takes that to the owners of the segments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from metastore.errors import MetastoreError
+from metastore.txn import paths
 from metastore.txn.records import SubscriptionRecord
 from metastore.types import Record
 from participants.api.models import Message
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions
+from participants.broker.names import MessageId
+from participants.broker.peers import RemoteSegment
+from participants.records import OwnerRecord
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.places import Place
-from participants.subscription.subscription import Subscription
-from service.problems import ServiceError
+from participants.subscription.remote_share import RemoteShare
+from participants.subscription.share import AckRequest, Share, Taken, Taking
+from participants.subscription.spread import Spread, look, within
+from participants.subscription.subscription import Subscription, home_of
+from service.problems import ErrorCode, ServiceError
 
 SESSION_TIMEOUT_MS = 30_000
 
@@ -24,58 +38,192 @@ class Subscriptions:
         self._messages = messages
         self._definitions = Definitions(broker.store)
         self._dead_letters = DeadLetters(self._publish)
-        self._served: dict[tuple[str, str], Subscription] = {}
+        self._known: dict[tuple[str, str], Definition] = {}
+        """As they were found last. Who finds one to be dropped looks again."""
+        self._at_home: dict[tuple[str, str], Subscription] = {}
 
-    async def create(self, topic: str, name: str, wanted: SubscriptionRecord) -> Subscription:
+    # -- at home -----------------------------------------------------------------------------------------------
+
+    async def create(
+        self, topic: str, name: str, wanted: SubscriptionRecord, authorization: str | None = None
+    ) -> Subscription:
         """The subscription as `wanted` describes it (its incarnation aside). Raises ALREADY_EXISTS when another one
-        has the name, NOT_FOUND without the topic."""
+        has the name, NOT_FOUND without the topic, NOT_OWNER."""
 
         async def ends() -> Mapping[str, Place]:
             """`latest`: behind what readers can see. What becomes visible later belongs to the subscription."""
-            segments = [await self._broker.segment(one) for one in (await self._broker.topic(topic)).segments]
-            return {segment.id: Place.behind(segment.buffer.max_read_position) for segment in segments}
+            self._broker.forget_topic(topic)
+            segments = (await self._broker.topic(topic)).segments
+            found = await asyncio.gather(*(self._broker.anywhere(each, authorization) for each in segments))
+            return {
+                segment.id: Place.behind(
+                    await segment.max_read_position()
+                    if isinstance(segment, RemoteSegment)
+                    else segment.buffer.max_read_position
+                )
+                for segment in found
+            }
 
         async def stored() -> Record:
             return (await self._broker.topics.get(topic)).record
 
-        return self._serve(await self._definitions.create(topic, name, wanted, stored, ends))
+        await stored()
+        home = (await home_of(self._broker, topic)).ownership.generation
+        return self._serve(await self._definitions.create(topic, name, wanted, stored, ends), home)
 
-    async def get(self, topic: str, name: str) -> Subscription:
-        """Raises NOT_FOUND."""
-        known = self._served.get((topic, name))
-        if known is not None and not known.gone:
+    async def at_home(self, topic: str, name: str) -> Subscription:
+        """Raises NOT_OWNER when another broker is its home, NOT_FOUND."""
+        home = (await home_of(self._broker, topic)).ownership.generation
+        known = self._at_home.get((topic, name))
+        if known is not None and known.home == home and not known.closed:
             return known
-        return self._serve(await self._definitions.get(topic, name))
+        return self._serve(await self._definitions.get(topic, name), home)
 
-    async def drop(self, topic: str, name: str) -> None:
-        """It is gone at once; what it left in the store goes before this returns. Raises NOT_FOUND."""
-        definition = await self._definitions.drop(topic, name)
-        known = self._served.pop((topic, name), None)
-        if known is not None:
-            known.close()
-        for segment_id in (await self._broker.topic(topic)).segments:
-            try:
-                segment = await self._broker.segment(segment_id)
-            except ServiceError:
-                continue  # its recovery deletes what is left
-            await segment.subscriptions.drop(definition)
-
-    def _serve(self, definition: Definition) -> Subscription:
-        """The one object of this incarnation: consumers and what they hold are known to it alone."""
+    def _serve(self, definition: Definition, home: int) -> Subscription:
+        """The one object of this incarnation at this generation: it alone knows the consumers."""
         key = (definition.topic, definition.name)
-        known = self._served.get(key)
-        if known is not None and known.definition == definition and not known.gone:
-            return known
+        known = self._at_home.get(key)
         if known is not None:
+            if known.definition == definition and known.home == home and not known.closed:
+                return known
             known.close()
-        served = self._served[key] = Subscription(
-            definition,
-            layout=self._broker.topic,
-            segment=self._broker.segment,
-            dead_letters=self._dead_letters,
-            session_timeout_ms=SESSION_TIMEOUT_MS,
+        self._known[key] = definition
+        served = self._at_home[key] = Subscription(
+            self._broker, definition, home, self._dead_letters, SESSION_TIMEOUT_MS
         )
         return served
 
+    async def drop(self, topic: str, name: str, authorization: str | None = None) -> None:
+        """It is gone at once; what it left in the store goes before this returns, where the owners of the segments are
+        to be had. Who is not finds it by himself. Raises NOT_FOUND."""
+        await self._definitions.drop(topic, name)
+        dropped = await self._definitions.get_or_tombstone(topic, name)
+        others = {
+            str(error.members["owner_url"])
+            for error in await self._drop_here(dropped)
+            if error.code is ErrorCode.NOT_OWNER
+        }
+        for url in others:
+            with suppress(ServiceError):
+                await RemoteShare(self._broker.peer(url, authorization), dropped, ()).drop()
+
+    # -- anywhere ----------------------------------------------------------------------------------------------
+
+    async def acknowledge(self, topic: str, name: str, request: AckRequest, authorization: str | None = None) -> None:
+        """Returns once it is durable; inside a transaction, once its operations are. What one broker owns is taken as a
+        whole, or not when any of it conflicts.
+
+        Raises INVALID_ARGUMENT for what is no message of this topic, TXN_CONFLICT, EXPIRED_TRANSACTION, TXN_NOT_FOUND,
+        STORE_UNAVAILABLE, OUTCOME_UNKNOWN: send it again, that is harmless.
+        """
+        spread = await self._spread(topic, name, authorization)
+        having = spread.having(request.segments, "positions" if request.up_to else "message_ids")
+        outcomes = await asyncio.gather(
+            *(share.acknowledge(request.within(segments)) for share, segments in having.items()),
+            return_exceptions=True,
+        )
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            raise _one_error(errors, len(outcomes))
+
+    async def redeliver(
+        self, topic: str, name: str, ids: Sequence[MessageId] | None, authorization: str | None = None
+    ) -> int:
+        """Messages that consumers hold, these or all, are given again. Answers how many. Raises INVALID_ARGUMENT,
+        STORE_UNAVAILABLE."""
+        spread = await self._spread(topic, name, authorization)
+        if ids is None:
+            spread.assert_complete()
+            return sum(await asyncio.gather(*(share.redeliver(None) for share in spread.shares)))
+        having = spread.having({each.segment for each in ids}, "message_ids")
+        return sum(
+            await asyncio.gather(*(share.redeliver(within(ids, segments)) for share, segments in having.items()))
+        )
+
+    async def _spread(self, topic: str, name: str, authorization: str | None = None) -> Spread:
+        known = self._known.get((topic, name))
+        if known is not None:
+            try:
+                return await look(self._broker, known, self._dead_letters, authorization)
+            except ServiceError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+                del self._known[topic, name]
+        found = self._known[topic, name] = await self._definitions.get(topic, name)
+        return await look(self._broker, found, self._dead_letters, authorization)
+
+    # -- what other brokers ask for ----------------------------------------------------------------------------
+
+    async def share(
+        self, topic: str, name: str, segments: Sequence[str] | None = None, incarnation: int | None = None
+    ) -> Share:
+        """What this broker has of it. Raises NOT_FOUND for an `incarnation` that is gone, STORE_UNAVAILABLE when one of
+        `segments` is not here."""
+        spread = await self._spread(topic, name)
+        if incarnation is not None and spread.definition.record.incarnation != incarnation:
+            self._known.pop((topic, name), None)
+            spread = await self._spread(topic, name)
+            if spread.definition.record.incarnation != incarnation:
+                raise spread.definition.missing()
+        spread.here.assert_serves(segments or ())
+        return spread.here
+
+    async def take(self, topic: str, name: str, incarnation: int, wanted: Taking) -> Taken:
+        """For its home. Raises as `share`, and STORE_UNAVAILABLE for a home that is not the home now."""
+        share = await self.share(topic, name, wanted.segments, incarnation)
+        if not share.knows_home(wanted.home):
+            await self._assert_home(topic, wanted.home)
+        return await share.take(wanted)
+
+    async def _assert_home(self, topic: str, home: int) -> None:
+        first = (await self._broker.topic(topic)).segments[0]
+        owner = await self._broker.store.get(paths.segment_owner(first))
+        if owner is None or OwnerRecord.decode(owner.value).generation != home:
+            raise ServiceError(
+                ErrorCode.STORE_UNAVAILABLE,
+                f"nobody hands out the subscriptions of topic {topic} at generation {home} of segment {first}",
+                action="Try again in a moment; nothing happened.",
+                topic=topic,
+            )
+
+    async def drop_share(self, topic: str, name: str) -> None:
+        """Delete what dropped incarnations have left on segments that are here. Raises NOT_FOUND for one that never
+        was."""
+        await self._drop_here(await self._definitions.get_or_tombstone(topic, name))
+
+    async def _drop_here(self, definition: Definition) -> list[ServiceError]:
+        """Answers why segments are not here."""
+        topic, name, last = definition.topic, definition.name, definition.last_dropped
+        known = self._at_home.get((topic, name))
+        if known is not None and known.definition.record.incarnation <= last:
+            self._at_home.pop((topic, name)).close(definition.missing())
+        elsewhere = []
+        for segment_id in (await self._broker.topic(topic)).segments:
+            try:
+                segment = await self._broker.segment(segment_id)
+            except ServiceError as error:
+                elsewhere.append(error)
+                continue
+            await segment.subscriptions.drop(name, last)
+        return elsewhere
+
+    # -- dead letters ------------------------------------------------------------------------------------------
+
     async def _publish(self, topic: str, message: Message, producer: str, sequence: int) -> object:
         return await self._messages.publish(topic, [message], PublishOptions(None, producer, sequence))
+
+
+def _one_error(errors: Sequence[BaseException], shares: int) -> BaseException:
+    """What an acknowledgement at several brokers answers when some of them refused: what is final before what may be
+    tried again, and never "nothing happened" when something did."""
+
+    def passes(error: BaseException) -> bool:
+        return isinstance(error, MetastoreError) or (isinstance(error, ServiceError) and error.problem().retriable)
+
+    first = next((error for error in errors if not passes(error)), errors[0])
+    if passes(first) and len(errors) < shares:
+        return ServiceError(
+            ErrorCode.OUTCOME_UNKNOWN,
+            f"{shares - len(errors)} of {shares} brokers have acknowledged their messages; of the others: {first}",
+            action="Send all of it again.",
+        )
+    return first

@@ -1,0 +1,37 @@
+"""What brokers ask each other about a subscription. Not for clients: they ask any broker for all of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from participants.api.models import Name, ReceivedMessage, Request
+
+
+class ShareTakeRequest(Request):
+    """The subscription's home, at this generation of its segment, asks for messages for one consumer. `sessions` are
+    all consumers that there are: what others hold returns. `segments` in the order in which they are to be asked."""
+
+    incarnation: int
+    home: Annotated[int, Field(ge=1)]
+    session: int
+    sessions: list[int]
+    segments: Annotated[list[Name], Field(min_length=1)]
+    max: Annotated[int, Field(ge=1, le=1000)]
+    max_bytes: Annotated[int, Field(ge=1)]
+
+
+class ShareTakeAnswer(BaseModel):
+    """`ended`: segments that have nothing left, and never will."""
+
+    messages: list[ReceivedMessage]
+    ended: list[str]
+
+
+class ShareWaitRequest(Request):
+    """Answered once one of these segments has something to give."""
+
+    incarnation: int
+    segments: Annotated[list[Name], Field(min_length=1)]
+    wait_ms: Annotated[int, Field(ge=0, le=60_000)]

@@ -1,0 +1,99 @@
+"""What another broker has of a subscription: `Share`, asked for over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import TypeAdapter
+
+from participants.api.models import RedeliverAnswer, SubscriptionSegment
+from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
+from participants.broker.names import MessageId
+from participants.broker.peers import Peer
+from participants.subscription.definitions import Definition
+from participants.subscription.segment_subscription import Given
+from participants.subscription.share import AckRequest, Taken, Taking
+
+_SEGMENTS = TypeAdapter(list[SubscriptionSegment])
+
+
+class RemoteShare:
+    """`segments` are those that the broker has, as far as is known here. Raises what `Peer.request` does."""
+
+    def __init__(self, peer: Peer, definition: Definition, segments: Iterable[str]) -> None:
+        self._peer = peer
+        self._definition = definition
+        self.segments = list(segments)
+
+    @property
+    def url(self) -> str:
+        return self._peer.url
+
+    async def take(self, wanted: Taking) -> Taken:
+        """OUTCOME_UNKNOWN: the consumer may have been given messages that are lost on their way."""
+        request = ShareTakeRequest(
+            incarnation=self._definition.record.incarnation,
+            home=wanted.home,
+            session=wanted.session,
+            sessions=list(wanted.sessions),
+            segments=list(wanted.segments),
+            max=wanted.limit,
+            max_bytes=wanted.max_bytes,
+        )
+        content = await self._post("take", request.model_dump(), repeatable=False)
+        answer = ShareTakeAnswer.model_validate_json(content)
+        each_bytes = len(content) // max(1, len(answer.messages))
+        return Taken([Given(message, each_bytes) for message in answer.messages], set(answer.ended))
+
+    async def wait(self, segments: Sequence[str], wait_s: float) -> None:
+        wait_ms = int(1000 * wait_s)
+        incarnation = self._definition.record.incarnation
+        request = ShareWaitRequest(incarnation=incarnation, segments=list(segments), wait_ms=wait_ms)
+        await self._post("wait", request.model_dump(), wait_s=wait_s)
+
+    async def acknowledge(self, request: AckRequest) -> None:
+        kind = "cumulative" if request.cumulative or request.up_to else "individual"
+        body: dict[str, Any] = {"kind": kind}
+        if request.up_to:
+            body["positions"] = {segment: str(place) for segment, place in request.up_to.items()}
+        else:
+            body["message_ids"] = [str(each) for each in request.ids]
+        if request.txn_id is not None:
+            body["txn_id"] = str(request.txn_id)
+            body["writer"] = request.writer
+        await self._post("acks", body)
+
+    async def redeliver(self, ids: Sequence[MessageId] | None) -> int:
+        body = {} if ids is None else {"message_ids": [str(each) for each in ids]}
+        return RedeliverAnswer.model_validate_json(await self._post("redeliver", body)).redelivered
+
+    async def look(self) -> list[SubscriptionSegment]:
+        answer = await self._peer.request("GET", self._path(), self._name, repeatable=True)
+        return _SEGMENTS.validate_json(answer.content)
+
+    async def drop(self) -> None:
+        await self._peer.request("DELETE", self._path(), self._name, repeatable=True)
+
+    async def _post(self, verb: str, body: Mapping[str, Any], *, repeatable: bool = True, wait_s: float = 0) -> bytes:
+        path, content = self._path(verb), json.dumps({k: v for k, v in body.items() if v is not None}).encode()
+        answer = await self._peer.request(
+            "POST",
+            path,
+            self._name,
+            repeatable=repeatable,
+            content=content,
+            media_type="application/json",
+            wait_s=wait_s,
+        )
+        return answer.content
+
+    @property
+    def _name(self) -> str:
+        return f"subscription {self._definition.name} at {self.url}"
+
+    def _path(self, verb: str = "") -> str:
+        topic, name = quote(self._definition.topic, safe=""), quote(self._definition.name, safe="")
+        return f"/v1/topics/{topic}/subscriptions/{name}/share{verb and '/' + verb}"

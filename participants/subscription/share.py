@@ -1,0 +1,186 @@
+"""What one broker has of a subscription: the segments of its topic that are owned there.
+
+`Share` is that of this broker; `RemoteShare` asks another one for the same. Neither ever asks anybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from metastore.errors import MetastoreError
+from metastore.txn.ids import TxnId
+from participants.api.models import SubscriptionSegment
+from participants.broker.names import MessageId
+from participants.ledger.position import Position
+from participants.subscription.pending_acks import Ack
+from participants.subscription.segment_subscription import Given, SegmentSubscription
+from service.problems import ErrorCode, ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class AckRequest:
+    """Messages, or with `up_to` everything up to a place of each segment; the latter is always cumulative."""
+
+    ids: Sequence[MessageId] = ()
+    cumulative: bool = False
+    txn_id: TxnId | None = None
+    writer: str | None = None
+    up_to: Mapping[str, Position] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> set[str]:
+        return {each.segment for each in self.ids} | set(self.up_to)
+
+    def within(self, segments: Iterable[str]) -> AckRequest:
+        """The part of it that concerns these segments."""
+        wanted = frozenset(segments)
+        ids = [each for each in self.ids if each.segment in wanted]
+        return replace(self, ids=ids, up_to={name: place for name, place in self.up_to.items() if name in wanted})
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """What the home of a subscription, at the generation `home`, wants for the consumer `session`: up to `limit`
+    messages and about `max_bytes`, of `segments` in this order. `sessions` are all consumers that there are."""
+
+    home: int
+    session: int
+    sessions: Sequence[int]
+    segments: Sequence[str]
+    limit: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class Taken:
+    """`ended`: segments that had nothing left, and never will."""
+
+    given: list[Given] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+
+
+class Share:
+    """Of this broker, as it is at this moment. `parts` by segment."""
+
+    def __init__(self, parts: Mapping[str, SegmentSubscription]) -> None:
+        self._parts = parts
+
+    @property
+    def segments(self) -> Iterable[str]:
+        return self._parts.keys()
+
+    # -- receiving ---------------------------------------------------------------------------------------------
+
+    async def take(self, wanted: Taking) -> Taken:
+        """Raises the failure of a segment only when nothing was given: what was given must reach the consumer."""
+        taken, failure = Taken(), None
+        for part in self._parts.values():
+            part.serve(wanted.home, wanted.sessions)
+        for segment_id in wanted.segments:
+            room = wanted.max_bytes - sum(each.size_bytes for each in taken.given)
+            if len(taken.given) >= wanted.limit or room <= 0:
+                break
+            part = self._parts[segment_id]
+            try:
+                taken.given += await part.take(wanted.session, wanted.limit - len(taken.given), room)
+            except (ServiceError, MetastoreError) as error:
+                failure = failure or error
+                continue
+            if part.ended:
+                taken.ended.add(segment_id)
+        if failure is not None and not taken.given:
+            raise failure
+        return taken
+
+    def knows_home(self, home: int) -> bool:
+        """All of it has served this one."""
+        return all(part.knows_home(home) for part in self._parts.values())
+
+    def assert_serves(self, segments: Iterable[str]) -> None:
+        """Raises STORE_UNAVAILABLE when one of these is not here any more."""
+        for segment_id in segments:
+            if segment_id not in self._parts:
+                raise ServiceError(
+                    ErrorCode.STORE_UNAVAILABLE,
+                    f"segment {segment_id} has just moved to another broker",
+                    action="Try again in a moment; nothing happened.",
+                    segment=segment_id,
+                )
+
+    async def wait(self, segments: Sequence[str], wait_s: float) -> None:
+        """Until one of these segments has something to give, or `wait_s` is over."""
+        parts = [self._parts[segment_id] for segment_id in segments]
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            changes = [part.segment.changed.next() for part in parts]
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or any(part.has_more or part.is_gone for part in parts):
+                return
+            await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    # -- acknowledging -----------------------------------------------------------------------------------------
+
+    async def acknowledge(self, request: AckRequest) -> None:
+        """All of it, or nothing when any message conflicts."""
+        acks = await self._acks(request)
+        # From here to the reservations nothing is awaited: who comes first wins, on all segments.
+        for part, wanted in acks:
+            part.check(request.txn_id, wanted)
+        if request.txn_id is not None:
+            for part, wanted in acks:
+                part.reserve(request.txn_id, wanted)
+        outcomes = await asyncio.gather(
+            *(
+                part.acknowledge(wanted) if request.txn_id is None else part.store_acks(request.txn_id, wanted)
+                for part, wanted in acks
+            ),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _acks(self, request: AckRequest) -> list[tuple[SegmentSubscription, list[Ack]]]:
+        acks: list[tuple[SegmentSubscription, list[Ack]]] = []
+        for segment_id, ids in _by_segment(request.ids).items():
+            part = self._parts[segment_id]
+            if request.cumulative:
+                ((position, index),) = ids
+                acks.append((part, [await part.cumulative_ack(position, index, request.writer)]))
+            else:
+                acks.append((part, await part.single_acks(ids, request.writer)))
+        for segment_id, place in request.up_to.items():
+            if wanted := self._parts[segment_id].acks_up_to(place, request.writer):
+                acks.append((self._parts[segment_id], wanted))
+        return acks
+
+    async def redeliver(self, ids: Sequence[MessageId] | None) -> int:
+        if ids is None:
+            return sum(part.redeliver() for part in self._parts.values())
+        return sum(self._parts[segment_id].redeliver(found) for segment_id, found in _by_segment(ids).items())
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    async def look(self) -> list[SubscriptionSegment]:
+        return [await _shown(part) for part in self._parts.values()]
+
+
+async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
+    counts = await part.counts()
+    return SubscriptionSegment(
+        segment=part.segment.id,
+        mark_delete=str(part.segment.ledgers.shown(counts.mark_delete)),
+        backlog=counts.backlog,
+        unacked=counts.unacked,
+        pending_acks={str(txn_id): number for txn_id, number in counts.pending.items()},
+    )
+
+
+def _by_segment(ids: Iterable[MessageId]) -> dict[str, list[tuple[Position, int]]]:
+    found: dict[str, list[tuple[Position, int]]] = defaultdict(list)
+    for each in ids:
+        found[each.segment].append((each.position, each.index))
+    return found

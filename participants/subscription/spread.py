@@ -1,0 +1,86 @@
+"""Where the segments of a subscription are: here, at other brokers, or nowhere for the moment."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from participants.broker.broker import Broker
+from participants.broker.names import MessageId
+from participants.subscription.dead_letters import DeadLetters
+from participants.subscription.definitions import Definition
+from participants.subscription.remote_share import RemoteShare
+from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.share import Share
+from service.problems import ErrorCode, ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One look at it. `missing` are segments that nobody serves now, and why."""
+
+    definition: Definition
+    parts: Mapping[str, SegmentSubscription]
+    elsewhere: Sequence[RemoteShare]
+    missing: Mapping[str, ServiceError]
+
+    @property
+    def here(self) -> Share:
+        return Share(self.parts)
+
+    @property
+    def shares(self) -> list[Share | RemoteShare]:
+        """Those that have any segments, this broker's first."""
+        return [*([self.here] if self.parts else []), *self.elsewhere]
+
+    def having(self, segments: Iterable[str], named: str) -> dict[Share | RemoteShare, list[str]]:
+        """The shares that have these, and which of them each has.
+
+        Raises INVALID_ARGUMENT for the field `named` when one is no segment of this topic, and why one is missing.
+        """
+        found: defaultdict[Share | RemoteShare, list[str]] = defaultdict(list)
+        owners = {segment_id: share for share in self.shares for segment_id in share.segments}
+        for segment_id in segments:
+            if segment_id in self.missing:
+                raise self.missing[segment_id]
+            if segment_id not in owners:
+                problem = f"{named}: {segment_id} is not in topic {self.definition.topic}"
+                raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field=named)
+            found[owners[segment_id]].append(segment_id)
+        return found
+
+    def assert_complete(self) -> None:
+        """Raises why a segment is missing."""
+        for error in self.missing.values():
+            raise error
+
+
+def within(ids: Iterable[MessageId], segments: Iterable[str]) -> list[MessageId]:
+    """Those that lie in these segments."""
+    wanted = frozenset(segments)
+    return [each for each in ids if each.segment in wanted]
+
+
+async def look(
+    broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None = None
+) -> Spread:
+    """Raises NOT_FOUND when the topic or the subscription is gone, and the store's errors."""
+    parts: dict[str, SegmentSubscription] = {}
+    elsewhere: defaultdict[str, list[str]] = defaultdict(list)
+    missing: dict[str, ServiceError] = {}
+    for segment_id in (await broker.topic(definition.topic)).segments:
+        try:
+            segment = await broker.segment(segment_id)
+        except ServiceError as error:
+            if error.code is ErrorCode.NOT_OWNER:
+                elsewhere[str(error.members["owner_url"])].append(segment_id)
+            elif error.code is ErrorCode.STORE_UNAVAILABLE:
+                missing[segment_id] = error
+            else:
+                raise
+            continue
+        part = parts[segment_id] = await segment.subscriptions.get(definition)
+        part.on_dead = dead_letters.send
+    remote = [RemoteShare(broker.peer(url, authorization), definition, found) for url, found in elsewhere.items()]
+    return Spread(definition, parts, remote, missing)

@@ -1,0 +1,365 @@
+"""Goal: a subscription is one, wherever the segments of its topic are served: whoever consumes at any broker gets the
+messages of all segments, exclusive, failover and order hold for the whole topic, and nothing is left behind.
+
+Method: three brokers in-process that share an object store; requests go to each one in turn. A frozen broker keeps
+running without its announcement and without events. Scenarios 47-52, 54-56, 62, 63, 80, 82, 85; DESIGN §5.2, 5.7, 5.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from metastore.txn import paths
+from participants.broker.names import MessageId
+from tests.participants.broker.shared import SharedBroker
+from tests.participants.segment.world import World
+from tests.participants.subscription.spreading import Spreading
+
+VALUES = range(60)
+
+
+@pytest.fixture
+async def spreading(world: World) -> AsyncIterator[Spreading]:
+    spreading = await Spreading.begin(world)
+    yield spreading
+    await spreading.stop()
+
+
+def owner_of(spreading: Spreading, message_id: str) -> SharedBroker:
+    segment = MessageId.parse(message_id).segment
+    return next(broker for broker in spreading.brokers if segment in broker.broker.served)
+
+
+@pytest.mark.parametrize("kind", ["shared", "failover", "exclusive"])
+async def test_one_consumer_gets_and_acknowledges_what_lies_at_every_broker(spreading: Spreading, kind: str) -> None:
+    """Scenarios 47-49, 54, 55, over brokers."""
+    await spreading.subscribe(kind=kind)
+    ids = await spreading.publish_keys(*VALUES)
+    assert len({owner_of(spreading, each).url for each in ids.values()}) == 3, "or this test shows nothing"
+    assert await spreading.all_values() == list(VALUES)
+    assert await spreading.counts() == (60, 60, {})
+    txn, other = await spreading.world.begin(), await spreading.world.begin()
+    await spreading.acked([ids[value] for value in range(40)], txn)
+    assert await spreading.counts() == (60, 20, {str(txn): 40})
+    assert await spreading.conflicts([ids[0], ids[1]], other), "scenario 50"
+    assert await spreading.redeliver() == 20 and await spreading.all_values() == list(range(40, 60))
+    await spreading.abort(txn)
+    assert await spreading.counts() == (60, 60, {})
+    assert await spreading.all_values() == list(range(40))
+    again = await spreading.world.begin()
+    await spreading.acked([ids[value] for value in range(30)], again)
+    await spreading.acked([ids[value] for value in range(30, 59)])
+    await spreading.commit(again)
+    assert await spreading.counts() == (1, 1, {})
+    assert await spreading.redeliver(list(ids.values())) == 1
+    (last,) = await spreading.receive()
+    assert (last["value"], last["redelivery_count"]) == (59, 2)
+    await spreading.commit(other)
+    assert await spreading.counts() == (1, 1, {}), "what lost a conflict leaves nothing where it lost"
+
+
+async def test_another_subscription_and_latest_are_not_concerned(spreading: Spreading) -> None:
+    """Scenario 52; `latest` begins behind what can be seen, at every broker."""
+    old = await spreading.publish_keys(*VALUES)
+    for name, initial in (("a", "earliest"), ("b", "earliest"), ("late", "latest")):
+        await spreading.subscribe(name, initial=initial)
+    new = await spreading.publish_keys(*range(100, 130))
+    await spreading.acked(list(old.values()), name="a")
+    assert await spreading.all_values("a") == list(range(100, 130))
+    assert await spreading.all_values("b") == [*VALUES, *range(100, 130)]
+    assert await spreading.all_values("late") == list(range(100, 130))
+    assert await spreading.counts("late") == (len(new), len(new), {})
+
+
+async def test_exclusive_and_failover_hold_for_the_whole_topic(spreading: Spreading) -> None:
+    """Whichever brokers the consumers ask."""
+    await spreading.publish_keys(*VALUES)
+    await spreading.subscribe("one", kind="exclusive")
+    await spreading.subscribe("next", kind="failover")
+    for name in ("one", "next"):
+        assert len(await spreading.receive(name, "a", limit=20)) == 20
+    for broker in spreading.brokers:
+        answer = await spreading.ask("POST", "/subscriptions/one/receive", {"consumer": "b"}, at=broker)
+        assert (answer.status_code, answer.json()["consumer"]) == (409, "a")
+        answer = await spreading.ask("POST", "/subscriptions/next/receive", {"consumer": "b"}, at=broker)
+        assert answer.json()["messages"] == []
+        answer = await spreading.ask("GET", "/subscriptions/next", at=broker)
+        assert answer.json()["consumers"] == ["a", "b"]
+    waiting = asyncio.create_task(spreading.receive("next", "b", wait_ms=60_000))
+    await asyncio.sleep(0)
+    for name in ("one", "next"):
+        await spreading.asked("DELETE", f"/subscriptions/{name}/consumers/a")
+    assert await waiting != []
+    rest = [*(await waiting), *(await spreading.receive("next", "b"))]
+    assert sorted(each["value"] for each in rest) == list(VALUES), "what a held returns from everywhere"
+    assert await spreading.all_values("one", "b") == list(VALUES)
+
+
+async def test_shared_consumers_never_get_the_same_message_and_what_one_held_goes_to_the_other(
+    spreading: Spreading,
+) -> None:
+    await spreading.subscribe()
+    await spreading.publish_keys(*VALUES)
+    parts = await asyncio.gather(*(spreading.values(consumer=str(number), limit=7) for number in range(15)))
+    assert sorted(value for part in parts for value in part) == list(VALUES)
+    for number in range(15):
+        await spreading.asked("DELETE", f"/subscriptions/s/consumers/{number}")
+    assert await spreading.all_values(consumer="0") == list(VALUES), "the same name, another consumer"
+
+
+async def test_a_long_poll_hears_of_messages_and_of_returned_ones_at_other_brokers(spreading: Spreading) -> None:
+    await spreading.subscribe()
+    for number, broker in enumerate(spreading.elsewhere()):
+        waiting = asyncio.create_task(spreading.receive(wait_ms=60_000))
+        path = f"/v1/segments/{quote(next(iter(broker.broker.served)), safe='')}/entries"
+        headers = {"Content-Type": "application/vnd.metatxn.messages+json"}
+        answer = await broker.http.post(path, content=b'[{"value": %d}]' % number, headers=headers)
+        assert answer.status_code == 200, answer.text
+        (message,) = await waiting
+        assert message["value"] == number
+        waiting = asyncio.create_task(spreading.receive(wait_ms=60_000))
+        assert await spreading.redeliver([message["message_id"]]) == 1
+        assert (await waiting)[0]["redelivery_count"] == 1
+
+
+async def test_cumulative_acknowledgements_concern_their_segment_at_its_broker(spreading: Spreading) -> None:
+    """Scenarios 62, 63."""
+    await spreading.subscribe(kind="failover")
+    ids = await spreading.publish_keys(*VALUES)
+    last: dict[str, str] = {}
+    for message in await spreading.receive():
+        last[MessageId.parse(message["message_id"]).segment] = message["message_id"]
+    one, two = await spreading.world.begin(), await spreading.world.begin()
+    for message_id in last.values():
+        await spreading.acked([message_id], one, kind="cumulative")
+        assert await spreading.conflicts([message_id], two, kind="cumulative")
+    assert await spreading.counts() == (60, 0, {str(one): 60})
+    await spreading.abort(one)
+    assert await spreading.all_values() == list(VALUES)
+    for message_id in last.values():
+        await spreading.acked([message_id], two, kind="cumulative")
+    await spreading.commit(two)
+    assert await spreading.counts() == (0, 0, {})
+    assert await spreading.redeliver(list(ids.values())) == 0
+
+
+async def test_a_childs_messages_wait_for_what_its_parent_still_holds_back(spreading: Spreading) -> None:
+    """Where order is promised. Parent and children are at different brokers; the parent's last messages are undecided
+    when the children have some already."""
+    await spreading.subscribe("ordered", kind="failover")
+    parent = spreading.segments[0]
+    txn = await spreading.world.begin()
+    path = f"/v1/segments/{quote(parent, safe='')}"
+    headers = {"Content-Type": "application/vnd.metatxn.messages+json"}
+
+    async def put(segment: str, value: object, **params: str) -> None:
+        broker = next(each for each in spreading.brokers if segment in each.broker.served)
+        url = f"/v1/segments/{quote(segment, safe='')}/entries"
+        content = b'[{"value": "%s"}]' % str(value).encode()
+        answer = await broker.http.post(url, params=params, content=content, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    await put(parent, "first")
+    await put(parent, "held back", txn_id=str(txn))
+    answer = await spreading.home.http.post(f"{path}/split", json={})
+    assert answer.status_code == 200, answer.text
+    children = answer.json()["children"]
+    spreading.segments += children
+    await spreading.settled()
+    for child in children:
+        await put(child, "later")
+    assert await spreading.values("ordered") == ["first"]
+    waiting = asyncio.create_task(spreading.values("ordered", wait_ms=60_000))
+    await spreading.commit(txn)
+    found = await waiting
+    while len(found) < 3:
+        found += await spreading.values("ordered", wait_ms=60_000)
+    assert found == ["held back", "later", "later"]
+
+
+async def test_a_dead_home_is_succeeded_and_what_it_had_given_returns_once(spreading: Spreading) -> None:
+    """Pending acknowledgements stay put, at segments that moved and at those that did not (80, 82)."""
+    await spreading.subscribe(kind="exclusive")
+    ids = await spreading.publish_keys(*VALUES)
+    assert await spreading.all_values(consumer="a") == list(VALUES)
+    opened, committed = await spreading.world.begin(), await spreading.world.begin()
+    await spreading.acked([ids[value] for value in range(20)], opened)
+    await spreading.acked([ids[value] for value in range(20, 40)], committed)
+    await spreading.commit(committed)
+    old = spreading.home
+    alive = [broker for broker in spreading.brokers if broker is not old]
+    await old.freeze()
+    spreading.brokers.remove(old)
+    await spreading.settled(*alive)
+    backlog, _, pending = await spreading.counts()
+    assert (backlog, pending) == (40, {str(opened): 20})
+    assert await spreading.all_values(consumer="b") == list(range(40, 60))
+    answer = await old.http.post("/v1/topics/t/subscriptions/s/receive", json={"consumer": "a"})
+    assert answer.status_code in (307, 503), "a home that does not know that it is none any more gives nothing"
+    await spreading.abort(opened)
+    assert await spreading.all_values(consumer="b") == list(range(20))
+    assert await spreading.counts() == (40, 40, {})
+    spreading.brokers.append(old)
+
+
+async def test_a_share_that_has_served_a_later_home_refuses_an_earlier_one(spreading: Spreading) -> None:
+    """And believes nobody who says that he is a later one."""
+    await spreading.subscribe()
+    await spreading.publish_keys(*VALUES)
+    process = spreading.home.broker
+    process.served[spreading.segments[0]].lose("for the test")
+    while spreading.segments[0] not in process.served or process.not_ready:
+        await process._opened.wait()
+    await spreading.receive(consumer="a")
+    other = spreading.elsewhere()[0]
+    segment = next(iter(other.broker.served))
+    home = process.served[spreading.segments[0]].ownership.generation
+    taking: dict[str, Any] = {
+        "incarnation": 1,
+        "session": 1,
+        "sessions": [1],
+        "segments": [segment],
+        "max": 1000,
+        "max_bytes": 1 << 20,
+    }
+    for generation in (home - 1, home + 1):
+        answer = await spreading.ask("POST", "/subscriptions/s/share/take", taking | {"home": generation}, at=other)
+        assert (answer.status_code, answer.json()["code"]) == (503, "STORE_UNAVAILABLE")
+    elsewhere = next(name for name in spreading.segments if name not in other.broker.served)
+    for wrong in ({"segments": [elsewhere]}, {"incarnation": 2}):
+        answer = await spreading.ask("POST", "/subscriptions/s/share/take", taking | {"home": home} | wrong, at=other)
+        assert answer.status_code in (404, 503)
+    assert await spreading.redeliver() == 60, "what the consumer holds it holds still"
+
+
+class LosesAnswers(httpx.AsyncBaseTransport):
+    """Answers to `take` that carry messages are dropped on their way to the home."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self.lost = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._inner.handle_async_request(request)
+        if request.url.path.endswith("/share/take"):
+            await answer.aread()
+            if found := len(answer.json()["messages"]):
+                self.lost += found
+                raise httpx.ReadError("the connection broke", request=request)
+        return answer
+
+
+async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(spreading: Spreading) -> None:
+    await spreading.subscribe()
+    await spreading.publish_keys(*VALUES)
+    home = spreading.home
+    losing = {each.url: LosesAnswers(each.http._transport) for each in spreading.elsewhere()}
+    home.broker.peers = httpx.AsyncClient(mounts=losing)
+    unknown, given = 0, 0
+    while not unknown:
+        answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "a"}, at=home)
+        if answer.status_code == 504:
+            assert "return" in answer.json()["action"] or "again" in answer.json()["action"]
+            unknown += 1
+        else:
+            given += len(answer.json()["messages"])
+    lost = sum(each.lost for each in losing.values())
+    assert lost and given + lost <= 60
+    home.can_reach(spreading.brokers)
+    await spreading.asked("DELETE", "/subscriptions/s/consumers/a")
+    assert await spreading.all_values(consumer="b") == list(VALUES)
+
+
+async def test_one_broker_that_cannot_be_reached_keeps_the_messages_of_others_from_nobody(
+    spreading: Spreading,
+) -> None:
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*VALUES)
+    home, gone = spreading.home, spreading.elsewhere()[0]
+    there = [value for value in VALUES if owner_of(spreading, ids[value]) is gone]
+
+    def refused(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    ways: dict[str, httpx.AsyncBaseTransport] = {each.url: each.http._transport for each in spreading.brokers}
+    home.broker.peers = httpx.AsyncClient(mounts=ways | {gone.url: httpx.MockTransport(refused)})
+    assert await spreading.all_values() == [value for value in VALUES if value not in there]
+    answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "c"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "STORE_UNAVAILABLE"), "nothing more is not the truth"
+    txn = await spreading.world.begin()
+    answer = await spreading.ask(
+        "POST",
+        "/subscriptions/s/acks",
+        {"kind": "individual", "message_ids": list(ids.values()), "txn_id": str(txn)},
+        at=home,
+    )
+    assert answer.json()["code"] == "OUTCOME_UNKNOWN", "others have taken their part"
+    home.can_reach(spreading.brokers)
+    await spreading.acked(list(ids.values()), txn)
+    await spreading.commit(txn)
+    assert await spreading.counts() == (0, 0, {})
+
+
+async def test_85_a_dropped_subscription_leaves_no_trace_at_any_broker(spreading: Spreading) -> None:
+    """With acknowledgements pending in an open transaction, and fragments in the cursors."""
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*VALUES)
+    waiting = asyncio.create_task(spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "w", "max": 1}))
+    txn = await spreading.world.begin()
+    await spreading.acked([ids[value] for value in range(0, 60, 3)], txn)
+    await spreading.acked([ids[value] for value in range(1, 60, 3)])
+    await waiting
+    assert len(await spreading.world.operations(txn)) == 20
+    await spreading.asked("DELETE", "/subscriptions/s")
+    for prefix in (paths.CURSORS, paths.ACKS_INDEX, paths.OPS):
+        assert await spreading.keys(prefix) == [], prefix
+    for broker in spreading.brokers:
+        answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "c"}, at=broker)
+        assert answer.status_code == 404
+        for segment in broker.broker.served.values():
+            assert list(segment.subscriptions) == []
+    await spreading.subscribe()
+    assert await spreading.all_values() == list(VALUES)
+    await spreading.commit(txn)
+    assert await spreading.counts() == (60, 60, {})
+    assert await spreading.findings() == []
+
+
+async def test_who_did_not_hear_of_a_drop_finds_it_by_himself(spreading: Spreading) -> None:
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*VALUES)
+    txn = await spreading.world.begin()
+    await spreading.acked([ids[value] for value in range(0, 60, 2)], txn)
+    await spreading.acked([ids[value] for value in range(1, 60, 2)])
+    deaf = spreading.elsewhere()[0]
+    asked = spreading.home
+    asked.can_reach([broker for broker in spreading.brokers if broker is not deaf])
+    answer = await spreading.ask("DELETE", "/subscriptions/s", at=asked)
+    assert answer.status_code == 204
+    assert await spreading.keys(paths.CURSORS) != []
+    asked.can_reach(spreading.brokers)
+    await deaf.broker.reconcile()
+    for prefix in (paths.CURSORS, paths.ACKS_INDEX, paths.OPS):
+        assert await spreading.keys(prefix) == [], prefix
+    await spreading.subscribe()
+    assert await spreading.all_values() == list(VALUES)
+
+
+async def test_dead_letters_of_every_broker_arrive_once(spreading: Spreading) -> None:
+    await spreading.subscribe(dead_letter_topic="dead", max_redeliveries=0)
+    ids = await spreading.publish_keys(*VALUES)
+    assert await spreading.all_values() == list(VALUES)
+    assert await spreading.redeliver() == 60
+    await spreading.idle()
+    assert await spreading.counts() == (0, 0, {})
+    browsed = await spreading._http.get(f"{spreading.home.url}/v1/topics/dead/messages?max=1000")
+    letters = browsed.json()["messages"]
+    assert sorted(letter["value"] for letter in letters) == list(VALUES)
+    origins = {letter["properties"]["metatxn.origin-message-id"] for letter in letters}
+    assert origins == set(ids.values())
