@@ -77,6 +77,8 @@ class ObjectHeader:
         if len(body) < _BODY.size or content[:_BODY_OFFSET] != _MAGIC + _CRC.pack(zlib.crc32(body)):
             raise LedgerCorrupt(f"{name} is no object of a ledger, or is damaged")
         kind, token, first, durable = _BODY.unpack(body)
+        if kind > Kind.FENCE:
+            raise LedgerCorrupt(f"{name} is of kind {kind}, which is unknown")
         return cls(Kind(kind), token, first, durable)
 
 
@@ -199,6 +201,8 @@ class ObjectIndex:
             return None
         numbers = _little_endian(array("Q", body))
         objects = numbers[0]
+        if objects > len(numbers) - 2:
+            return None
         return cls(numbers[1 + objects :], numbers[1 : 1 + objects])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from collections.abc import AsyncIterator
 
 import obstore
@@ -16,7 +17,7 @@ from obstore.store import MemoryStore
 from tenacity import wait_none
 
 from participants.ledger.object_storage import ObjectStorage
-from participants.ledger.objects import index_name, ledger_prefix, object_name
+from participants.ledger.objects import Kind, ObjectHeader, ObjectIndex, index_name, ledger_prefix, object_name
 from participants.ledger.storage import (
     LedgerCorrupt,
     LedgerError,
@@ -371,3 +372,18 @@ def test_the_store_under_test_knows_conditions(store: MemoryStore) -> None:
     store.put("x", b"1", mode="create")
     with pytest.raises(obstore.exceptions.AlreadyExistsError):
         store.put("x", b"2", mode="create")
+
+
+def test_a_header_of_an_unknown_kind_is_damage() -> None:
+    """Its CRC holds: a newer version, or a writer gone wrong. Found by tests/fuzz."""
+    whole = ObjectHeader(Kind.FENCE, bytes(16)).encode()
+    body = bytes([Kind.FENCE + 1]) + whole[13:]
+    with pytest.raises(LedgerCorrupt, match="kind 3"):
+        ObjectHeader.decode(whole[:8] + zlib.crc32(body).to_bytes(4, "little") + body, "an object")
+
+
+def test_an_index_that_holds_fewer_numbers_than_it_says_is_none() -> None:
+    """Its CRC holds, and every entry would be before the first one. Found by tests/fuzz."""
+    body = (1).to_bytes(8, "little") + bytes(8)
+    assert ObjectIndex.decode(b"mtxnidx1" + zlib.crc32(body).to_bytes(4, "little") + body) is None
+    assert ObjectIndex.decode(ObjectIndex().encode()) == ObjectIndex()

@@ -1,0 +1,244 @@
+"""The table of decoders: `TARGETS[name].check(data)` fails on anything but a good value or the decoder's own error."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from coordinator.paging import make_token, position_of
+from metastore import keys
+from metastore.txn import paths, records
+from metastore.txn.ids import TxnId
+from metastore.txn.states import TxnState
+from participants import records as broker_records
+from participants.broker.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
+from participants.broker.payloads import decode_messages, encode_messages
+from participants.ledger import frames, storage_id
+from participants.ledger.objects import HEADER_BYTES, Kind, ObjectHeader, ObjectIndex
+from participants.ledger.position import Position
+from participants.ledger.storage import LedgerCorrupt, StorageRefused
+from participants.segment.dedup_snapshot import Chunk
+from participants.subscription.places import Place
+from service.problems import ErrorCode, ServiceError
+from service.security.authentication import Authenticator
+from service.security.signed_tokens import SignedTokens
+from service.security.tokens import create_token, find_token, parse_tokens
+
+T = TypeVar("T")
+TXN = TxnId(3, 77)
+SEGMENT = "segment://public/default/orders/0-7fff-0"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`good` is input that is accepted, to begin with."""
+
+    check: Callable[[bytes], None]
+    good: Sequence[bytes]
+
+
+def read_back(
+    decode: Callable[[bytes], Any],
+    encode: Callable[[Any], bytes],
+    refusals: type[Exception] | tuple[type[Exception], ...],
+    data: bytes,
+) -> None:
+    """What is accepted is read from what it is written as, too."""
+    try:
+        value = decode(data)
+    except refusals:
+        return
+    assert decode(encode(value)) == value, (data, value)
+
+
+def answered(refusal: ErrorCode, ask: Callable[..., T], *arguments: Any) -> T | ServiceError:
+    """The answer, or the refusal, which must be that one."""
+    try:
+        return ask(*arguments)
+    except ServiceError as refused:
+        if refused.code is not refusal:
+            raise
+        return refused
+
+
+def text_target(parse: Callable[[str], Any], write: Callable[[Any], str], *good: str) -> Target:
+    """A decoder of text, which raises `ValueError`. What is no UTF-8 is as text that arrives as one in a URL."""
+    check = partial(
+        read_back, lambda data: parse(data.decode(errors="replace")), lambda value: write(value).encode(), ValueError
+    )
+    return Target(check, [text.encode() for text in good])
+
+
+def record_target(decode: Callable[[bytes], Any], *good: records.JsonRecord) -> Target:
+    check = partial(read_back, decode, lambda record: record.encode(), ValueError)
+    return Target(check, [record.encode() for record in good])
+
+
+# -- frames and objects: bytes of a disk ------------------------------------------------------------------------
+
+
+def check_frame(data: bytes) -> None:
+    """As it is, and as the body of a frame whose length and CRC fit, as only a writer gone wrong would make it."""
+    body = data[frames.MIN_FRAME_BYTES - 39 :]
+    sealed = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
+    for raw in (data, sealed):
+        try:
+            frame, end = frames.decode(raw)
+        except frames.FrameError:
+            continue
+        assert frames.encode(frame) == raw[:end], raw  # there is one encoding
+
+
+def check_object(data: bytes) -> None:
+    body = data[12:HEADER_BYTES]
+    for raw in (data, data[:8] + zlib.crc32(body).to_bytes(4, "little") + body):
+        try:
+            header = ObjectHeader.decode(raw, "an object")
+        except LedgerCorrupt:
+            continue
+        assert header.encode() == raw[:HEADER_BYTES], raw
+
+
+def check_index(data: bytes) -> None:
+    body = data[12:]
+    for raw in (data, data[:8] + zlib.crc32(body).to_bytes(4, "little") + body):
+        index = ObjectIndex.decode(raw)
+        if index is not None:
+            assert index.entries >= 0 and index.encode() == raw, raw
+
+
+def good_frames() -> list[bytes]:
+    plain = frames.Frame(Position(1, 2), b"payload", frames.PayloadKind.BYTES, 1, 1000)
+    full = frames.Frame(
+        Position(1, 3), b"[]", frames.PayloadKind.MESSAGES, 2, 1000, TXN, "writer", "producer", 9, durable=3
+    )
+    return [frames.encode(plain), frames.encode(full), frames.encode(plain) + frames.encode(full)]
+
+
+# -- keys: what operators and other versions may have put there -----------------------------------------------------
+
+
+def check_key(data: bytes) -> None:
+    """Any text is a part of a key, and comes back from it; parts never overlap others."""
+    text = data.decode(errors="replace")
+    part = keys.escape(text)
+    assert keys.unescape(part) == text and "/" not in part and part not in ("", ".", "..")
+    parts = text.split(" ")
+    assert keys.split(keys.join(*parts)) == parts
+    owner, _, key = text.partition(" ")
+    assert paths.parse_transaction_key(paths.transaction_key(owner or None, key)) == (owner or None, key)
+    op = paths.ack_op(TXN, text, text, 1, 2)
+    assert paths.participant_of_op(op) == (text, text, paths.ack_ops_of_subscription(TXN, text, text))
+    assert op.startswith(paths.ops_of_transaction(TXN))
+
+
+def check_foreign_key(data: bytes) -> None:
+    """Keys that nobody here has made."""
+    text = data.decode(errors="replace")
+    try:
+        split = keys.split(text)
+    except ValueError:
+        return
+    assert keys.split(keys.join(*split)) == split
+
+
+# -- tokens: what anybody may send ----------------------------------------------------------------------------------
+
+
+@cache
+def authenticator() -> Authenticator:
+    directory = Path(tempfile.mkdtemp(prefix="metatxn-fuzz-"))
+    key = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (directory / "key.pem").write_bytes(key)
+    (directory / "tokens.toml").write_text(create_token("somebody")[1])
+    return Authenticator(directory / "tokens.toml", SignedTokens(directory / "key.pem"))
+
+
+def check_authorization(data: bytes) -> None:
+    """Nobody gets in, and the answer says nothing of the token."""
+    for value in (data, b"Bearer " + data):
+        answer = answered(ErrorCode.UNAUTHENTICATED, authenticator().principal, [(b"authorization", value)])
+        assert isinstance(answer, ServiceError), f"{value!r} is {answer}"
+        assert len(data) < 8 or data.decode("latin-1") not in str(answer)
+
+
+def check_token_file(data: bytes) -> None:
+    try:
+        table = parse_tokens(data)
+    except ValueError:
+        return
+    assert find_token(table, "mtx_0000000000000000_0") is None
+
+
+# -- what is inside an entry, and where a list goes on --------------------------------------------------------------
+
+
+def check_messages(data: bytes) -> None:
+    messages = answered(ErrorCode.INVALID_ARGUMENT, decode_messages, data)
+    if not isinstance(messages, ServiceError):
+        assert decode_messages(encode_messages(messages)) == messages
+
+
+def check_coordinator_page(data: bytes) -> None:
+    position = answered(ErrorCode.INVALID_ARGUMENT, position_of, "all", data.decode(errors="replace"))
+    if position and not isinstance(position, ServiceError):
+        assert position_of("all", make_token("all", position)) == position
+
+
+def check_storage_id(data: bytes) -> None:
+    try:
+        found = storage_id.parse("storage.json", data)
+    except StorageRefused:
+        return
+    assert len(found) == 32
+
+
+PLACES = BrowseToken({SEGMENT: (Position(1, 2), 0)}, 7)
+HEADER = records.Header(state=TxnState.OPEN, timeout_ms=1, created_ms=2, owner="o", key="k", epoch=3, version=4)
+LEDGER = broker_records.LedgerRecord(id=1, storage="s", entries=4)
+SEGMENT_RECORD = broker_records.SegmentRecord(topic="t", range=(0, 0xFFFF), storage="s", ledgers=(LEDGER,))
+WRITE = records.WriteOp(segment=SEGMENT, after="1:-1", count=1, writer="w", sequence=3)
+ACK = records.AckOp(segment=SEGMENT, subscription="s", incarnation=1, position="1:2", batch_index=0, batch_size=2)
+
+TARGETS: Mapping[str, Target] = {
+    "frames": Target(check_frame, good_frames()),
+    "object headers": Target(check_object, [ObjectHeader(kind, bytes(16), 1, 1).encode() for kind in Kind]),
+    "object indexes": Target(check_index, [ObjectIndex().encode()]),
+    "storage ids": Target(check_storage_id, [storage_id.describe_new()]),
+    "headers": record_target(
+        records.Header.decode,
+        HEADER,
+        HEADER.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": 3, "writers": ("w",)}),
+    ),
+    "operations": record_target(records.decode_op, WRITE, ACK),
+    "remembered writers": record_target(records.RememberedWriters.decode, records.RememberedWriters(writers=("a",))),
+    "transaction keys": record_target(records.TransactionKey.decode, records.TransactionKey(epoch=1, updated_ms=2)),
+    "outcomes": record_target(records.Outcome.decode, records.Outcome(highest="1:2", counted_writers=("w",))),
+    "segments": record_target(broker_records.SegmentRecord.decode, SEGMENT_RECORD),
+    "owners": record_target(
+        broker_records.OwnerRecord.decode, broker_records.OwnerRecord(broker="b", url="u", generation=1)
+    ),
+    "dedup chunks": record_target(Chunk.decode, Chunk(rows=())),
+    "key parts": Target(check_key, [b"orders", b"a/b c", b"% . ..", SEGMENT.encode()]),
+    "foreign keys": Target(check_foreign_key, [b"/txn-op/%/a%2Fb"]),
+    "transaction ids": text_target(TxnId.parse, str, str(TXN)),
+    "positions": text_target(Position.parse, str, "3:17", "3:-1"),
+    "message ids": text_target(MessageId.parse, str, str(MessageId(SEGMENT, Position(1, 2), 3))),
+    "places to read on": text_target(ReadPlace.parse, str, "1:2", "1:2@7"),
+    "places of messages": text_target(Place.parse, str, "1:2:3"),
+    "browse tokens": text_target(BrowseToken.parse, str, str(PLACES)),
+    "page tokens": text_target(parse_page_token, page_token, page_token("orders")),
+    "pages of the coordinator": Target(check_coordinator_page, [make_token("all", str(TXN)).encode()]),
+    "messages": Target(check_messages, [json.dumps([{"key": "k", "value": {"n": [1.5, None]}}]).encode()]),
+    "authorization": Target(check_authorization, [b"mtx_0000000000000000_0", b"Bearer a.b.c", b"e30.e30.e30"]),
+    "token files": Target(check_token_file, [create_token("somebody", topics={"a/*": "consume"})[1].encode()]),
+}
