@@ -19,5 +19,5 @@ def broken(history: History) -> Iterable[str]:
     for message in inputs:
         if made[message] != 1:
             yield f"{message} was consumed, and {made[message]} outputs of it are there"
-    for message in made.keys() - set(inputs):
-        yield f"there is an output of {message}, which is no input"
+    for strange in made.keys() - set(inputs):
+        yield f"there is an output of {strange}, which is no input"

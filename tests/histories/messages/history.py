@@ -71,7 +71,7 @@ class History:
         action = call.action
         match action["do"]:
             case "write":
-                write = Write(*(action[name] for name in ("id", "topic", "key", "txn", "amount", "of")), call)
+                write = Write(**{name: value for name, value in action.items() if name != "do"}, call=call)
                 assert write.id not in self.writes, f"{write.id} was sent twice"
                 self.writes[write.id] = write
             case "end":

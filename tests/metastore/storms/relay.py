@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 _CHUNK = 1 << 16
 
+Way = Literal["requests", "replies"]
+
 
 class Relay:
-    """Carries bytes between its own port and that of a server. While it is cut, connections end and none begins.
+    """Carries bytes between its own port and that of a server. While it is cut, connections end and none begins. While
+    it holds requests or replies, those wait here; they arrive late, or never.
 
     `connections` counts those that reached the server: each but the first is a client that came back.
     """
@@ -20,6 +23,9 @@ class Relay:
         self._server_port = server_port
         self._cut = False
         self._pumps: set[asyncio.Task[None]] = set()
+        self._ways: dict[Way, asyncio.Event] = {"requests": asyncio.Event(), "replies": asyncio.Event()}
+        for way in self._ways.values():
+            way.set()
         self.connections = 0
 
     def cut(self) -> None:
@@ -29,6 +35,17 @@ class Relay:
 
     def mend(self) -> None:
         self._cut = False
+
+    def hold(self, way: Way) -> None:
+        self._ways[way].clear()
+
+    def release(self, *, lose: bool) -> None:
+        """Let everything through again. What was held arrives now; with `lose` its connections end instead."""
+        if lose:
+            for pump in self._pumps:
+                pump.cancel()
+        for way in self._ways.values():
+            way.set()
 
     async def __aenter__(self) -> Self:
         self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -57,8 +74,8 @@ class Relay:
                 server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
                 self.connections += 1
                 try:
-                    there = asyncio.create_task(_pump(reader, server_writer))
-                    back = asyncio.create_task(_pump(server_reader, writer))
+                    there = asyncio.create_task(_pump(reader, server_writer, self._ways["requests"]))
+                    back = asyncio.create_task(_pump(server_reader, writer, self._ways["replies"]))
                     try:
                         await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
                     finally:
@@ -71,8 +88,9 @@ class Relay:
             writer.transport.abort()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: asyncio.Event) -> None:
     with suppress(OSError):
         while data := await reader.read(_CHUNK):
+            await way.wait()
             writer.write(data)
             await writer.drain()

@@ -1,0 +1,145 @@
+"""The processes, and the ways between them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from metastore.api import MetadataStore
+from metastore.urls import open_store_to_read
+from tests.chaos.disk import Disk
+from tests.chaos.mixes import Mix
+from tests.chaos.schedule import CLIENTS, COORDINATORS, SERVICES, members
+from tests.chaos.service import Service
+from tests.metastore.storms.relay import Relay
+from tests.metatxn.dev_server import COMMAND
+from tests.servers import EtcdCluster, EtcdServer, ZooKeeperServer, free_port
+
+Member = EtcdServer | ZooKeeperServer
+SWEEPS = [
+    *("--timeout-sweep-interval-ms", "500", "--gc-interval-ms", "1000"),
+    *("--gc-retention-ms", "20000", "--max-clock-skew-ms", "500"),
+]
+"""Finished transactions are forgotten soon, so that collection meets everything else, but not while somebody asks."""
+POLL_S = 0.2
+PATIENCE_S = 300.0
+"""How long anything may take without faults: much longer than on a machine that has nothing else to do."""
+
+
+class Cluster:
+    """`everyone` that can be killed and frozen, by name; `ways` by `from>to`."""
+
+    def __init__(self, mix: Mix, seed: int, directory: Path) -> None:
+        self.mix = mix
+        self._seed = seed
+        self._directory = directory
+        self.histories = directory / "histories"
+        self.members: dict[str, Member] = {}
+        self.services: dict[str, Service] = {}
+        self.clients: dict[str, Service] = {}
+        self.ways: dict[str, Relay] = {}
+        self._ports = {name: free_port() for name in SERVICES}
+
+    @property
+    def everyone(self) -> dict[str, Member | Service]:
+        return {**self.members, **self.services, **self.clients}
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the services, as clients know them."""
+        return [self._advertised(name) for name in SERVICES]
+
+    def _advertised(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.ways[f'clients>{name}'].port}"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Without the clients; they are launched when there is something for them."""
+        self.histories.mkdir(parents=True)
+        async with AsyncExitStack() as stack:
+            self.disk = Disk(self._directory / "disk")
+            stack.callback(self.disk.close)
+            await asyncio.to_thread(self._start_store, stack)
+            for name in SERVICES:
+                await self._open_way(stack, f"clients>{name}", self._ports[name])
+                for one, member in self.members.items():
+                    await self._open_way(stack, f"{name}>{one}", member.port)
+            for name in SERVICES:
+                self.services[name] = Service(name, partial(self._service, name), self._log(name))
+            for name in CLIENTS:
+                self.clients[name] = Service(name, partial(self._client, name), self._log(name))
+            for service in (*self.services.values(), *self.clients.values()):
+                stack.push_async_callback(service.close)
+            for service in self.services.values():
+                service.launch()
+            async with asyncio.timeout(PATIENCE_S):
+                await self.ready()
+            yield
+
+    def _start_store(self, stack: AsyncExitStack) -> None:
+        directory = self._directory / "store"
+        started: list[Member]
+        if self.mix.members > 1:
+            assert self.mix.store == "etcd" and self.mix.members == 3, "there is no cluster of this kind"
+            started = list(stack.enter_context(EtcdCluster(directory)).members)
+        elif self.mix.store == "etcd":
+            started = [stack.enter_context(EtcdServer(directory))]
+        else:
+            started = [stack.enter_context(ZooKeeperServer(directory))]
+        self.members = dict(zip(members(self.mix), started, strict=True))
+
+    async def _open_way(self, stack: AsyncExitStack, name: str, port: int) -> None:
+        self.ways[name] = await stack.enter_async_context(Relay(port))
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _service(self, name: str) -> list[str]:
+        role = name.partition("-")[0]
+        endpoints = ",".join(f"127.0.0.1:{self.ways[f'{name}>{member}'].port}" for member in self.members)
+        command = [*COMMAND, role, "--store", f"{self.mix.store}://{endpoints}/chaos", "--port", str(self._ports[name])]
+        command += ["--advertise-url", self._advertised(name)]
+        if name in COORDINATORS:
+            return command + SWEEPS
+        if self.mix.ledgers == "shared":
+            return [*command, "--storage", f"file://{self.disk.path / 'objects'}"]
+        return [*command, "--data-dir", str(self.disk.path / name)]
+
+    def _client(self, name: str) -> list[str]:
+        module = [sys.executable, "-m", "tests.chaos.client"]
+        return [*module, ",".join(self.urls), str(self.histories), name, str(self._seed)]
+
+    # -- waiting, for whoever sets a limit ---------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Until the store is there and every service says that it can serve."""
+        for member in self.members.values():
+            up = member.wait_healthy if isinstance(member, EtcdServer) else member.wait_serving
+            await asyncio.to_thread(up)
+        async with httpx.AsyncClient(timeout=30) as http:
+            for name in SERVICES:
+                while not await _answers(http, f"http://127.0.0.1:{self._ports[name]}/readyz"):
+                    await asyncio.sleep(POLL_S)
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[MetadataStore]:
+        """The way of an operator who only looks."""
+        endpoints = ",".join(member.endpoint for member in self.members.values())
+        store = await open_store_to_read(f"{self.mix.store}://{endpoints}/chaos")
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+async def _answers(http: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await http.get(url)).is_success
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,68 @@
+"""The table of mixes: which store, where the ledgers lie, and how often each fault is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class Fault(StrEnum):
+    KILL = "kill -9"
+    RESTARTS = "restart storm"
+    FREEZE = "SIGSTOP"
+    CUT = "connections cut"
+    LATE_REQUESTS = "late requests"
+    LOST_REQUESTS = "lost requests"
+    LATE_REPLIES = "late replies"
+    LOST_REPLIES = "lost replies"
+    SILENCE = "silence both ways"
+    COMPACTION = "compaction every 100 ms"
+    LEADER = "leader frozen"
+    QUORUM = "quorum lost"
+    DISK = "disk full"
+
+
+NETWORK = {
+    Fault.CUT: 2.0,
+    Fault.LATE_REQUESTS: 1.0,
+    Fault.LOST_REQUESTS: 1.0,
+    Fault.LATE_REPLIES: 2.0,
+    Fault.LOST_REPLIES: 2.0,
+    Fault.SILENCE: 1.0,
+}
+EVERYTHING = {
+    Fault.KILL: 4.0,
+    Fault.RESTARTS: 1.0,
+    Fault.FREEZE: 3.0,
+    **NETWORK,
+    Fault.COMPACTION: 2.0,
+    Fault.DISK: 1.0,
+}
+WITH_LEADER = EVERYTHING | {Fault.LEADER: 2.0, Fault.QUORUM: 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """`members` of the store. Ledgers are objects that both brokers reach, or a directory of each broker. Faults follow
+    each other after `pause_s` on average and last up to `longest_s`."""
+
+    store: Literal["etcd", "zk"]
+    members: int
+    ledgers: Literal["shared", "local"]
+    faults: Mapping[Fault, float]
+    pause_s: float = 5.0
+    longest_s: float = 30.0
+
+
+MIXES = {
+    "etcd": Mix("etcd", 1, "shared", EVERYTHING),
+    "local": Mix("etcd", 1, "local", EVERYTHING),
+    "cluster": Mix("etcd", 3, "shared", WITH_LEADER),
+    "zookeeper": Mix("zk", 1, "shared", EVERYTHING),
+    "network": Mix("etcd", 1, "shared", NETWORK, pause_s=3.0),
+    "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1.0}, pause_s=15.0, longest_s=90.0),
+}
+DEFAULT = ("etcd", "local", "cluster", "zookeeper")
+"""Those that share the time of a run that names none."""

@@ -1,0 +1,206 @@
+"""One run: clients at work, the schedule, quiet, the last look, the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import metatxn
+from metastore.api import MetadataStore
+from metastore.check import StoreCheck
+from metastore.txn import paths
+from tests.chaos.client import BANK, LOG, SUBSCRIPTION, Ledger, Worker, read_on
+from tests.chaos.cluster import PATIENCE_S, Cluster
+from tests.chaos.mixes import MIXES, Fault
+from tests.chaos.nemesis import Nemesis
+from tests.chaos.schedule import Strike, schedule
+from tests.histories.calls import Call, Outcome, Recorder, read_calls
+from tests.histories.messages import judge
+from tests.histories.messages.consumption import INPUTS, OUTPUTS
+from tests.histories.messages.history import History
+
+TOPICS = {**dict.fromkeys(BANK, 2), LOG: 2, INPUTS: 1, OUTPUTS: 2}
+"""And how many segments each has."""
+POLL_S = 0.5
+PER_TRANSACTION = (
+    *(paths.HEADERS, paths.LEASES, paths.REMEMBERED_WRITERS, paths.PREPARED, paths.OPS),
+    *(paths.WRITES_INDEX, paths.ACKS_INDEX, paths.DEADLINE_INDEX, paths.FINAL_STATE_INDEX),
+)
+"""Prefixes below which nothing is left when all is quiet."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened in one run. `anomalies` by promise."""
+
+    mix: str
+    seed: int
+    seconds: float
+    directory: Path
+    strikes: list[Strike]
+    faults: Counter[Fault] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    anomalies: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def replay(self) -> str:
+        return f"python -m tests.chaos --mix {self.mix} --seed {self.seed} --minutes {self.seconds / 60:g}"
+
+    def __str__(self) -> str:
+        lines = [f"mix {self.mix}, seed {self.seed}, {self.seconds:g} s of faults"]
+        lines += [f"    {count:>7} {what}" for what, count in sorted(self.counts.items())]
+        lines += [f"    {count:>7} × {fault}" for fault, count in sorted(self.faults.items())]
+        lines += [f"    {count:>7} × {name} ended by itself" for name, count in self.ended.items()]
+        lines += [f"    {note}" for note in self.notes]
+        lines.append(f"    {sum(map(len, self.anomalies.values())):>7} anomalies")
+        for promise, found in self.anomalies.items():
+            lines += [f"{promise}: {len(found)}", *(f"    {one}" for one in found[:10])]
+        if self.anomalies:
+            lines += [f"evidence: {self.directory}", f"replay: {self.replay}"]
+        return "\n".join(lines)
+
+
+async def run(name: str, seed: int, seconds: float, directory: Path) -> Report:
+    """Everything stays behind in `directory`."""
+    mix = MIXES[name]
+    report = Report(name, seed, seconds, directory, schedule(mix, seed, seconds))
+    cluster = Cluster(mix, seed, directory)
+    async with cluster.running():
+        await rage(cluster, report)
+        await Calm(cluster, report).come()
+        if report.anomalies and cluster.disk.mounted:
+            shutil.copytree(cluster.disk.path, directory / "ledgers")
+    return report
+
+
+async def rage(cluster: Cluster, report: Report) -> None:
+    """Clients at work, and the faults of the schedule."""
+    await asyncio.to_thread(make_topics, cluster.urls, Random(report.seed))
+    for client in cluster.clients.values():
+        client.launch()
+    (report.directory / "schedule.txt").write_text("\n".join(map(str, report.strikes)))
+    nemesis = Nemesis(cluster)
+    await nemesis.rage(report.strikes)
+    report.faults = nemesis.made
+    if not cluster.disk.mounted:
+        report.notes.append("mounting is not permitted here, so no disk was ever full")
+
+
+def make_topics(urls: Sequence[str], dice: Random) -> None:
+    """Each over a service that is drawn, so that with local files both brokers have some."""
+    for topic, segments in TOPICS.items():
+        with metatxn.connect(dice.choice(urls)) as client:
+            client.create_topic(topic, segments)
+    with metatxn.connect(dice.choice(urls)) as client:
+        client.subscribe(INPUTS, SUBSCRIPTION, "shared", "earliest").close()
+
+
+class LastWorker(Worker):
+    """Commits whatever it begins."""
+
+    abort = 0.0
+
+
+class Calm:
+    """No faults any more: everything must come to its end, and then the truth is told."""
+
+    def __init__(self, cluster: Cluster, report: Report) -> None:
+        self._cluster = cluster
+        self._report = report
+        self._recorder = Recorder(Ledger(cluster.histories / "last.jsonl").take, "last", time.monotonic_ns)
+
+    async def come(self) -> None:
+        await self._in_time("the services are ready again", self._cluster.ready())
+        for name, client in self._cluster.clients.items():
+            await self._in_time(f"{name} comes to its end", client.stop())
+            self._expect(not client.ended, "clients work", f"{name} failed {client.ended} times, see {name}.log")
+        self._report.ended = Counter({name: one.ended for name, one in self._cluster.services.items() if one.ended})
+        async with self._cluster.store() as store:
+            await self._in_time("open transactions time out", empty(store, paths.DEADLINE_INDEX))
+            await self._in_time("orders are consumed", asyncio.to_thread(self._consume))
+            await self._in_time("the store drains", self._drain(store))
+            for finding in [finding async for finding in StoreCheck(store).findings()]:
+                self._expect(False, "laws of the store", str(finding))
+        await self._in_time("everything can be read", asyncio.to_thread(self._look))
+        self._judge()
+
+    def _expect(self, holds: bool, promise: str, otherwise: str) -> None:
+        if not holds:
+            self._report.anomalies.setdefault(promise, []).append(otherwise)
+
+    async def _in_time(self, what: str, awaited: Awaitable[object]) -> None:
+        try:
+            await asyncio.wait_for(awaited, PATIENCE_S)
+        except TimeoutError:
+            self._expect(False, "nothing hangs", f"after {PATIENCE_S:g} s without faults it is not so that {what}")
+        except metatxn.MetatxnError as error:
+            self._expect(False, "nothing hangs", f"without faults it is not so that {what}: {error!r}")
+
+    def _consume(self) -> None:
+        """Until there is a bill of every order."""
+        worker = LastWorker(self._cluster.urls[0], "last-worker", self._recorder, Random(0))
+        give_up = time.monotonic() + PATIENCE_S
+        while len(everything(worker.client, INPUTS)) > len(everything(worker.client, OUTPUTS)):
+            worker.quietly(worker.turn)
+            if time.monotonic() > give_up:
+                break
+        worker.leave()
+
+    async def _drain(self, store: MetadataStore) -> None:
+        try:
+            await empty(store, *PER_TRANSACTION)
+        except asyncio.CancelledError:
+            for prefix in PER_TRANSACTION:
+                left = (await store.scan(prefix, limit=20, keys_only=True)).records
+                self._expect(not left, "nothing is left", f"{prefix}: {[record.key for record in left]}")
+            raise
+
+    def _look(self) -> None:
+        with metatxn.connect(self._cluster.urls[0]) as client:
+            for topic in TOPICS:
+                call = self._recorder.invoke("last", {"do": "final", "topic": topic})
+                self._recorder.answer(call, "last", Outcome.OK, everything(client, topic))
+
+    def _judge(self) -> None:
+        calls = read_histories(self._cluster.histories)
+        history = History.of(calls)
+        self._report.anomalies |= judge(history)
+        self._report.counts = Counter(f"{call.action['do']} {call.outcome}" for call in calls)
+        for txn in history.ends:
+            self._report.counts[f"transactions {fate(history, txn)}"] += 1
+
+
+def fate(history: History, txn: str) -> str:
+    """As clients know it."""
+    if history.committed(txn):
+        return "committed"
+    return "aborted" if history.aborted(txn) else "that nobody was told of"
+
+
+async def empty(store: MetadataStore, *prefixes: str) -> None:
+    """Until nothing is below any of them."""
+    for prefix in prefixes:
+        while (await store.scan(prefix, limit=1, keys_only=True)).records:
+            await asyncio.sleep(POLL_S)
+
+
+def everything(client: metatxn.Client, topic: str) -> list[tuple[str | None, str]]:
+    seen: list[tuple[str | None, str]] = []
+    read_on(client.reader(topic), seen)
+    return seen
+
+
+def read_histories(directory: Path) -> list[Call]:
+    """The last line of one who was killed may be torn."""
+    lines: list[bytes] = []
+    for path in directory.iterdir():
+        lines += [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    return read_calls(lines)

@@ -1,0 +1,91 @@
+"""What befalls whom, when and for how long: the same for the same mix, seed and length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from tests.chaos.mixes import Fault, Mix
+
+COORDINATORS = ("coordinator-0", "coordinator-1")
+BROKERS = ("broker-0", "broker-1")
+SERVICES = (*COORDINATORS, *BROKERS)
+CLIENTS = ("client-0", "client-1")
+STORE = "store"
+DISKS = "disk"
+SHORTEST_S = 1.0
+NETWORK_S = 12.0
+"""Longer than a request is tried, and than a lease lasts."""
+DOWN_S = 6.0
+"""How long one that was killed stays away at most."""
+STORM_S = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """`target` is a process, a way `from>to`, the store as a whole, or the disk. Times are seconds."""
+
+    at_s: float
+    fault: Fault
+    target: str
+    for_s: float
+
+    def __str__(self) -> str:
+        return f"{self.at_s:7.1f} s  {self.fault:<24} {self.target:<24} for {self.for_s:.1f} s"
+
+
+def members(mix: Mix) -> list[str]:
+    return [f"{STORE}-{number}" for number in range(mix.members)]
+
+
+def ways(mix: Mix) -> list[str]:
+    """From clients to each service, and from each service to each member of the store."""
+    return [f"clients>{name}" for name in SERVICES] + [f"{name}>{one}" for name in SERVICES for one in members(mix)]
+
+
+def whole(target: str) -> str:
+    """What counts as one: no two members of the store by different faults, which decide whether there is a quorum."""
+    return STORE if target.startswith(STORE) else target
+
+
+def schedule(mix: Mix, seed: int, seconds: float) -> list[Strike]:
+    """Nothing is struck again before the last fault there is over."""
+    dice = Random(f"{seed}")
+    free_at: dict[str, float] = {}
+    strikes: list[Strike] = []
+    now = 0.0
+    while (now := now + dice.expovariate(1 / mix.pause_s)) < seconds:
+        (fault,) = dice.choices(list(mix.faults), list(mix.faults.values()))
+        target = dice.choice(_targets(mix, fault))
+        for_s = min(_duration(dice, mix, fault), seconds - now)
+        if free_at.get(whole(target), 0.0) > now:
+            continue
+        free_at[whole(target)] = now + for_s
+        strikes.append(Strike(now, fault, target, for_s))
+    return strikes
+
+
+def _targets(mix: Mix, fault: Fault) -> list[str]:
+    match fault:
+        case Fault.KILL | Fault.FREEZE:
+            return [*SERVICES, *BROKERS, *CLIENTS, *members(mix)]
+        case Fault.RESTARTS:
+            return list(SERVICES)
+        case Fault.COMPACTION | Fault.LEADER | Fault.QUORUM:
+            return [STORE]
+        case Fault.DISK:
+            return [DISKS]
+        case _:
+            return ways(mix)
+
+
+def _duration(dice: Random, mix: Mix, fault: Fault) -> float:
+    match fault:
+        case Fault.KILL:
+            return dice.uniform(0, DOWN_S)
+        case Fault.RESTARTS:
+            return STORM_S
+        case Fault.FREEZE:  # most are short
+            return SHORTEST_S * float((mix.longest_s / SHORTEST_S) ** dice.random())
+        case _:
+            return dice.uniform(SHORTEST_S, NETWORK_S)

@@ -1,0 +1,43 @@
+"""Goal: whatever befalls real processes, clients are told the truth, and nothing hangs or is left once it is over.
+
+Method: a minute of the mix `etcd`, as `python -m tests.chaos --mix etcd --seed 1 --minutes 1` makes it; docs/testing.md
+has the figures of longer ones. Scenarios 79, 118.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.mixes import MIXES
+from tests.chaos.run import run
+from tests.chaos.schedule import schedule, whole
+
+SECONDS = 60.0
+
+
+@pytest.mark.timeout(1800)
+async def test_79_118_nothing_is_lost_doubled_torn_or_left_in_chaos(tmp_path: Path) -> None:
+    report = await run("etcd", 1, SECONDS, tmp_path / "chaos")
+    assert not report.anomalies, str(report)
+    assert report.faults.total() > 5, "nothing has happened"
+    for what in ("transactions committed", "transactions aborted", "snapshot ok", "read ok", "final ok"):
+        assert report.counts[what], f"nothing was judged: {report}"
+
+
+@pytest.mark.parametrize("name", sorted(MIXES))
+def test_a_schedule_is_that_of_its_seed(name: str) -> None:
+    mix = MIXES[name]
+    assert schedule(mix, 1, 600) == schedule(mix, 1, 600) != schedule(mix, 2, 600)
+    assert {strike.fault for seed in range(20) for strike in schedule(mix, seed, 600)} == mix.faults.keys()
+
+
+@pytest.mark.parametrize("name", sorted(MIXES))
+def test_nobody_is_struck_before_the_last_fault_is_over(name: str) -> None:
+    strikes = schedule(MIXES[name], 1, 600)
+    for target in {whole(strike.target) for strike in strikes}:
+        here = [strike for strike in strikes if whole(strike.target) == target]
+        assert all(before.at_s + before.for_s <= after.at_s for before, after in pairwise(here)), target
+    assert all(strike.at_s + strike.for_s <= 600 for strike in strikes)
