@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from coordinator.answers import invalid
+from coordinator.answers import Members, invalid
 from coordinator.api.models import BatchItem, BeginItem, BeginRequest, CommitItem, TransactionHeader
 from coordinator.ends import Abort, Commit, End
 from coordinator.transaction_keys import Begun
@@ -28,8 +28,17 @@ from service.security.principal import Principal
 
 Wanted = BeginRequest | End
 Item = TypeVar("Item")
-ItemAnswer = Begun | TransactionHeader | Failure
 Known = Mapping[TxnId, TransactionRecords]
+
+
+class Done(NamedTuple):
+    """An item that succeeded, and whether it created a transaction (see `Begun`)."""
+
+    txn: Members
+    created: bool
+
+
+ItemAnswer = Done | Failure
 
 TOGETHER = 25
 """The ends of so many check a hundred keys: what any store takes, and reads, at once."""
@@ -55,14 +64,20 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
         number, item = lane[0], wanted[lane[0]]
         if len(lane) == 1 and isinstance(item, BeginRequest) and _is_plain_begin(item, transactions.caller):
             begins[number] = item
-        elif len(lane) == 1 and isinstance(item, End) and _is_plain_end(item, known, transactions.caller):
-            ends[number] = item, known[item.txn_id]
+        elif len(lane) == 1 and isinstance(item, End) and (records := _plain_end(item, known, transactions.caller)):
+            ends[number] = item, records
         else:
             lanes.append(lane)
 
-    async def together(call: Callable[[list[Item]], Awaitable[Sequence[ItemAnswer]]], some: Mapping[int, Item]) -> None:
+    async def together(
+        call: Callable[[list[Item]], Awaitable[Sequence[Members | Begun | TransactionHeader | Failure]]],
+        some: Mapping[int, Item],
+        *,
+        created: bool,
+    ) -> None:
         try:
-            answers.update(zip(some, await call(list(some.values())), strict=True))
+            for number, answer in zip(some, await call(list(some.values())), strict=True):
+                answers[number] = Done(answer, created) if isinstance(answer, dict) else _item_answer(answer)
         except MetastoreError as error:
             answers.update(dict.fromkeys(some, error))
 
@@ -70,11 +85,11 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
         for number in lane:
             # What was read before is out of date for all but the first.
             item, still_known = wanted[number], known if number == lane[0] else {}
-            answers[number] = await answered(_by_itself(transactions, item, still_known))
+            answers[number] = _item_answer(await answered(_by_itself(transactions, item, still_known)))
 
     await asyncio.gather(
-        _run((together(transactions.end_together, some) for some in _parts(ends)), APPLIES_AT_ONCE),
-        _run((together(transactions.begin_together, some) for some in _parts(begins)), APPLIES_AT_ONCE),
+        _run((together(transactions.end_together, some, created=False) for some in _parts(ends)), APPLIES_AT_ONCE),
+        _run((together(transactions.begin_together, some, created=True) for some in _parts(begins)), APPLIES_AT_ONCE),
         _run(map(in_turn, lanes), min(len(lanes), LANES_AT_ONCE)),
     )
     return [answers[number] for number in range(len(items))]
@@ -105,19 +120,22 @@ def _lanes(wanted: Sequence[Wanted], known: Known, caller: Principal) -> Iterabl
 def _touched(number: int, item: Wanted, known: Known, caller: Principal) -> Hashable:
     if isinstance(item, BeginRequest):
         return number if item.transaction_key is None else (item.owner or caller.name, item.transaction_key)
-    header = known[item.txn_id].header if item.txn_id in known else None
-    return item.txn_id if header is None or header.key is None else (header.owner, header.key)
+    records = known.get(item.txn_id)
+    if records is None or records.header.key is None:
+        return item.txn_id
+    return records.header.owner, records.header.key
 
 
 def _is_plain_begin(request: BeginRequest, caller: Principal) -> bool:
     return request.transaction_key is None and (caller.name is None or request.owner in (None, caller.name))
 
 
-def _is_plain_end(end: End, known: Known, caller: Principal) -> bool:
+def _plain_end(end: End, known: Known, caller: Principal) -> TransactionRecords | None:
+    """What it ends, when it is plain."""
     records = _presumed(end, known)
     if records is None or records.header.state.final or (isinstance(end, Abort) and end.force):
-        return False
-    return caller.owns(records.header.owner)
+        return None
+    return records if caller.owns(records.header.owner) else None
 
 
 def _presumed(end: End, known: Known) -> TransactionRecords | None:
@@ -130,6 +148,15 @@ async def _by_itself(transactions: Transactions, item: Wanted, known: Known) -> 
     if isinstance(item, BeginRequest):
         return await transactions.begin(item)
     return await transactions.end(item, known=_presumed(item, known))
+
+
+def _item_answer(answer: Begun | TransactionHeader | Failure) -> ItemAnswer:
+    match answer:
+        case Begun(header, created):
+            return Done(header.model_dump(exclude_none=True), created)
+        case TransactionHeader():
+            return Done(answer.model_dump(exclude_none=True), created=False)
+    return answer
 
 
 def _parts(items: Mapping[int, Item]) -> Iterator[dict[int, Item]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.answers import describe, unknown_transaction
+from coordinator.answers import Members, describe, members, unknown_transaction
 from coordinator.api.models import TransactionHeader
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.settling import Clock, Overtaken, Settling
@@ -57,14 +57,14 @@ class Decisions:
         applied = await self.apply(batch, (records, final))
         return describe(records.txn_id, final, applied.revision)
 
-    async def decide_together(self, decided: Sequence[Decision]) -> list[TransactionHeader]:
+    async def decide_together(self, decided: Sequence[Decision]) -> list[Members]:
         """As `decide`, all of them in one apply or none. For transactions without a key."""
         batch = self.store.batch()
         for records, final in decided:
             assert records.header.key is None, records
             records.finalize(batch, final)
         applied = await self.apply(batch, *decided)
-        return [describe(records.txn_id, final, applied.revision) for records, final in decided]
+        return [members(records.txn_id, final, applied.revision) for records, final in decided]
 
     async def apply(self, batch: Batch, *decided: Decision) -> Applied:
         """Apply a batch that decides `decided`, and count what became of it."""
@@ -72,13 +72,12 @@ class Decisions:
             applied = await self.settling.apply(batch)
         except Overtaken as overtaken:
             if overtaken.perhaps_ours and await self._landed(*decided[0]):
-                for _, final in decided:
-                    self.metrics.decided(final)
+                self.metrics.decided([final for _, final in decided])
             else:
                 self.metrics.overtaken()
             raise
+        self.metrics.decided([final for _, final in decided])
         for records, final in decided:
-            self.metrics.decided(final)
             (log.info if final.expired_by else log.debug)(
                 "transaction decided",
                 txn_id=str(records.txn_id),

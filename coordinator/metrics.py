@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -71,9 +72,10 @@ class CoordinatorMetrics:
         """`resyncs` is asked at every scrape how many gaps the process's watch has had."""
         self.registry.register(_Counted("metatxn_watch_resyncs", "Times a watch had to list again.", resyncs))
 
-    def decided(self, final: Header) -> None:
-        self._cas_results["ok"].inc()
-        self._ends[_ended_result(final)].inc()
+    def decided(self, finals: Sequence[Header]) -> None:
+        self._cas_results["ok"].inc(len(finals))
+        for result, count in Tally(map(_ended_result, finals)).items():
+            self._ends[result].inc(count)
 
     def overtaken(self) -> None:
         self._cas_results["conflict"].inc()

@@ -11,7 +11,7 @@ Epochs start at 0 (initialised at -1, and bumped by the first connect) and never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -42,8 +42,7 @@ FENCED_SESSIONS_KEPT = 64
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(NamedTuple):
     """`created` is false when begin found the same transaction open, or its version already committed."""
 
     header: TransactionHeader

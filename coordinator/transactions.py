@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 import structlog
 
 from coordinator import answers
+from coordinator.answers import Members
 from coordinator.api.models import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
 from coordinator.decisions import Decisions, KeyMovedOn, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
@@ -35,7 +36,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
-from metastore.types import Applied, Batch
+from metastore.types import Batch
 from service.problems import ServiceError
 from service.security.principal import ANYONE, Principal
 
@@ -111,9 +112,10 @@ class Transactions:
             applied = await self._settling.apply(batch)
         except (Overtaken, OutcomeUnknown) as lost:
             return await self._begun_after_all(txn_id, lost)
-        return _begun(txn_id, header, applied)
+        log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
+        return Begun(answers.describe(txn_id, header, applied.revision), created=True)
 
-    async def begin_together(self, requests: Sequence[BeginRequest]) -> Sequence[Begun | Failure]:
+    async def begin_together(self, requests: Sequence[BeginRequest]) -> Sequence[Members | Begun | Failure]:
         """Open transactions in one apply, as `begin` would each of them: without a key, and owned by the caller.
 
         What is too much for one apply is begun one by one. Raises the store's errors: nothing was begun.
@@ -126,7 +128,8 @@ class Transactions:
             return await asyncio.gather(*(answered(self.begin(request)) for request in requests))
         except (Overtaken, OutcomeUnknown) as lost:
             return await asyncio.gather(*(answered(self._begun_after_all(txn_id, lost)) for txn_id, _ in opened))
-        return [_begun(txn_id, header, applied) for txn_id, header in opened]
+        log.debug("transactions begun", txn_ids=[str(txn_id) for txn_id, _ in opened])
+        return [answers.members(txn_id, header, applied.revision) for txn_id, header in opened]
 
     async def _open(self, batch: Batch, request: BeginRequest) -> tuple[TxnId, Header]:
         txn_id = await self._ids.next()
@@ -212,7 +215,7 @@ class Transactions:
 
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]]
-    ) -> Sequence[TransactionHeader | Failure]:
+    ) -> Sequence[Members | TransactionHeader | Failure]:
         """End transactions in one apply, as `end` would each of them: open ones without a key, of the caller's.
 
         The records may be presumed (`TxnStore.read_plain`). When one of them is not as it was read nothing happens, and
@@ -343,11 +346,6 @@ def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
     if len(json.dumps(names, ensure_ascii=False).encode()) > MAX_WRITERS_BYTES:
         raise answers.invalid(field, f"the names of the writers together exceed {MAX_WRITERS_BYTES} bytes")
     return names
-
-
-def _begun(txn_id: TxnId, header: Header, applied: Applied) -> Begun:
-    log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
-    return Begun(answers.describe(txn_id, header, applied.revision), created=True)
 
 
 def _key_lost(records: TransactionRecords) -> ServiceError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi.responses import Response
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from service.problems import MEDIA_TYPE, ErrorCode, Problem
 
@@ -14,6 +15,11 @@ _COMES_BACK = (ErrorCode.STORE_UNAVAILABLE, ErrorCode.STORAGE_FULL, ErrorCode.RA
 def model_response(model: BaseModel, status: int = 200) -> Response:
     """What `response_model_exclude_none=True` answers, for a model that needs no second validation."""
     return Response(model.model_dump_json(exclude_none=True), status_code=status, media_type="application/json")
+
+
+def json_response(value: object) -> Response:
+    """For what is large: anything that JSON can express, as it is."""
+    return Response(to_json(value), media_type="application/json")
 
 
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
@@ -13,7 +13,6 @@ from coordinator.api.models import (
     TXN_ID_FIELD,
     AbortRequest,
     BatchAnswer,
-    BatchItemAnswer,
     BatchRequest,
     BeginRequest,
     CommitRequest,
@@ -35,16 +34,15 @@ from coordinator.api.models import (
     valid_key,
     valid_txn_id,
 )
-from coordinator.batches import ItemAnswer, run_batch
+from coordinator.batches import Done, ItemAnswer, run_batch
 from coordinator.hanging import MAX_AGE_MS, hanging_transactions
 from coordinator.listings import Filter, Listings
 from coordinator.ownership import owned, visible_owner
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
-from coordinator.transaction_keys import Begun
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
-from service.answers import model_response
+from service.answers import json_response, model_response
 from service.http import Caller, PathText, from_store
 from service.openapi import problems
 from service.problems import ErrorCode
@@ -96,15 +94,12 @@ def _page(page: TransactionPage | OperationPage | TransactionKeyPage | HangingPa
     return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
 
-def _item(answer: ItemAnswer) -> BatchItemAnswer:
-    match answer:
-        case Begun(header, created):
-            return BatchItemAnswer(status=201 if created else 200, txn=header)
-        case TransactionHeader():
-            return BatchItemAnswer(status=200, txn=answer)
-    error = from_store(answer) if isinstance(answer, MetastoreError) else answer
-    problem = error.problem()
-    return BatchItemAnswer(status=problem.status, problem=problem)
+def _item(answer: ItemAnswer) -> dict[str, Any]:
+    """A `BatchItemAnswer`, as JSON members."""
+    if isinstance(answer, Done):
+        return {"status": 201 if answer.created else 200, "txn": answer.txn}
+    problem = (from_store(answer) if isinstance(answer, MetastoreError) else answer).problem()
+    return {"status": problem.status, "problem": problem.model_dump(mode="json", exclude_none=True)}
 
 
 def transaction_routes(transactions: Transactions) -> APIRouter:
@@ -129,15 +124,15 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         begun = await transactions.on_behalf_of(caller).begin(body)
         return model_response(begun.header, 201 if begun.created else 200)
 
-    @router.post("/batch", response_model_exclude_none=True, responses=problems(*ALWAYS))
-    async def batch(body: BatchRequest, caller: Caller) -> BatchAnswer:
+    @router.post("/batch", response_model=BatchAnswer, response_model_exclude_none=True, responses=problems(*ALWAYS))
+    async def batch(body: BatchRequest, caller: Caller) -> Response:
         """Begin, commit and abort up to 1,000 transactions, each answered as by itself, in the same order.
 
         Items that touch the same transaction are done in the order of the list; the others share requests to the store.
         One malformed item refuses the whole request, and nothing happens.
         """
         answers = await run_batch(transactions.on_behalf_of(caller), body.items)
-        return BatchAnswer(items=[_item(answer) for answer in answers])
+        return json_response({"items": [_item(answer) for answer in answers]})
 
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:

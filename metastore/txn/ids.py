@@ -27,6 +27,9 @@ class TxnId:
         assert 0 <= self.sequence < 1 << _SEQUENCE_BITS, self.sequence
         object.__setattr__(self, "_text", f"{self.coordinator << _SEQUENCE_BITS | self.sequence:032x}")
 
+    def __hash__(self) -> int:
+        return hash(self._text)
+
     def __str__(self) -> str:
         return self._text
 

@@ -15,9 +15,8 @@ import httpx
 import pytest
 
 from coordinator.api.models import BatchItem, BatchRequest, TransactionHeader
-from coordinator.batches import TOGETHER, run_batch
+from coordinator.batches import TOGETHER, Done, ItemAnswer, run_batch
 from coordinator.service import CoordinatorService
-from coordinator.transaction_keys import Begun
 from coordinator.transactions import MAX_WRITERS_BYTES, Transactions, answered
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
@@ -218,9 +217,8 @@ async def test_what_happens_between_the_common_read_and_a_commit_is_not_overlook
     commit counts them."""
     txn_id = await begin(transactions)
     store.before_applies.append(lambda: transactions.add_writers(txn_id, ["late"]))
-    (answer,) = await run_batch(transactions, parsed([end("commit", txn_id.sequence)]))
-    assert isinstance(answer, TransactionHeader)
-    assert (answer.state, answer.writers) == ("COMMITTED", ["late"])
+    (txn,) = done(await run_batch(transactions, parsed([end("commit", txn_id.sequence)])))
+    assert (txn.state, txn.writers) == ("COMMITTED", ["late"])
 
 
 # -- plain items in one apply ------------------------------------------------------------------------------------------
@@ -228,6 +226,11 @@ async def test_what_happens_between_the_common_read_and_a_commit_is_not_overlook
 
 async def opened(transactions: Transactions, count: int) -> list[TxnId]:
     return [await begin(transactions) for _ in range(count)]
+
+
+def done(answers: list[ItemAnswer]) -> list[TransactionHeader]:
+    """Those that succeeded."""
+    return [TransactionHeader(**answer.txn) for answer in answers if isinstance(answer, Done)]
 
 
 def commits(txn_ids: list[TxnId]) -> list[BatchItem]:
@@ -239,13 +242,12 @@ async def test_plain_items_share_an_apply_and_begins_read_nothing(
 ) -> None:
     begun = await run_batch(transactions, parsed([{"op": "begin"}] * (2 * TOGETHER)))
     assert len(store.sent) == 3 and store.requests == 4, "a block of ids (read and moved), and two applies"
-    txn_ids = [id_of(answer.header) for answer in begun if isinstance(answer, Begun)]
+    txn_ids = [id_of(header) for header in done(begun)]
     store.sent.clear()
     store.requests = 0
-    answers = await run_batch(transactions, commits(txn_ids))
+    decided = done(await run_batch(transactions, commits(txn_ids)))
     assert len(store.sent) == 2 and store.requests == 3, "one read, and two applies"
-    for txn_id, answer in zip(txn_ids, answers, strict=True):
-        assert answer == await transactions.get(txn_id)
+    assert decided == [await transactions.get(txn_id) for txn_id in txn_ids]
 
 
 async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
@@ -259,7 +261,7 @@ async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
     store.sent.clear()
     answers = await run_batch(transactions, commits(txn_ids))
     assert isinstance(refused := answers.pop(5), ServiceError) and refused.code is ErrorCode.INVALID_TXN_STATE
-    assert [a.state for a in answers if isinstance(a, TransactionHeader)] == ["COMMITTED"] * 9
+    assert [header.state for header in done(answers)] == ["COMMITTED"] * 9
     assert len(store.sent) == 1 + 9, "all of them in vain, then each that is still open"
     cas = transactions.metrics.registry
     counted = [
@@ -291,7 +293,7 @@ async def test_a_lost_reply_of_many_ends_is_resolved_for_each(
             assert isinstance(answer, ServiceError) and answer.code is ErrorCode.INVALID_TXN_STATE
             assert header.state == "ABORTED"
         else:
-            assert answer == header and header.state == "COMMITTED"
+            assert done([answer]) == [header] and header.state == "COMMITTED"
     ended = transactions.metrics.registry.get_sample_value("metatxn_transactions_ended_total", {"result": "committed"})
     assert ended == (7 if rival and fault is not Fault.LOSE_REPLY else 8)
 
@@ -304,7 +306,8 @@ async def test_a_lost_reply_of_many_begins_is_resolved_for_each(
     store.faults.append(fault)
     begun = await run_batch(transactions, parsed([{"op": "begin"}] * 8))
     await store.deliver()
-    headers = [answer.header for answer in begun if isinstance(answer, Begun) and answer.created]
+    assert all(isinstance(answer, Done) and answer.created for answer in begun)
+    headers = done(begun)
     assert [await transactions.get(id_of(header)) for header in headers] == headers
     assert len((await truth.scan("/txn/")).records) == 1 + len(headers) == 9
 
@@ -339,12 +342,12 @@ async def test_what_is_too_large_together_is_done_one_by_one(transactions: Trans
     """Each by itself fits: 64 properties, and writers with long names."""
     properties = {f"{number:0256}": "x" * 1_024 for number in range(64)}
     begun = await run_batch(transactions, parsed([{"op": "begin", "properties": properties}] * TOGETHER))
-    assert all(isinstance(answer, Begun) and answer.created for answer in begun)
+    assert all(isinstance(answer, Done) and answer.created for answer in begun)
     txn_ids = await opened(transactions, 5)
     writers = [f"{number:0250}" for number in range(1_500)]
     items = parsed([end("commit", txn_id.sequence, writers=writers) for txn_id in txn_ids])
     answers = await run_batch(transactions, items)
-    assert [len(answer.writers or ()) for answer in answers if isinstance(answer, TransactionHeader)] == [1_500] * 5
+    assert [len(header.writers or ()) for header in done(answers)] == [1_500] * 5
 
 
 def served(server: EtcdServer) -> int:
@@ -364,10 +367,10 @@ async def test_a_hundred_items_cost_about_one_request(
     at_first = served(etcd_server)
     begun = await run_batch(transactions, parsed([{"op": "begin"}] * 1_000))
     after_begins = served(etcd_server)
-    headers = [answer.header for answer in begun if isinstance(answer, Begun)]
+    headers = done(begun)
     assert len({header.txn_id for header in headers}) == 1_000
     decided = await run_batch(transactions, parsed([{"op": "commit", "txn_id": h.txn_id} for h in headers]))
     after_commits = served(etcd_server)
-    assert [answer.state for answer in decided if isinstance(answer, TransactionHeader)] == ["COMMITTED"] * 1_000
+    assert [header.state for header in done(decided)] == ["COMMITTED"] * 1_000
     assert after_begins - at_first <= 8
     assert after_commits - after_begins <= 16
