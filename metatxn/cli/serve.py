@@ -35,7 +35,11 @@ GcIntervalOption = Annotated[int | None, typer.Option(min=1, help="How often fin
 GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
 SkewOption = Annotated[int | None, typer.Option(min=0, help="How far the clocks of two machines may be apart.")]
 MaxLedgerOption = Annotated[
-    int | None, typer.Option(min=1, help="A segment goes on in a new ledger when one has this size. [default: 256 MiB]")
+    int | None,
+    typer.Option(
+        min=1,
+        help="A segment goes on in a new ledger when one has this size, or 50,000 entries. [default: 256 MiB]",
+    ),
 ]
 AdvertiseOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Where others reach it. [default: http(s)://<host>:<port>]")

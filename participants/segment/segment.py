@@ -53,6 +53,8 @@ from service.retry import until_it_succeeds
 log = structlog.get_logger()
 Clock = Callable[[], int]
 T = TypeVar("T")
+MAX_LEDGER_ENTRIES = 50_000
+"""However small they are: a restart looks at each entry of the last ledger."""
 STALE_READ_S = 5.0
 """How old a read may be that a broker answers which has lost its segment and does not know it yet."""
 
@@ -126,7 +128,7 @@ class Segment:
         self._publishes: set[asyncio.Task[Position]] = set()
         self.sealing = asyncio.Lock()
         self.max_ledger_bytes: int | None = None
-        """At this size the open ledger is full; None: never."""
+        """At this size the open ledger is full, or with `MAX_LEDGER_ENTRIES`; None: never."""
         self.on_full: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._rolling: asyncio.Task[None] | None = None
         self._appending = asyncio.Lock()
@@ -652,9 +654,14 @@ class Segment:
         assert self.ledgers.open is not None
         self.buffer.durable_up_to(self.ledgers.open.last_durable)
         self._advanced()
-        full = self.max_ledger_bytes is not None and self.ledgers.open.size_bytes >= self.max_ledger_bytes
+        full = self._is_full(self.ledgers.open)
         if full and self.on_full is not None and self.admits and (self._rolling is None or self._rolling.done()):
             self._rolling = self.spawn(self.on_full())
+
+    def _is_full(self, ledger: OpenLedger) -> bool:
+        if self.max_ledger_bytes is None:
+            return False
+        return ledger.size_bytes >= self.max_ledger_bytes or ledger.entries >= MAX_LEDGER_ENTRIES
 
     def _advanced(self) -> None:
         lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)

@@ -77,6 +77,17 @@ async def test_ledgers_are_rolled_sealed_and_recorded_and_read_as_one(world: Wor
     assert await committed(await world.reopened()) == values
 
 
+async def test_a_ledger_of_many_small_entries_is_full_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart looks at each entry of the last ledger, so its size alone would not bound that."""
+    world.max_ledger_bytes = 1 << 40
+    monkeypatch.setattr("participants.segment.segment.MAX_LEDGER_ENTRIES", PER_LEDGER)
+    segment = await world.segment()
+    for number in range(2 * PER_LEDGER + 1):
+        await publish(segment, str(number))
+        await rolled(segment)
+    assert [ledger.entries for ledger in (await record_of(world)).ledgers] == [PER_LEDGER, PER_LEDGER, None]
+
+
 async def test_concurrent_publishes_keep_the_order_in_which_they_came(world: World) -> None:
     """Many appends wait for each change-over; those that come in the moment in which it ends must not overtake."""
     segment = await world.segment()
