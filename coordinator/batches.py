@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from coordinator.answers import Members, invalid
-from coordinator.api.models import BatchItem, BeginItem, BeginRequest, CommitItem, TransactionHeader
+from coordinator.api.models import BatchItem, BeginRequest, TransactionHeader
 from coordinator.ends import Abort, Commit, End
 from coordinator.transaction_keys import Begun
 from coordinator.transactions import Failure, Transactions, answered, refuse_numbers_without_key, writer_set
@@ -62,10 +62,15 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     lanes: list[list[int]] = []
     for lane in _lanes(wanted, known, transactions.caller):
         number, item = lane[0], wanted[lane[0]]
-        if len(lane) == 1 and isinstance(item, BeginRequest) and _is_plain_begin(item, transactions.caller):
+        if len(lane) > 1:
+            lanes.append(lane)
+        elif isinstance(item, End):
+            if records := _plain_end(item, known, transactions.caller):
+                ends[number] = item, records
+            else:
+                lanes.append(lane)
+        elif _is_plain_begin(item, transactions.caller):
             begins[number] = item
-        elif len(lane) == 1 and isinstance(item, End) and (records := _plain_end(item, known, transactions.caller)):
-            ends[number] = item, records
         else:
             lanes.append(lane)
 
@@ -97,13 +102,15 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
 
 def _wanted(number: int, item: BatchItem) -> Wanted:
     try:
-        if isinstance(item, BeginItem):
-            refuse_numbers_without_key(item)
-            return item
-        txn_id = TxnId.parse(item.txn_id)
-        if isinstance(item, CommitItem):
-            return Commit(txn_id, None if item.writers is None else writer_set(item.writers, "writers"))
-        return Abort(txn_id, item.reason, item.force)
+        match item.op:
+            case "begin":
+                refuse_numbers_without_key(item)
+                return item
+            case "commit":
+                writers = None if item.writers is None else writer_set(item.writers, "writers")
+                return Commit(TxnId.parse(item.txn_id), writers)
+            case "abort":
+                return Abort(TxnId.parse(item.txn_id), item.reason, item.force)
     except ServiceError as error:
         field, _, detail = error.detail.partition(": ")
         raise invalid(f"items.{number}.{field}", detail) from error
@@ -118,12 +125,12 @@ def _lanes(wanted: Sequence[Wanted], known: Known, caller: Principal) -> Iterabl
 
 
 def _touched(number: int, item: Wanted, known: Known, caller: Principal) -> Hashable:
-    if isinstance(item, BeginRequest):
-        return number if item.transaction_key is None else (item.owner or caller.name, item.transaction_key)
-    records = known.get(item.txn_id)
-    if records is None or records.header.key is None:
-        return item.txn_id
-    return records.header.owner, records.header.key
+    if isinstance(item, End):
+        records = known.get(item.txn_id)
+        if records is None or records.header.key is None:
+            return item.txn_id
+        return records.header.owner, records.header.key
+    return number if item.transaction_key is None else (item.owner or caller.name, item.transaction_key)
 
 
 def _is_plain_begin(request: BeginRequest, caller: Principal) -> bool:
@@ -145,9 +152,9 @@ def _presumed(end: End, known: Known) -> TransactionRecords | None:
 
 
 async def _by_itself(transactions: Transactions, item: Wanted, known: Known) -> Begun | TransactionHeader:
-    if isinstance(item, BeginRequest):
-        return await transactions.begin(item)
-    return await transactions.end(item, known=_presumed(item, known))
+    if isinstance(item, End):
+        return await transactions.end(item, known=_presumed(item, known))
+    return await transactions.begin(item)
 
 
 def _item_answer(answer: Begun | TransactionHeader | Failure) -> ItemAnswer:

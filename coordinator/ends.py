@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import structlog
@@ -21,34 +20,22 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class End(ABC):
-    """A commit or an abort, as it was asked for."""
-
-    txn_id: TxnId
-
-    def refuse(self, caller: Principal) -> None:  # noqa: B027  (most ends are anybody's to ask for)
-        """Raises NOT_ALLOWED, whatever the records say."""
-
-    @abstractmethod
-    def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
-        """What the open transaction becomes. Raises NOT_ALLOWED."""
-
-    @abstractmethod
-    def again(self, records: TransactionRecords) -> TransactionHeader:
-        """The answer for a final transaction (DESIGN §5.11). Raises INVALID_TXN_STATE, EXPIRED_TRANSACTION."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commit(End):
+class Commit:
     """`writers` are those that count, as a `writer_set`; None: the remembered ones, or else all."""
 
+    txn_id: TxnId
     writers: tuple[str, ...] | None = None
 
+    def refuse(self, caller: Principal) -> None:
+        """Raises NOT_ALLOWED, whatever the records say."""
+
     def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
+        """What the open transaction becomes. Raises NOT_ALLOWED."""
         counted = records.remembered_writers if self.writers is None else self.writers
         return committed(records.header, now_ms, counted)
 
     def again(self, records: TransactionRecords) -> TransactionHeader:
+        """The answer for a final transaction (DESIGN §5.11). Raises INVALID_TXN_STATE, EXPIRED_TRANSACTION."""
         header = records.header
         if header.state is not TxnState.COMMITTED:
             raise answers.already_decided(self.txn_id, header)
@@ -58,9 +45,10 @@ class Commit(End):
 
 
 @dataclass(frozen=True, slots=True)
-class Abort(End):
+class Abort:
     """`force` is an administrator's word and changes only who may abort a prepared transaction."""
 
+    txn_id: TxnId
     reason: str | None = None
     force: bool = False
 
@@ -79,3 +67,6 @@ class Abort(End):
         if records.header.state is not TxnState.ABORTED:
             raise answers.already_decided(self.txn_id, records.header)
         return answers.describe_records(records)
+
+
+End = Commit | Abort

@@ -20,18 +20,19 @@ _TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 class TxnId:
     coordinator: int
     sequence: int
-    _text: str = field(init=False, repr=False, compare=False)  # It is in every key, so it is made once.
+    text: str = field(init=False, repr=False, compare=False)
+    """As `str`; it is in every key, so it is made once."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.coordinator < 1 << 16, self.coordinator
         assert 0 <= self.sequence < 1 << _SEQUENCE_BITS, self.sequence
-        object.__setattr__(self, "_text", f"{self.coordinator << _SEQUENCE_BITS | self.sequence:032x}")
+        object.__setattr__(self, "text", f"{self.coordinator << _SEQUENCE_BITS | self.sequence:032x}")
 
     def __hash__(self) -> int:
-        return hash(self._text)
+        return hash(self.text)
 
     def __str__(self) -> str:
-        return self._text
+        return self.text
 
     @classmethod
     @lru_cache(maxsize=4096)  # The same id is parsed as a parameter, as a key, and for its records.

@@ -30,10 +30,11 @@ def _acks_by_segment_subscription(key: str, value: bytes) -> Iterable[str]:
 
 def _by_final_state(key: str, value: bytes) -> Iterable[str]:
     header = Header.decode(value)
-    if header.state.final:
-        assert header.finalized_ms is not None
-        entry = paths.final_state_entry(header.state, header.finalized_ms, key.removeprefix(paths.HEADERS))
-        yield entry.removeprefix(paths.FINAL_STATE_INDEX)
+    if not header.state.final:
+        return ()
+    assert header.finalized_ms is not None
+    entry = paths.final_state_entry(header.state, header.finalized_ms, key.removeprefix(paths.HEADERS))
+    return (entry.removeprefix(paths.FINAL_STATE_INDEX),)
 
 
 INDEXES = (
