@@ -329,7 +329,7 @@ class Client:
             "dead_letter_topic": dead_letter_topic,
             "max_redeliveries": max_redeliveries,
         }
-        self._connection.broker(Call("PUT", subscription_path(topic, subscription), content=json_body(body)))
+        self._connection.home_of(topic, Call("PUT", subscription_path(topic, subscription), content=json_body(body)))
         return self.consumer(topic, subscription, name)
 
     def consumer(self, topic: str, subscription: str, name: str | None = None) -> Consumer:
@@ -339,7 +339,8 @@ class Client:
 
     def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """How far it is, and what is pending. Raises `NotFound`."""
-        return parsed(SubscriptionInfo, self._connection.broker(Call("GET", subscription_path(topic, subscription))))
+        answer = self._connection.home_of(topic, Call("GET", subscription_path(topic, subscription)))
+        return parsed(SubscriptionInfo, json_of(answer))
 
     def acknowledge_up_to(
         self,
@@ -372,8 +373,7 @@ class Client:
 
     def drop_subscription(self, topic: str, subscription: str) -> None:
         """With all that it knows. Raises `NotFound`."""
-        connection = self._connection
-        connection.http.request(connection.brokers, Call("DELETE", subscription_path(topic, subscription)))
+        self._connection.home_of(topic, Call("DELETE", subscription_path(topic, subscription)))
 
     def table_writer(
         self,

@@ -69,6 +69,10 @@ class Connection:
     def owner_of(self, segment: str, call: Call) -> httpx.Response:
         return self.http.request(OwnerOf(self.topics, self.directory, segment), call)
 
+    def home_of(self, topic: str, call: Call) -> httpx.Response:
+        """To the broker that hands out the subscriptions of `topic`: where we were sent before, or any."""
+        return self.http.request(OwnerOf(self.topics, self.directory, f"subscriptions of {topic}"), call)
+
     def pages(self, endpoint: AnyOf, path: str, params: Mapping[str, Any], item: type[M]) -> Iterator[M]:
         """The items of a paged list."""
         token: str | None = None

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from metatxn.connection import Connection, parsed, post
 from metatxn.errors import MetatxnError
-from metatxn.http import Call, json_body, path_of
+from metatxn.http import Call, json_body, json_of, path_of
 from metatxn.reader import Message, message_of
 from metatxn.transaction import Transaction
 from participants.api.models import ReceiveAnswer
@@ -82,7 +82,7 @@ class Consumer:
         body = {"consumer": self.name, "max": limit, "wait_ms": wait_ms}
         path = subscription_path(self.topic, self.subscription, "receive")
         call = Call("POST", path, content=json_body(body), idempotent=False, wait_s=wait_ms / 1000)
-        return parsed(ReceiveAnswer, self._connection.broker(call))
+        return parsed(ReceiveAnswer, json_of(self._connection.home_of(self.topic, call)))
 
     def _start_over(self) -> None:
         """An answer was lost, and perhaps messages in it, which the broker believes to be here. So leave, and come
@@ -123,7 +123,7 @@ class Consumer:
             txn.check_takes_operations()
             body["txn_id"] = txn.id
         try:
-            self._connection.broker(post(subscription_path(self.topic, self.subscription, "acks"), body))
+            self._connection.home_of(self.topic, post(subscription_path(self.topic, self.subscription, "acks"), body))
         except BaseException as failure:
             if txn is not None:
                 txn.failed(failure)
@@ -134,9 +134,8 @@ class Consumer:
         messages = [message] if isinstance(message, Message) else list(message)
         for start in range(0, len(messages), MAX_IDS):
             ids = [each.message_id for each in messages[start : start + MAX_IDS]]
-            self._connection.broker(
-                post(subscription_path(self.topic, self.subscription, "redeliver"), {"message_ids": ids})
-            )
+            path = subscription_path(self.topic, self.subscription, "redeliver")
+            self._connection.home_of(self.topic, post(path, {"message_ids": ids}))
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -149,7 +148,7 @@ class Consumer:
 
     def _leave(self) -> None:
         path = subscription_path(self.topic, self.subscription, "consumers", self.name)
-        self._connection.http.request(self._connection.brokers, Call("DELETE", path))
+        self._connection.home_of(self.topic, Call("DELETE", path))
 
     def __enter__(self) -> Self:
         return self

@@ -77,7 +77,7 @@ def _rebuild(kind: type[MetatxnError], detail: str, arguments: dict[str, Any]) -
 
 
 class InvalidArgument(MetatxnError):
-    """A malformed id, an unknown field, a value out of range."""
+    """A malformed id, an unknown field, a value out of range; a client that was closed."""
 
     code = ErrorCode.INVALID_ARGUMENT
 

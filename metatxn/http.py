@@ -173,6 +173,10 @@ class Http:
         except httpx.TransportError as error:
             endpoint.failed(base)
             raise _transport_failure(error, base, call) from error
+        except RuntimeError as error:
+            if not self._client.is_closed:
+                raise
+            raise InvalidArgument("this client was closed", action="Connect again.") from error
 
     def _attempt_timeout(self, call: Call, deadline: float) -> httpx.Timeout:
         """What can be repeated is given up half-way, so that a process that hangs leaves time to ask another one."""

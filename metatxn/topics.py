@@ -105,7 +105,8 @@ class Topics:
 
 
 class OwnerOf:
-    """An endpoint: the broker that owns a segment, or any broker, which knows where to send us on."""
+    """An endpoint: the broker that owns a segment, or whatever else has one owner, or any broker, which knows where to
+    send us on."""
 
     def __init__(self, topics: Topics, directory: Directory, segment: str) -> None:
         self._topics = topics

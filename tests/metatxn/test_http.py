@@ -169,3 +169,11 @@ def test_token_is_sent() -> None:
     with metatxn.connect(BROKER, token="secret", transport=httpx.MockTransport(handle)) as client:
         client.cluster()
     assert seen == ["Bearer secret"]
+
+
+def test_a_closed_client_says_so(cluster: FakeCluster) -> None:
+    """Also to the thread that shows life for a consumer that was not closed."""
+    with cluster.client() as client:
+        client.begin()
+    with pytest.raises(metatxn.InvalidArgument, match="closed"):
+        client.begin()
