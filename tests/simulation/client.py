@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from random import Random
 from typing import Any
 from urllib.parse import quote
@@ -42,10 +43,16 @@ class Doubtful(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlace:
+    """A segment in the layout of its topic."""
+
     segment: str
     low: int
     high: int
-    owner: str
+    active: bool
+    parents: tuple[str, ...]
+
+    def holds(self, key: str) -> bool:
+        return self.low <= hash_of_key(key) <= self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +66,18 @@ class Page:
 class Client:
     """`patience_s` bounds a call with all of its retries."""
 
-    def __init__(self, world: World, network: Network, coordinators: list[str], random: Random) -> None:
+    def __init__(
+        self, world: World, network: Network, coordinators: list[str], brokers: list[str], random: Random
+    ) -> None:
         self._world = world
         self._network = network
         self._coordinators = coordinators
+        self._brokers = brokers
+        self._owners: dict[str, str] = {}
+        """Of each segment the broker that has answered last."""
         self._random = random
+        self.layouts: dict[str, list[SegmentPlace]] = {}
+        """Of each topic as it was when this client looked last: parents before their children."""
 
     # -- transactions ------------------------------------------------------------------------------------------
 
@@ -94,32 +108,75 @@ class Client:
             if refused.code != "ALREADY_EXISTS":
                 raise
 
-    async def segments(self, broker: str, topic: str) -> list[SegmentPlace]:
-        answer = await self._ask("GET", [broker], f"/v1/topics/{quote(topic, safe='')}")
-        return [
-            SegmentPlace(found["segment"], found["range"][0], found["range"][1], found["owner"] or broker)
-            for found in answer.json()["segments"]
+    async def look(self, topic: str) -> list[SegmentPlace]:
+        """The layout now."""
+        answer = await self._ask("GET", self._brokers, f"/v1/topics/{quote(topic, safe='')}")
+        found = [
+            SegmentPlace(
+                each["segment"],
+                each["range"][0],
+                each["range"][1],
+                each["state"] == "active",
+                tuple(each["parents"]),
+            )
+            for each in answer.json()["segments"]
         ]
+        self.layouts[topic] = parents_first(found)
+        return self.layouts[topic]
+
+    async def change_layout(self, topic: str) -> None:
+        """Split one of its segments, or merge two neighbours."""
+        active = [place for place in await self.look(topic) if place.active]
+        one = self._random.choice(active)
+        neighbours = [place for place in active if place.low == one.high + 1]
+        action, body = "split", {}
+        if neighbours and len(active) > self._random.randrange(1, 5):
+            action, body = "merge", {"with": neighbours[0].segment}
+        path = f"/v1/segments/{quote(one.segment, safe='')}/{action}"
+        await self._ask("POST", self._brokers, path, body=body, segment=one.segment)
 
     async def publish(
         self,
-        place: SegmentPlace,
+        topic: str,
         payload: dict[str, Any],
         *,
         txn_id: str | None = None,
         writer: str | None = None,
         producer: str | None = None,
         sequence: int,
-    ) -> tuple[int, int]:
-        """The position."""
+    ) -> tuple[str, tuple[int, int]]:
+        """Segment and position of an entry with the payload's `key`.
+
+        What was not answered is asked for again where it was sent; once that segment is sealed and does not have it, at
+        the child that has taken over (DESIGN §5.13).
+        """
         query = {"txn_id": txn_id, "writer": writer, "producer": producer, "sequence": sequence}
-        path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
-        answer = await self._ask("POST", [place.owner], path, query=query, content=json.dumps(payload).encode())
-        return parse_position(answer.json()["position"])
+        content = json.dumps(payload).encode()
+        layout = self.layouts.get(topic) or await self.look(topic)
+        doubtful = False
+        while True:
+            place = [place for place in layout if place.holds(payload["key"])][-1]
+            path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
+            try:
+                answer = await self._ask("POST", self._brokers, path, query, content=content, segment=place.segment)
+                return place.segment, parse_position(answer.json()["position"])
+            except Refused as refused:
+                doubtful = refused.doubtful = doubtful or refused.doubtful
+                if refused.code != "SEGMENT_SEALED":
+                    raise
+            try:
+                newest = await self.look(topic)
+            except Refused as refused:
+                refused.doubtful = doubtful
+                raise
+            if newest == layout:
+                raise Doubtful("the segment is sealed and nobody has taken over")
+            layout = newest
 
     async def read(self, place: SegmentPlace, after: str | None, isolation: str, revision: int | None = None) -> Page:
         query = {"after": after, "isolation": isolation, "revision": revision, "max_bytes": 4096}
-        answer = await self._ask("GET", [place.owner], f"/v1/segments/{quote(place.segment, safe='')}/entries", query)
+        path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
+        answer = await self._ask("GET", self._brokers, path, query, segment=place.segment)
         said = answer.headers.get(REVISION_HEADER.lower())
         return Page(
             list(frames_of(place.segment, answer.body)),
@@ -139,15 +196,19 @@ class Client:
         *,
         body: dict[str, Any] | None = None,
         content: bytes = b"",
+        segment: str | None = None,
     ) -> Answer:
-        """Send it until there is an answer that is not to be repeated. All calls here may be repeated."""
+        """Send it until there is an answer that is not to be repeated. All calls here may be repeated.
+
+        To any of `servers`; what concerns a segment first to its owner, as far as that is known.
+        """
         loop = self._world.loop
         deadline = loop.time() + _PATIENCE_S
         headers = _BYTES if body is None else _JSON
         payload = content if body is None else json.dumps(body).encode()
         doubtful = False
         while True:
-            server = servers[self._random.randrange(len(servers))]
+            server = self._owners.pop(segment or "", None) or servers[self._random.randrange(len(servers))]
             request = Request(method, url(server, path, query), payload, headers if payload else {})
             try:
                 answer = await self._network.request(request)
@@ -157,8 +218,12 @@ class Client:
                 problem, retriable, definite = {"code": "OUTCOME_UNKNOWN", "detail": str(error)}, True, False
             else:
                 if answer.ok:
+                    if segment is not None:
+                        self._owners[segment] = server
                     return answer
                 problem = answer.json()
+                if segment is not None and "owner_url" in problem:
+                    self._owners[segment] = problem["owner_url"]
                 definite = problem["definite"]
                 retriable = problem["retriable"] or not definite
             doubtful = doubtful or not definite
@@ -194,6 +259,8 @@ def frames_of(segment: str, body: bytes) -> list[Seen]:
     return found
 
 
-def place_of(places: list[SegmentPlace], key: str) -> SegmentPlace:
-    hashed = hash_of_key(key)
-    return next(place for place in places if place.low <= hashed <= place.high)
+def parents_first(places: list[SegmentPlace]) -> list[SegmentPlace]:
+    """The layout in an order in which the entries of every key are in the order in which they were written."""
+    known = {place.segment: place for place in places}
+    graph = {place.segment: [parent for parent in place.parents if parent in known] for place in places}
+    return [known[segment] for segment in TopologicalSorter(graph).static_order()]

@@ -1,4 +1,8 @@
-"""Two coordinators, two brokers with a disk each, one store: started, started again whenever they end, and healed."""
+"""Two coordinators, two brokers, one store: started, started again whenever they end, and healed.
+
+In some worlds each broker has a disk of its own; in the others they share an object store and take over each other's
+segments.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from tests.simulation.bucket import Objects
 from tests.simulation.disk import Device
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
@@ -70,11 +75,15 @@ class Cluster:
         self.store = StoreServer(world)
         self.network = Network(world)
         self.devices = {name: Device(world, name) for name in BROKERS}
+        self.objects = Objects(world) if world.generator("storage").random() < 0.5 else None
+        """What brokers share; None: each has its own disk."""
         random = world.generator("skew")
         self._most_ms = most_ms = random.choice((0, 200, MAX_SKEW_MS))
         self.roles: dict[str, Role] = {}
         for name in (*COORDINATORS, *BROKERS):
             self.roles[name] = Role(world, name, self._maker(name), random.randint(-most_ms, most_ms))
+        self.topics: list[str] = []
+        """Of all workloads."""
         self._keepers: list[asyncio.Task[None]] = []
 
     @property
@@ -88,8 +97,8 @@ class Cluster:
     def _maker(self, name: str) -> Callable[[Process], Service]:
         if name in COORDINATORS:
             return lambda process: SimulatedCoordinator(self.store, self.network, process, 2 * self._most_ms)
-        device = self.devices[name]
-        return lambda process: SimulatedBroker(self.store, self.network, process, device)
+        place = self.objects or self.devices[name]
+        return lambda process: SimulatedBroker(self.store, self.network, process, place)
 
     async def start(self) -> None:
         """Returns once all serve."""

@@ -42,10 +42,19 @@ class Rates:
     disk_bit_flipped: float = 0.0
     disk_died_within: float = 0.0  # the process dies in the system call
     disk_full_per_minute: float = 0.0
+    # the object store
+    bucket_slow: float = 0.0
+    bucket_lost_request: float = 0.0
+    bucket_lost_reply: float = 0.0
+    bucket_late: float = 0.0
+    bucket_repeated: float = 0.0
+    bucket_failed: float = 0.0
     # processes
     kills_per_minute: float = 0.0
     power_cuts_per_minute: float = 0.0
     freezes_per_minute: float = 0.0
+    # not a fault, and yet it comes at the wrong time
+    layout_changes_per_minute: float = 0.0
 
 
 MOST = Rates(
@@ -71,9 +80,16 @@ MOST = Rates(
     disk_bit_flipped=0.02,
     disk_died_within=0.004,
     disk_full_per_minute=2.0,
+    bucket_slow=0.08,
+    bucket_lost_request=0.05,
+    bucket_lost_reply=0.05,
+    bucket_late=0.05,
+    bucket_repeated=0.05,
+    bucket_failed=0.05,
     kills_per_minute=8.0,
     power_cuts_per_minute=4.0,
     freezes_per_minute=5.0,
+    layout_changes_per_minute=10.0,
 )
 """What "much" is."""
 

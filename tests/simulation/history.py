@@ -35,6 +35,7 @@ class Write:
     amount: int
     client: str
     begun: float
+    ended: float | None = None
     outcome: Outcome = Outcome.UNKNOWN
     segment: str | None = None
     position: tuple[int, int] | None = None
@@ -110,6 +111,8 @@ class History:
     """What everybody sees once the faults have stopped and everything is done."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     begun: dict[str, Revision] = field(default_factory=dict)
+    layouts: dict[str, list[str]] = field(default_factory=dict)
+    """Of each topic its segments in the end, parents before their children."""
     broken: list[str] = field(default_factory=list)
     """Laws of the store that were found broken while it ran; see `checkers.laws`."""
     left: dict[str, Any] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tests.simulation.cluster import BROKERS, Cluster
 from tests.simulation.processes import Process
@@ -12,12 +12,12 @@ from tests.simulation.processes import Process
 class Nemesis:
     """`start`; it goes on until `stop`. `others` are processes of clients, which nobody starts again."""
 
-    def __init__(self, cluster: Cluster, others: list[Process]) -> None:
+    def __init__(self, cluster: Cluster, others: Iterable[Process]) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._faults = cluster.world.faults
         self._random = cluster.world.generator("nemesis")
-        self._others = others
+        self._others = list(others)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

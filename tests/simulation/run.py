@@ -6,13 +6,15 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import IO, Any
 
 import structlog
 
+from metastore.check import StoreCheck
 from metastore.txn import paths
+from participants.broker.broker import Broker
 from tests.simulation.checkers import judge
 from tests.simulation.cluster import Cluster
 from tests.simulation.entropy import seeded_entropy
@@ -21,7 +23,9 @@ from tests.simulation.loop import Stuck
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import LATE_S, TIMEOUT_S
 from tests.simulation.services import RECONCILE_INTERVAL_MS, SimulatedBroker
-from tests.simulation.workloads.bank import Bank
+from tests.simulation.workloads import WORKLOADS
+from tests.simulation.workloads.base import Workload
+from tests.simulation.workloads.layout import Layout
 from tests.simulation.world import World
 
 FAULTY_S = 60.0
@@ -29,6 +33,9 @@ FINISH_WITHIN_S = 240.0
 """Once the faults have stopped everything that was begun has ended by then, or hangs: five times the longest timeout
 of a transaction, and some sweeps."""
 LOOK_EVERY_S = 2.0
+CHECK_LAWS_EVERY_S = 7.0
+_LOOKS = 40
+_BETWEEN_LOOKS_S = 0.25
 TEMPORARY = (paths.HEADERS, paths.LEASES, paths.PREPARED, paths.REMEMBERED_WRITERS, paths.OPS, "/idx/")
 """Nothing stays below these."""
 _BUGS = ("unhandled error", "sweep failed")
@@ -83,6 +90,11 @@ def run_seed(seed: int, trace_file: IO[str] | None = None) -> Result:
     )
 
 
+def _drawn(world: World) -> list[type[Workload]]:
+    """Some of the workloads; too many would only make a seed longer."""
+    return [*world.generator("workloads").sample(WORKLOADS, 1), Layout]
+
+
 class Unfinished(Exception):
     """What has not ended in time although nothing fails any more."""
 
@@ -90,33 +102,70 @@ class Unfinished(Exception):
 async def _life(world: World, history: History) -> None:
     cluster = Cluster(world)
     cluster.store.listeners.append(history.hear)
-    bank = Bank(cluster, history)
+    workloads = [kind(cluster, history) for kind in _drawn(world)]
     await cluster.start()
-    await bank.set_up()
-    nemesis = Nemesis(cluster, bank.processes)
-    bank.start()
+    for workload in workloads:
+        await workload.set_up()
+    for workload in workloads:
+        workload.start()
+    nemesis = Nemesis(cluster, (process for workload in workloads for process in workload.processes))
     world.faults.on = True
     nemesis.start()
+    laws = asyncio.create_task(_keep_checking_laws(cluster, history))
     await asyncio.sleep(FAULTY_S)
     await nemesis.stop()
+    laws.cancel()
     try:
         async with asyncio.timeout(FINISH_WITHIN_S):
             await cluster.heal()
-            await bank.finish()
+            for workload in workloads:
+                await workload.finish()
             await asyncio.sleep(TIMEOUT_S + LATE_S)  # what is late arrives
             await _until(lambda: set(history.begun) == set(history.decisions))
+            await _compare_mirrors(cluster, history)
             cluster.let_time_pass()
             await _until(lambda: not _leftovers(cluster))
-            await bank.read_everything()
+            for workload in workloads:
+                await workload.read_everything()
     except TimeoutError:
         raise Unfinished(_what_is_left(cluster)) from None
     await asyncio.sleep(2 * RECONCILE_INTERVAL_MS / 1000)
-    history.left = _memory(cluster)
+    history.left |= _memory(cluster)
+    await _check_laws(cluster, history)
 
 
 async def _until(done: Callable[[], bool]) -> None:
     while not done():
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _keep_checking_laws(cluster: Cluster, history: History) -> None:
+    while True:
+        await asyncio.sleep(CHECK_LAWS_EVERY_S)
+        await _check_laws(cluster, history)
+
+
+async def _check_laws(cluster: Cluster, history: History) -> None:
+    """The laws of the layout hold at every revision, not only in the end."""
+    async for finding in StoreCheck(cluster.store.truth).findings():
+        history.broken.append(f"at {cluster.store.revision} {finding.key}: {finding.problem}")
+
+
+async def _compare_mirrors(cluster: Cluster, history: History) -> None:
+    """What brokers have been told of headers is what there is, as soon as the watches have said it all."""
+    for _ in range(_LOOKS):
+        await asyncio.sleep(_BETWEEN_LOOKS_S)
+        truth = {record.key: record for record in cluster.store.records(paths.HEADERS)}
+        differ = [name for name, broker in _brokers(cluster) if dict(broker._mirror._mirror.records) != truth]
+        if not differ:
+            return
+    history.left["headers in a mirror differ from those in the store"] = differ
+
+
+def _brokers(cluster: Cluster) -> Iterator[tuple[str, Broker]]:
+    for role in cluster.roles.values():
+        if isinstance(role.service, SimulatedBroker) and role.service.broker is not None:
+            yield role.name, role.service.broker
 
 
 def _leftovers(cluster: Cluster) -> list[str]:
@@ -126,32 +175,24 @@ def _leftovers(cluster: Cluster) -> list[str]:
 def _what_is_left(cluster: Cluster) -> str:
     left = _leftovers(cluster)
     not_serving = [role.name for role in cluster.roles.values() if not role.started.is_set()]
-    why = {
-        role.name: role.service.broker.not_ready
-        for role in cluster.roles.values()
-        if isinstance(role.service, SimulatedBroker) and role.service.broker is not None
-    }
+    why = {name: broker.not_ready for name, broker in _brokers(cluster)}
     return f"not serving: {not_serving}, not ready: {why}, {len(left)} records left: {left[:10]}"
 
 
 def _memory(cluster: Cluster) -> dict[str, Any]:
     """What processes still remember of transactions, when nothing is left of them in the store."""
     left: dict[str, Any] = {}
-    for role in cluster.roles.values():
-        service = role.service
-        if not isinstance(service, SimulatedBroker) or service.broker is None:
-            continue
-        broker = service.broker
+    for name, broker in _brokers(cluster):
         mirrored = broker._mirror._mirror.records
         if mirrored:
-            left[f"{role.name}: headers in the mirror"] = sorted(mirrored)
+            left[f"{name}: headers in the mirror"] = sorted(mirrored)
         if broker._mirror._listeners:
-            left[f"{role.name}: followed headers"] = sorted(broker._mirror._listeners)
+            left[f"{name}: followed headers"] = sorted(broker._mirror._listeners)
         for segment in broker.served.values():
             if tracked := list(segment.buffer.tracked()):
-                left[f"{role.name}: tracked in {segment.id}"] = [str(each.txn_id) for each in tracked]
+                left[f"{name}: tracked in {segment.id}"] = [str(each.txn_id) for each in tracked]
             if remembered := list(segment.dedup.transactions):
-                left[f"{role.name}: sequences remembered in {segment.id}"] = [str(each) for each in remembered]
+                left[f"{name}: sequences remembered in {segment.id}"] = [str(each) for each in remembered]
     return left
 
 

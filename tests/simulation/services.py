@@ -17,9 +17,11 @@ from coordinator.service import CoordinatorService
 from participants.broker.broker import Broker
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.local import LocalStorage
+from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.service import BrokerService
 from service.server import HttpServer
+from tests.simulation.bucket import Objects, SimulatedBucket
 from tests.simulation.disk import Device, SimulatedDisk
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
@@ -116,9 +118,11 @@ class SimulatedCoordinator(CoordinatorService):
 
 
 class SimulatedBroker(BrokerService):
-    def __init__(self, server: StoreServer, network: Network, process: Process, device: Device) -> None:
+    """Its ledgers lie on `place`: a disk of its own, or the objects that brokers share."""
+
+    def __init__(self, server: StoreServer, network: Network, process: Process, place: Device | Objects) -> None:
         self._process = process
-        self._device = device
+        self._place = place
         super().__init__(
             SimulatedStore(server, process),
             data_dir=DATA_DIR,
@@ -141,7 +145,9 @@ class SimulatedBroker(BrokerService):
     async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:
         loop = asyncio.get_running_loop()
         metrics = LedgerMetrics(metrics.append_seconds, metrics.fsync_seconds, loop.time)
-        disk = SimulatedDisk(self._device, self._process)
+        if isinstance(self._place, Objects):
+            return await ObjectStorage.open(SimulatedBucket(self._place), metrics=metrics, executor=_IN_THE_LOOP)
+        disk = SimulatedDisk(self._place, self._process)
         return await asyncio.to_thread(LocalStorage.open, DATA_DIR, disk=disk, metrics=metrics, executor=_IN_THE_LOOP)
 
 

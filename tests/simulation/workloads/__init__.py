@@ -3,3 +3,12 @@
 A workload sets up its topics while nothing fails, then runs its clients, each in a process of its own that may be
 killed or frozen, and writes down what they ask and are told in the `History`.
 """
+
+from __future__ import annotations
+
+from tests.simulation.workloads.bank import Bank
+from tests.simulation.workloads.base import Workload
+from tests.simulation.workloads.log import Log
+
+WORKLOADS: tuple[type[Workload], ...] = (Bank, Bank, Log)
+"""Drawn from, so the bank comes twice as often."""

@@ -1,0 +1,287 @@
+"""Deliberate bugs, one for each rule that must not be broken: the simulation has to find every one of them.
+
+    python -m tests.simulation.mutants              all of them; writes the table of docs/simulation.md
+    python -m tests.simulation.mutants NAME …       these, without writing
+
+Each is applied to a copy of the source, in which seeds are run until one fails, at most `SEEDS`. A mutant whose text is
+not found exactly once is an error: the rule has moved, and the mutant must move with it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "simulation.md"
+SEEDS = 100
+_PACKAGES = ("metastore", "service", "coordinator", "participants", "metatxn", "tests")
+_VIOLATION = re.compile(r"VIOLATION ([^:]*)")
+_FAILED = re.compile(r"^seed (\d+):", re.MULTILINE)
+_BEGIN, _END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`before` becomes `after` in the file at `path`. `rule` is what that breaks, with its place in DESIGN §5."""
+
+    name: str
+    rule: str
+    path: str
+    before: str
+    after: str
+
+
+MUTANTS = (
+    Mutant(
+        "intent-without-header-guard",
+        "5.1: an operation is created only while the header is open",
+        "metastore/txn/store.py",
+        "    batch.check(FirstVersion(paths.header(txn_id)), Absent(paths.prepared(txn_id)))\n    return batch.create(",
+        "    batch.check(Absent(paths.prepared(txn_id)))\n    return batch.create(",
+    ),
+    Mutant(
+        "intent-without-owner-guard",
+        "5.2: every apply of a participant checks its own generation",
+        "participants/segment/segment.py",
+        "        batch = self._store.batch().check(self.ownership.check)\n        put_write_op(",
+        "        batch = self._store.batch()\n        put_write_op(",
+    ),
+    Mutant(
+        "decision-ignored-by-append",
+        "5.5: a publish whose append has not begun is refused once the decision is seen",
+        "participants/segment/segment.py",
+        "            if transaction.decision is not None:\n                raise refusal(transaction.txn_id, "
+        "transaction.decision.header)\n            append =",
+        "            append =",
+    ),
+    Mutant(
+        "horizon-pinned-when-durable",
+        "5.4: the pin exists before the append, not behind it",
+        "participants/txn/buffer.py",
+        "        if self.first_frame is not None:\n            return self.first_frame.before",
+        "        if self.first_frame is not None:\n"
+        "            return None if self.unfinished_appends else self.first_frame.before",
+    ),
+    Mutant(
+        "release-without-drain",
+        "5.5: appends that were begun are drained before the horizon is released",
+        "participants/segment/segment.py",
+        "if transaction.decision is None or transaction.unfinished_appends or transaction.released or self.lost:",
+        "if transaction.decision is None or transaction.released or self.lost:",
+    ),
+    Mutant(
+        "ops-deleted-before-the-outcome",
+        "5.5: the outcome record first, and only then the operations",
+        "participants/txn/materializer.py",
+        "        if outcome is not None:\n            batch.create(",
+        "        if outcome is not None and not records:\n            batch.create(",
+    ),
+    Mutant(
+        "aborted-not-remembered",
+        "5.6: what a reader must hide is durable before the operations go",
+        "participants/txn/buffer.py",
+        "            return Outcome(highest=highest, aborted=True)",
+        "            return None",
+    ),
+    Mutant(
+        "unknown-is-aborted",
+        "5.6: a transaction that nobody remembers is committed",
+        "participants/txn/buffer.py",
+        "        if outcome is None:\n            return False",
+        "        if outcome is None:\n            return txn_id not in self._tracked",
+    ),
+    Mutant(
+        "void-writers-count",
+        "5.12: what the commit does not list is void",
+        "participants/txn/buffer.py",
+        "        if counted is not None and not transaction.writers <= set(counted):",
+        "        if False and counted is not None:",
+    ),
+    Mutant(
+        "gc-without-empty-check",
+        "5.7: a header goes only when the store proves that no operation is left",
+        "coordinator/gc_sweep.py",
+        ".remove(record).check(EmptyRange(operations, prefix_end(operations)))",
+        ".remove(record)",
+    ),
+    Mutant(
+        "gc-without-horizon",
+        "5.7: the horizon is advanced before headers are deleted",
+        "coordinator/gc_sweep.py",
+        "        await self._advance_horizon(max(record.version for record in present.values()))\n",
+        "",
+    ),
+    Mutant(
+        "snapshot-of-collected-decisions",
+        "7: a snapshot older than what was collected is refused",
+        "participants/segment/segment.py",
+        "> revision:\n            raise ServiceError(\n                ErrorCode.INVALID_ARGUMENT,\n"
+        '                f"revision: {revision} is too old',
+        "> 1 << 60:\n            raise ServiceError(\n                ErrorCode.INVALID_ARGUMENT,\n"
+        '                f"revision: {revision} is too old',
+    ),
+    Mutant(
+        "snapshot-without-revision",
+        "7: a snapshot shows nothing that was decided later",
+        "participants/segment/segment.py",
+        "            elif record.first or record.version > revision:",
+        "            elif record.first:",
+    ),
+    Mutant(
+        "snapshot-without-catching-up",
+        "7: whoever reads a snapshot first closes what was decided before it",
+        "participants/segment/segment.py",
+        "        while any(t.decision is not None and not t.released for t in self.buffer.tracked()):",
+        "        while False:",
+    ),
+    Mutant(
+        "watch-resumes-one-too-late",
+        "5.8: the watch goes on right behind the listing",
+        "metastore/watches.py",
+        "self._store.watch(self.prefix, self.revision + 1)",
+        "self._store.watch(self.prefix, self.revision + 2)",
+    ),
+    Mutant(
+        "resync-without-listing",
+        "5.8: after a gap the mirror lists again",
+        "metastore/watches.py",
+        "                    await self._list_until_answered()\n",
+        "                    self.revision = item.revision\n",
+    ),
+    Mutant(
+        "dedup-forgotten-by-recovery",
+        "5.13: the sequences are recovered from the durable frames",
+        "participants/segment/recovery.py",
+        "            if header.sequence is not None and (header.txn_id is None or header.txn_id in operations):",
+        "            if header.sequence is not None and header.txn_id is None:",
+    ),
+    Mutant(
+        "retry-does-not-join",
+        "5.13: a retry joins the publish of its sequence that is in flight",
+        "participants/segment/segment.py",
+        "            if (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:",
+        "            if False and (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:",
+    ),
+    Mutant(
+        "acknowledged-before-the-sync",
+        "5.3: an append is acknowledged when it is durable",
+        "participants/ledger/group_commit.py",
+        "        disk.fdatasync(fd)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "failed-sync-is-success",
+        "5.5: an append with unknown outcome stops the ledger",
+        "participants/ledger/group_commit.py",
+        '        return GroupOutcome(StorageFailed(f"cannot sync the ledger: {error}"), clock() - began)',
+        "        return GroupOutcome(None, clock() - began)",
+    ),
+    Mutant(
+        "recovery-without-headers",
+        "5.9: recovery takes the states of transactions from their headers",
+        "participants/segment/recovery.py",
+        "    headers = await around.mirror.read(undecided)\n",
+        "    headers = {txn_id: None for txn_id in undecided}\n",
+    ),
+    Mutant(
+        "recovery-without-pins",
+        "5.9: recovery pins what is open at its frames",
+        "participants/segment/recovery.py",
+        "                segment.buffer.recovered_frame(transaction, header.position, header.writer)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "lost-decision-is-refused",
+        "5.11: a decision whose answer was lost is looked up, not guessed",
+        "coordinator/settling.py",
+        "            return await self._resolve(batch, lost)",
+        "            raise Overtaken(perhaps_ours=False) from lost",
+    ),
+    Mutant(
+        "opposite-end-succeeds",
+        "5.11: the opposite action is refused",
+        "coordinator/transactions.py",
+        "            if records.header.state is not TxnState.ABORTED:\n                raise",
+        "            if False:\n                raise",
+    ),
+    Mutant(
+        "other-writers-succeed",
+        "5.12: a commit that is repeated has the same writers",
+        "coordinator/transactions.py",
+        "            return committed(records.header, self.clock(), counted)",
+        "            return committed(records.header, self.clock(), None)",
+    ),
+    Mutant(
+        "deadline-entry-stays",
+        "4: the entry of the deadline goes with the decision",
+        "metastore/txn/store.py",
+        "        batch.delete(paths.deadline_entry(self.deadline_ms, self.txn_id))\n        for record, key in (",
+        "        for record, key in (",
+    ),
+)
+
+
+def main() -> int:
+    wanted = sys.argv[1:]
+    chosen = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted]
+    rows = []
+    missed = []
+    for mutant in chosen:
+        row = caught(mutant)
+        rows.append(row)
+        if row is None:
+            missed.append(mutant.name)
+        _say(f"{mutant.name}: {f'{row[0]}, seed {row[1]}' if row else 'NOT CAUGHT'}")
+    if missed:
+        _say(f"not caught within {SEEDS} seeds: {', '.join(missed)}")
+        return 1
+    if not wanted:
+        _write_table([(mutant, *row) for mutant, row in zip(chosen, rows, strict=True) if row])
+    return 0
+
+
+def caught(mutant: Mutant) -> tuple[str, int] | None:
+    """The promise that was seen broken, and the seed that showed it; None when all seeds passed."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
+        copy = Path(place)
+        for package in _PACKAGES:
+            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        source = copy / mutant.path
+        text = source.read_text()
+        assert text.count(mutant.before) == 1, f"{mutant.name}: {text.count(mutant.before)} places in {mutant.path}"
+        source.write_text(text.replace(mutant.before, mutant.after))
+        run = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--seeds", str(SEEDS)],
+            cwd=copy,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    if not run.returncode:
+        return None
+    violation, seed = _VIOLATION.search(run.stdout), _FAILED.search(run.stdout)
+    assert violation and seed, run.stdout[-2000:]
+    return violation[1], int(seed[1])
+
+
+def _write_table(rows: list[tuple[Mutant, str, int]]) -> None:
+    lines = ["| mutant | rule | caught by | seeds |\n", "|---|---|---|---:|\n"]
+    lines += [f"| `{mutant.name}` | {mutant.rule} | {promise} | {seed} |\n" for mutant, promise, seed in rows]
+    page = PAGE.read_text()
+    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
+    PAGE.write_text(page[:begin] + "".join(lines) + page[end:])
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

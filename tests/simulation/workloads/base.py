@@ -1,0 +1,174 @@
+"""What workloads share: their clients, each in a process of its own, and what is read and written for the history."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from random import Random
+
+from tests.simulation.client import Client, Doubtful, Refused, SegmentPlace, parse_position
+from tests.simulation.cluster import Cluster
+from tests.simulation.history import History, Outcome, Read, Write
+from tests.simulation.processes import Process
+
+
+class Workload(ABC):
+    """`set_up` while nothing fails, then `start`; `finish` and `read_everything` when nothing fails any more."""
+
+    topics: list[str]
+
+    def __init__(self, cluster: Cluster, history: History) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.history = history
+        self.topics = []
+        self.processes: list[Process] = []
+        self.stopping = False
+        self._running: list[asyncio.Task[None]] = []
+
+    @abstractmethod
+    async def set_up(self) -> None: ...
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    async def create_topic(self, name: str, random: Random) -> str:
+        topic = f"public/default/{name}"
+        await self.client(random).create_topic(random.choice(self.cluster.broker_urls), topic, random.choice((1, 2)))
+        self.topics.append(topic)
+        self.cluster.topics.append(topic)
+        return topic
+
+    def client(self, random: Random) -> Client:
+        cluster = self.cluster
+        return Client(self.world, cluster.network, cluster.coordinator_urls, cluster.broker_urls, random)
+
+    def employ(self, name: str, kind: type[Actor]) -> None:
+        """One more client process."""
+        process = self.world.process(name)
+        actor = kind(self, name, self.world.generator(name))
+        self._running.append(process.spawn(actor.run(), name))
+        self.processes.append(process)
+
+    async def finish(self) -> None:
+        """Nothing new is begun; returns once those who live have ended what they had begun."""
+        self.stopping = True
+        for process, running in zip(self.processes, self._running, strict=True):
+            if process.frozen:
+                self.world.loop.thaw(process)
+            if process.alive:
+                await running
+
+    async def read_everything(self) -> None:
+        """What everybody sees in the end."""
+        client = self.client(self.world.generator("final reads"))
+        for topic in self.topics:
+            layout = await client.look(topic)
+            self.history.layouts[topic] = [place.segment for place in layout]
+            for place in layout:
+                for isolation in ("read_committed", "read_uncommitted"):
+                    self.history.final_reads += await self.read_all("final", client, place, isolation)
+
+    async def read_all(
+        self, name: str, client: Client, place: SegmentPlace, isolation: str, revision: int | None = None
+    ) -> list[Read]:
+        """A segment from its start to its end; one `Read` for each page."""
+        pages: list[Read] = []
+        after: str | None = None
+        while True:
+            read, after = await self.read(name, client, place, after, isolation, revision)
+            pages.append(read)
+            if read.end:
+                return pages
+
+    async def read(
+        self,
+        name: str,
+        client: Client,
+        place: SegmentPlace,
+        after: str | None,
+        isolation: str,
+        revision: int | None = None,
+    ) -> tuple[Read, str]:
+        """One page, and where to go on."""
+        floor = self.cluster.store.revision
+        page = await client.read(place, after, isolation, revision)
+        read = Read(
+            client=name,
+            segment=place.segment,
+            isolation=isolation,
+            after=parse_position(after) if after else (0, -1),
+            next=parse_position(page.next),
+            end=page.end,
+            revision=page.revision,
+            floor=floor,
+            at_revision=self.cluster.store.revision,
+            frames=page.frames,
+        )
+        return read, page.next
+
+
+class Actor(ABC):
+    """One client: does one thing after another until the workload stops."""
+
+    pause_s = 0.6
+
+    def __init__(self, workload: Workload, name: str, random: Random) -> None:
+        self.workload = workload
+        self.history = workload.history
+        self.name = name
+        self.random = random
+        self.client = workload.client(random)
+        self._numbers = 0
+
+    @abstractmethod
+    async def act(self) -> None:
+        """Raises `Refused`, `Doubtful`: then the next one follows."""
+
+    async def run(self) -> None:
+        while not self.workload.stopping:
+            with suppress(Refused, Doubtful):
+                await self.act()
+            await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
+
+    async def write(
+        self,
+        topic: str,
+        key: str,
+        amount: int,
+        *,
+        txn_id: str | None = None,
+        writer: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+    ) -> Write:
+        """Publish an entry and write down what came of it. Raises as the client."""
+        self._numbers += 1
+        loop = self.workload.world.loop
+        write = Write(
+            id=f"{self.name}-{self._numbers}",
+            txn_id=txn_id,
+            writer=writer,
+            topic=topic,
+            key=key,
+            amount=amount,
+            client=self.name,
+            begun=loop.time(),
+        )
+        self.history.writes.append(write)
+        try:
+            write.segment, write.position = await self.client.publish(
+                topic,
+                {"id": write.id, "key": key, "amount": amount},
+                txn_id=txn_id,
+                writer=writer,
+                producer=producer,
+                sequence=self._numbers if sequence is None else sequence,
+            )
+        except Refused as refused:
+            write.outcome = Outcome.UNKNOWN if refused.doubtful else Outcome.FAILED
+            raise
+        write.outcome = Outcome.OK
+        write.ended = loop.time()
+        return write
