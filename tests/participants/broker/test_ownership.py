@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
+from urllib.parse import quote
 
 import pytest
 from obstore.store import MemoryStore
@@ -18,7 +20,8 @@ from participants.broker.ownership import wanted
 from participants.segment.segment import STALE_READ_S
 from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.shared import SharedBroker, owner_of
-from tests.participants.segment.faulty_store import Fault, puts
+from tests.participants.ledger.faulty_bucket import PutFault
+from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, publish, snapshot, until
 
 Start = Callable[[], Awaitable[SharedBroker]]
@@ -216,6 +219,51 @@ async def test_a_broker_that_stops_lets_go_at_once(start: Start, world: World) -
     assert await committed(await (await start()).serving(name)) == ["x"]
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_what_was_begun_before_a_segment_moves_is_acknowledged_and_goes_with_it(
+    start: Start, world: World, transactional: bool
+) -> None:
+    """The old owner drains: an append on its way, or a transaction's intent, is waited for; what comes later is told to
+    ask the next owner."""
+    first = await start()
+    names = await create(first, 24)
+    await spread([first], names)
+    txn = await world.begin() if transactional else None
+    old = dict(first.broker.served)
+    holding: dict[str, asyncio.Event] = {}
+    sent: dict[str, asyncio.Task[object]] = {}
+    for name in names:
+        if transactional:
+            intent = first.store.fault(Fault(INTENT, hold_after=True))
+            sent[name] = asyncio.create_task(publish(old[name], "begun", txn))
+            await intent.reached.wait()
+            holding[name] = intent.go
+        else:
+            put = first.bucket.fault(PutFault(hold=True))
+            sent[name] = asyncio.create_task(publish(old[name], "begun"))
+            await put.reached.wait()
+            holding[name] = put.go
+    second = await start()
+    ids = {each.broker.id: each for each in (first, second)}
+    moving = [name for name in names if ids[wanted(name, ids) or ""] is second]
+    assert moving
+    while not (leaving := [old[name] for name in moving if not old[name].admits]):
+        await asyncio.sleep(0.001)
+    late = asyncio.create_task(refused(publish(leaving[0], "late")))
+    await asyncio.sleep(0)
+    for go in holding.values():
+        go.set()
+    await asyncio.gather(*sent.values())
+    assert await late is ErrorCode.STORE_UNAVAILABLE
+    goal = await spread([first, second], names)
+    if txn is not None:
+        await world.commit(txn)
+    for name in names:
+        segment = goal[name].broker.served[name]
+        await until(segment, lambda segment=segment: not segment.buffer.undecided())
+        assert await committed(segment) == ["begun"]
+
+
 async def test_a_record_that_cannot_be_given_up_now_is_given_up_later(start: Start, world: World) -> None:
     first = await start()
     names = await create(first, 24)
@@ -244,3 +292,22 @@ async def test_nobody_moves_a_segment_while_announcements_come_and_go(start: Sta
         await asyncio.sleep(0.001)
     assert {name: segment.ownership.generation for name, segment in first.broker.served.items()} == generations
     assert not second.broker.served
+
+
+async def test_a_merge_does_not_wait_until_the_other_owner_looks_around(start: Start, world: World) -> None:
+    """He sees the claim in the store, and seals; these brokers never reconcile by themselves."""
+    brokers = [await start(), await start()]
+    names = await create(brokers[0], 24)
+    goal = await spread(brokers, names)
+    low, high = next((low, high) for low, high in pairwise(names) if goal[low] is not goal[high])
+    for name in (low, high):
+        await publish(goal[name].broker.served[name], name)
+    path = f"/v1/segments/{quote(low, safe='')}/merge"
+    answer = await goal[low].http.post(path, json={"with": high})
+    assert answer.status_code == 200, answer.text
+    (child,) = answer.json()["children"]
+    goal = await spread(brokers, [*names, child])
+    await publish(goal[child].broker.served[child], "child")
+    for name in (low, high):
+        assert await committed(goal[name].broker.served[name]) == [name]
+        assert await refused(publish(goal[name].broker.served[name], "x")) is ErrorCode.SEGMENT_SEALED
