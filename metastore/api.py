@@ -186,7 +186,7 @@ class MetadataStore(ABC):
     @abstractmethod
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         """Several records, read at one revision (up to 100 keys; more are read in chunks, and the revision is the
-        first chunk's). With no key at all: just the current revision. Raises `StoreUnavailable`, `StoreClosed`."""
+        lowest of theirs). With no key at all: just the current revision. Raises `StoreUnavailable`, `StoreClosed`."""
 
     @abstractmethod
     async def range(

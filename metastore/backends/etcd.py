@@ -17,6 +17,7 @@ apply. The revision of the store moves with every request, also by one whose app
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc.aio
 
 from metastore.api import Ephemeral, StoredIndexes, Watch
+from metastore.backends import etcd_encoding as encoding
 from metastore.backends.credentials import File, Login, Tls
 from metastore.backends.etcd_connection import Connection, describe, is_compacted, is_denied
 from metastore.backends.etcd_group_commit import GroupCommit
@@ -194,21 +196,25 @@ class EtcdStore(StoredIndexes):
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         self._assert_open()
+        most = self._reads_per_request
+        if len(wanted) <= most:
+            return await self._get_at_once(wanted)
+        parts = [self._get_at_once(wanted[first : first + most]) for first in range(0, len(wanted), most)]
+        found = await asyncio.gather(*parts)
+        records = {key: record for part in found for key, record in part.records.items()}
+        return Snapshot(records, min(part.revision for part in found))
+
+    async def _get_at_once(self, wanted: Sequence[str]) -> Snapshot:
+        reads = [encoding.then_read(self._wire.key(key)) for key in wanted or ["/"]]
+        found, revision = await self._reads.read(reads)
         records: dict[str, Record | None] = {}
-        revision: Revision | None = None
-        for first in range(0, max(len(wanted), 1), self._reads_per_request):
-            chunk = wanted[first : first + self._reads_per_request]
-            reads = [RangeRequest(key=self._wire.key(key)) for key in chunk or ["/"]]
-            found, read_at = await self._reads.read(reads)
-            for key, answer in zip(chunk, found, strict=False):
-                records[key] = self._wire.record(answer.kvs[0]) if answer.kvs else None
-            revision = revision or read_at
-        assert revision is not None
+        for key, answer in zip(wanted, found, strict=False):
+            kvs = answer.kvs
+            records[key] = self._wire.record(kvs[0]) if kvs else None
         return Snapshot(records, revision)
 
-    async def _read(self, reads: Sequence[RangeRequest]) -> tuple[list[RangeResponse], Revision]:
-        request = TxnRequest(success=[RequestOp(request_range=read) for read in reads])
-        answer = await self._ask(self._connection.kv.Txn, request)
+    async def _read(self, reads: Sequence[bytes]) -> tuple[list[RangeResponse], Revision]:
+        answer = await self._ask(self._connection.kv.Txn, TxnRequest.FromString(b"".join(reads)))
         return [found.response_range for found in answer.responses], answer.header.revision
 
     async def range(
@@ -247,7 +253,7 @@ class EtcdStore(StoredIndexes):
                 keys_only=keys_only,
             )
             if shared:
-                (page,), revision = await self._reads.read([request])
+                (page,), revision = await self._reads.read([encoding.then_range(request.SerializeToString())])
             else:
                 page = await self._ask(self._connection.kv.Range, request)
                 revision = revision or page.header.revision

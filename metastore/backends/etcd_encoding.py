@@ -101,6 +101,18 @@ def delete_range(key: bytes, end: bytes) -> bytes:
     return then(b"\x1a" + sized(b"\x0a" + sized(key) + b"\x12" + sized(end)))
 
 
+_before_then_read = _before(lambda key: then(b"\x0a" + sized(b"\x0a" + sized(key))), 0)
+
+
+def then_read(key: bytes) -> bytes:
+    return _before_then_read(len(key)) + key
+
+
+def then_range(request: bytes) -> bytes:
+    """Whatever a `RangeRequest`, serialized, asks for."""
+    return then(b"\x0a" + sized(request))
+
+
 def txn(fields: bytes) -> bytes:
     """A nested transaction of fields, one after the other."""
     return then(b"\x22" + sized(fields))

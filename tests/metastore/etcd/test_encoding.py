@@ -67,6 +67,13 @@ def test_operations_are_those_of_the_messages(key: bytes, end: bytes, value: byt
     assert TxnRequest.FromString(encoding.txn(fields)) == nested
 
 
+@given(TEXTS, TEXTS)
+def test_reads_are_those_of_the_messages(key: bytes, end: bytes) -> None:
+    span = RangeRequest(key=key, range_end=end, limit=50)
+    made = TxnRequest.FromString(encoding.then_read(key) + encoding.then_range(span.SerializeToString()))
+    assert made == TxnRequest(success=[RequestOp(request_range=RangeRequest(key=key)), RequestOp(request_range=span)])
+
+
 def test_an_empty_transaction_is_one_all_the_same() -> None:
     made = TxnRequest.FromString(encoding.txn(b""))
     assert made.success[0].WhichOneof("request") == "request_txn"
