@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 STORE ?= sqlite
+MINUTES ?= 10
 SEEDS ?= 300
 FIRST ?= 1
 export PYSPARK_PYTHON := $(abspath $(BIN))/python
@@ -16,7 +17,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test contract demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job simulate clean
+.PHONY: help setup check test contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job simulate clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -44,6 +45,13 @@ contract: setup  ## Only the store contract suite, over every backend
 
 simulate: setup  ## Everything fails, on virtual time (SEEDS=300, FIRST=1; SEED=7 replays one, TRACE=file)
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST))
+
+chaos: setup  ## Real processes are killed, frozen and cut off (MINUTES=10, MIX=etcd, SEED=7)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(MIX),--mix $(MIX)) $(if $(SEED),--seed $(SEED))
+
+fuzz: setup  ## Coverage-guided fuzzing of every decoder (MINUTES=10, TARGET=frames)
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(TARGET),--target '$(TARGET)')
 
 demo: $(STAMP)  ## The main job, end to end, with two kills (STORE=sqlite or STORE=etcd)
 	scripts/install-debian-packages java $(if $(filter etcd,$(STORE)),etcd etcdctl)

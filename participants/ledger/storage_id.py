@@ -22,7 +22,7 @@ def parse(where: str, content: bytes) -> str:
     """The id. Raises `StorageRefused`."""
     try:
         described: Any = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: [[[[…
         raise StorageRefused(f"{where} is damaged; restore it from a backup") from error
     if not isinstance(described, dict) or described.get("format") != _FORMAT:
         raise StorageRefused(f"{where} is not of format {_FORMAT}")

@@ -57,6 +57,8 @@ def parse_tokens(data: bytes) -> TokenTable:
         raise ValueError(f"is not TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 import zlib
@@ -201,6 +202,29 @@ def check_storage_id(data: bytes) -> None:
         return
     assert len(found) == 32
 
+
+def in_base64(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+_NESTED = [b"[" * 3_000, b'{"a":' * 3_000, b"a = " + b"[" * 3_000]
+_HUGE = b"9" * 5_000
+"""More digits than Python turns into a number."""
+HOSTILE: Sequence[bytes] = [
+    *_NESTED,
+    *map(in_base64, _NESTED),
+    *(
+        _HUGE,
+        b"1:" + _HUGE,
+        b"1:1:" + _HUGE,
+        b"a = " + _HUGE,
+        b'[{"value":' + _HUGE + b"}]",
+        b'{"epoch":' + _HUGE + b"}",
+    ),
+    *(b'[{"value":"\\ud800"}]', b'[{"value":NaN}]', b'[{"value":1e400}]', b"\xed\xa0\x80"),
+    *map(in_base64, [b'["\\ud800","1:2",3]', b'["a","1:2",1e400]', b'["a","1:2",' + _HUGE + b"]"]),
+]
+"""What changing good input in a few places does not reach."""
 
 PLACES = BrowseToken({SEGMENT: (Position(1, 2), 0)}, 7)
 HEADER = records.Header(state=TxnState.OPEN, timeout_ms=1, created_ms=2, owner="o", key="k", epoch=3, version=4)

@@ -81,6 +81,7 @@ def test_no_other_token_is_found() -> None:
     ("text", "problem"),
     [
         ("[tokens", "is not TOML"),
+        ("tokens = " + 3_000 * "[", "is nested too deep"),
         ("[tokens.0123456789abcdef]\nprincipal = 'x'", "tokens.0123456789abcdef.sha256: Field required"),
         ("[tokens.short]\nprincipal = 'x'\nsha256 = '" + "0" * 64 + "'", "tokens.short"),
         ("[tokens.0123456789abcdef]\nprincipal = 'x'\nsha256 = 'SECRET'", "sha256: String should match"),

@@ -16,6 +16,7 @@ import pytest
 from obstore.store import MemoryStore
 from tenacity import wait_none
 
+from participants.ledger import storage_id
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.objects import Kind, ObjectHeader, ObjectIndex, index_name, ledger_prefix, object_name
 from participants.ledger.storage import (
@@ -387,3 +388,9 @@ def test_an_index_that_holds_fewer_numbers_than_it_says_is_none() -> None:
     body = (1).to_bytes(8, "little") + bytes(8)
     assert ObjectIndex.decode(b"mtxnidx1" + zlib.crc32(body).to_bytes(4, "little") + body) is None
     assert ObjectIndex.decode(ObjectIndex().encode()) == ObjectIndex()
+
+
+def test_a_storage_id_that_is_nested_too_deep_is_damaged() -> None:
+    """Found by tests/fuzz."""
+    with pytest.raises(StorageRefused, match="is damaged"):
+        storage_id.parse("storage.json", 3_000 * b"[")
