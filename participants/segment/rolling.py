@@ -11,23 +11,18 @@ was planned and not used.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import structlog
-
 from metastore.api import MetadataStore
-from metastore.errors import CheckFailed, MetastoreError
 from metastore.types import AtVersion, Record
-from participants.ledger.storage import LedgerError, LedgerStorage, OpenLedger
+from participants.ledger.storage import LedgerStorage, OpenLedger
 from participants.records import LedgerRecord, SegmentRecord
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
 from participants.segment.trimming import record_of
+from participants.segment.upkeep import until_done
 from service.problems import ServiceError
-from service.retry import until_it_succeeds
 
-log = structlog.get_logger()
 DEFAULT_MAX_LEDGER_BYTES = 256 << 20
 
 
@@ -92,7 +87,7 @@ async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorag
         await plan_ledger(number, stored, record, store=store, check=segment.ownership.check)
         created = await storage.create(segment.id, number)
 
-    await _as_owner(segment, once, "roll again")
+    await until_done(segment, once, "roll again")
     return created
 
 
@@ -109,7 +104,7 @@ async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) 
             await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
         listed = record
 
-    await _as_owner(segment, once, "list the new ledger again")
+    await until_done(segment, once, "list the new ledger again")
     return listed
 
 
@@ -134,28 +129,10 @@ async def _seal(segment: Segment, store: MetadataStore, full: OpenLedger) -> Non
         await store.apply(store.batch().check(check).replace(stored, record.encode()))
         segment.ledger_sealed(record, sealed)
 
-    await _as_owner(segment, once, "seal the full ledger again")
+    await until_done(segment, once, "seal the full ledger again")
     if not segment.lost:
-        await _as_owner(
+        await until_done(
             segment,
             lambda: delete_stale(store, segment.id, check, segment.record.dedup),
             "delete old sequences again",
         )
-
-
-async def _as_owner(segment: Segment, work: Callable[[], Awaitable[None]], again: str) -> None:
-    """Until it is done, or the segment is lost."""
-
-    async def attempt() -> None:
-        if segment.lost:
-            return  # the next opening does it
-        try:
-            await work()
-        except CheckFailed as lost:
-            segment.deposed_by(lost)
-
-    await until_it_succeeds(
-        attempt,
-        (MetastoreError, LedgerError),
-        lambda error: log.warning(again, segment=segment.id, error=str(error)),
-    )

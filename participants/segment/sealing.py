@@ -20,8 +20,9 @@ from metastore.txn import paths
 from metastore.types import Batch
 from participants.ledger.storage import LedgerError, SealedLedger
 from participants.records import SegmentRecord
-from participants.segment.dedup_snapshot import chunks_of, write_snapshot
+from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
+from participants.segment.upkeep import until_done
 from service.problems import ServiceError
 from service.retry import until_it_succeeds
 
@@ -51,6 +52,13 @@ async def seal(
                 sealed, last = await _seal(segment, store, succession)
                 await installation(sealed)
                 segment.sealed(sealed, last)
+                check = segment.ownership.check
+                stale_gone = until_done(
+                    segment,
+                    lambda: delete_stale(store, segment.id, check, sealed.dedup),
+                    "delete the sequences of before again",
+                )
+                segment.spawn(stale_gone)
             return segment.record
 
     return await segment.finish(once())

@@ -55,6 +55,8 @@ Clock = Callable[[], int]
 T = TypeVar("T")
 MAX_LEDGER_ENTRIES = 50_000
 """However small they are: a restart looks at each entry of the last ledger."""
+MANY_LEDGERS = 1_000
+"""With each so many a segment's ledgers become larger by what they were at first: their list is one record."""
 STALE_READ_S = 5.0
 """How old a read may be that a broker answers which has lost its segment and does not know it yet."""
 
@@ -661,7 +663,8 @@ class Segment:
     def _is_full(self, ledger: OpenLedger) -> bool:
         if self.max_ledger_bytes is None:
             return False
-        return ledger.size_bytes >= self.max_ledger_bytes or ledger.entries >= MAX_LEDGER_ENTRIES
+        times = 1 + len(self.record.ledgers) // MANY_LEDGERS
+        return ledger.size_bytes >= times * self.max_ledger_bytes or ledger.entries >= times * MAX_LEDGER_ENTRIES
 
     def _advanced(self) -> None:
         lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)

@@ -8,21 +8,18 @@ crash in between leaves nothing behind. The last ledger always stays: there is t
 
 from __future__ import annotations
 
-import structlog
-
 from metastore.api import MetadataStore
-from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
+from metastore.errors import CheckFailed, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn.records import Outcome
 from metastore.types import Record
 from participants.ledger.position import Position
-from participants.ledger.storage import LedgerError, LedgerStorage
+from participants.ledger.storage import LedgerStorage
 from participants.records import SegmentRecord
 from participants.segment.segment import Segment
+from participants.segment.upkeep import until_done
 from service.problems import ErrorCode, ServiceError
-from service.retry import until_it_succeeds
 
-log = structlog.get_logger()
 OUTCOMES_PER_APPLY = 40
 """Each is a check and a deletion: this stays below etcd's 128 operations per transaction."""
 
@@ -46,7 +43,8 @@ async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, b
         )
     if up_to is not None:
         await _move(segment, store, up_to)
-    segment.spawn(_delete_bytes(segment, store, storage))
+    bytes_gone = until_done(segment, lambda: delete_trimmed(segment, store, storage), "delete trimmed ledgers again")
+    segment.spawn(bytes_gone)
 
 
 async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None:
@@ -98,22 +96,6 @@ async def _outcomes(segment: Segment, store: MetadataStore, up_to: Position) -> 
     found = await store.scan(paths.outcomes(segment.id))
     stale = [record for record in found.records if Position.parse(Outcome.decode(record.value).highest) <= up_to]
     return stale[:OUTCOMES_PER_APPLY], len(stale) > OUTCOMES_PER_APPLY
-
-
-async def _delete_bytes(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
-    async def once() -> None:
-        if segment.lost:
-            return  # the next opening does it
-        try:
-            await delete_trimmed(segment, store, storage)
-        except CheckFailed as lost:
-            segment.deposed_by(lost)
-
-    await until_it_succeeds(
-        once,
-        (MetastoreError, LedgerError),
-        lambda error: log.warning("delete trimmed ledgers again", segment=segment.id, error=str(error)),
-    )
 
 
 async def delete_trimmed(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:

@@ -229,6 +229,18 @@ async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_
         assert duplicate
 
 
+async def test_a_segment_of_many_ledgers_makes_larger_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the list of them would outgrow what a store takes in one record."""
+    monkeypatch.setattr("participants.segment.segment.MANY_LEDGERS", 2)
+    segment = await world.segment()
+    for _ in range(18):
+        await publish(segment, "x")
+        await rolled(segment)
+    entries = [ledger.entries for ledger in (await record_of(world)).ledgers]
+    assert entries == [3, 5, 5, None]
+    assert await committed(segment) == ["x"] * 18
+
+
 async def test_sealed_ledgers_are_trimmed_while_the_segment_lives(world: World) -> None:
     node = await world.first_node()
     segment = await node.open()

@@ -1,0 +1,33 @@
+"""What an owner gets done in the background, whatever the store and the storage do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from metastore.errors import CheckFailed, MetastoreError
+from participants.ledger.storage import LedgerError
+from participants.segment.segment import Segment
+from service.retry import until_it_succeeds
+
+log = structlog.get_logger()
+
+
+async def until_done(segment: Segment, work: Callable[[], Awaitable[None]], again: str) -> None:
+    """Await `work()` until it ends without an error of the store or the storage, or the segment is lost: then the next
+    opening does what is left. `again` says in the log what is tried again."""
+
+    async def attempt() -> None:
+        if segment.lost:
+            return
+        try:
+            await work()
+        except CheckFailed as lost:
+            segment.deposed_by(lost)  # raises it when something else has changed: that is read again
+
+    await until_it_succeeds(
+        attempt,
+        (MetastoreError, LedgerError),
+        lambda error: log.warning(again, segment=segment.id, error=str(error)),
+    )
