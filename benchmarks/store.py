@@ -270,7 +270,7 @@ async def zookeeper_figures(directory: Path, run: int) -> dict[str, float]:
         numbers = itertools.count()
         store = await open_store(f"zk://{server.endpoint}/grouped")
         await best(lambda _: 5_000, (256,), lambda _: lambda _: one_multi(next(numbers)))
-        for warm_up in range(3):
+        for warm_up in range(8):
             await at_once(25_000, 256, one_create(store, f"/warm-up-{warm_up}/"))
         single = await best(lambda _: 5_000, (64, 256), lambda _: lambda _: one_multi(next(numbers)))
         await asyncio.to_thread(client.stop)

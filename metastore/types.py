@@ -169,6 +169,10 @@ class Batch:
         for index in self.indexes if self.keep_entries else ():
             if not key.startswith(index.prefix):
                 continue
+            if old is None and new is not None:
+                for entry in index.entries(key, new):
+                    self._set(index.root + entry, b"")
+                continue
             before = index.keys(key, old) if old is not None else set()
             after = index.keys(key, new) if new is not None else set()
             if before != after:

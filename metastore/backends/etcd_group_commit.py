@@ -53,6 +53,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import grpc.aio
 
@@ -113,7 +114,8 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A marker and the request under it. `version` is the marker's, as far as it is known."""
+    """A marker and the request under it. `version` is the marker's, as far as it is known. `landed` answers those who
+    were told what became of them."""
 
     marker: bytes
     version: int = 0
@@ -121,6 +123,7 @@ class _Slot:
     footprint: Footprint = field(default_factory=Footprint)
     carrier: asyncio.Task[None] | None = None
     flat: bool = False
+    landed: list[Callable[[], None]] = field(default_factory=list)
     ever_lost: bool = False
 
     def compare(self) -> Compare:
@@ -255,18 +258,30 @@ class GroupCommit:
     # -- one request --------------------------------------------------------------------------------------------
 
     async def _carry(self, slot: _Slot) -> None:
-        """Carry the members of `slot` to their answers. The slot stays taken until its marker is settled."""
+        """Carry the members of `slot` to their answers. The slot stays taken until its marker is settled.
+
+        What waits leaves before those who landed hear of it: to answer them, and to take what they want next, lasts as
+        long as a request.
+        """
         again: Sequence[Member] = ()
         try:
             again = await self._commit(slot, slot.members)
         finally:
-            for member in slot.members:
-                if member not in again:
-                    member.fail(OutcomeUnknown("the store was closed before the answer came"))
+            members, landed = slot.members, slot.landed
             self._queue.extendleft(member for member in reversed(again) if not member.answer.done())
-            slot.members = []
-            slot.carrier = None
-            self._schedule_pump()
+            slot.members, slot.landed, slot.carrier = [], [], None
+            if self._queue:
+                self._pump()
+                self._loop.call_soon(self._answer, members, landed, again)
+            else:
+                self._answer(members, landed, again)
+
+    def _answer(self, members: Sequence[Member], landed: Sequence[Callable[[], None]], again: Sequence[Member]) -> None:
+        for deliver in landed:
+            deliver()
+        for member in members:
+            if member not in again:
+                member.fail(OutcomeUnknown("the store was closed before the answer came"))
 
     async def _commit(self, slot: _Slot, members: Sequence[Member]) -> Sequence[Member]:
         """Send `members` as one request. Returns those that were not applied and are to be sent again."""
@@ -286,7 +301,7 @@ class GroupCommit:
             return await self._fence(slot, members, name)
         if answer.succeeded:
             slot.version += 1
-            self._deliver(slot, answer, members)
+            slot.landed.append(partial(self._deliver, slot.flat, answer, members))
             return ()
         found = answer.responses[0].response_range.kvs
         if slot.flat and slot.version == (found[0].version if found else 0):
@@ -295,10 +310,10 @@ class GroupCommit:
         # Somebody wrote our marker: this request on a repeated delivery, or a hand that should not have.
         return await self._settle(slot, members, found, name, fence=None)
 
-    def _deliver(self, slot: _Slot, answer: TxnResponse, members: Sequence[Member]) -> None:
+    def _deliver(self, flat: bool, answer: TxnResponse, members: Sequence[Member]) -> None:
         revision = answer.header.revision
         applied = Applied(revision)
-        if slot.flat:
+        if flat:
             for member in members:
                 member.succeed(applied)
             return

@@ -143,6 +143,8 @@ def op_of_write_entry(entry: str) -> str:
 def ack_entry(op_key: str) -> str | None:
     """The entry in the index `acks-by-segment-subscription` of the operation record with this key; None if it is a
     write's."""
+    if ":a:" not in op_key:
+        return None
     segment, kind, subscription, *_ = op_key.rpartition("/")[2].split(":")
     return f"{segment}/{subscription}/{op_key.removeprefix(OPS)}" if kind == "a" else None
 
