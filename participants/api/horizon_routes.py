@@ -116,7 +116,9 @@ async def _reach(
             return at, messages  # whoever reads there is told
         for frame in page.frames:
             count = message_count(frame.header)
-            if frame.header.position > end or (messages and messages + count > max_messages):
+            if frame.header.position > end:
+                return end, messages
+            if messages and messages + count > max_messages:
                 return at, messages
             at, messages = frame.header.position, messages + count
         at = min(page.next, end)

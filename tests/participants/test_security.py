@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
 import pytest
@@ -68,6 +68,8 @@ async def test_each_right_opens_its_own_endpoints_and_no_other(callers: dict[str
         (f"POST /v1/segments/{segment}/entries", {"produce"}, {"content": b"x"}),
         (f"GET /v1/segments/{segment}/entries", {"consume"}, {}),
         (f"GET /v1/segments/{segment}", {"consume"}, {}),
+        ("POST /v1/horizons", {"consume"}, {"json": {"segments": {unquote(segment): {}}}}),
+        ("POST /v1/horizons", set(), {"json": {"segments": {unquote(segment): {}, elsewhere["segment"]: {}}}}),
         ("POST /v1/topics/elsewhere/messages", set(), {"json": MESSAGE}),
         (f"GET /v1/segments/{quote(elsewhere['segment'], safe='')}/entries", set(), {}),
     ]
@@ -125,7 +127,7 @@ async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> No
     await service.stop()
     await store.close()
     without = {endpoint for endpoint, asks in asking.items() if not asks}
-    assert without == {"POST /v1/topics", "GET /v1/topics", "GET /v1/cluster"}
+    assert without == {"POST /v1/topics", "GET /v1/topics", "GET /v1/cluster", "POST /v1/horizons"}
     assert len(asking) - len(without) >= 6
 
 

@@ -44,6 +44,30 @@ async def test_63_65_a_second_transaction_waits_until_the_first_ends(consuming: 
     assert await consuming.values() == []
 
 
+async def test_up_to_a_place_of_a_segment(consuming: Consuming) -> None:
+    """As one who reads without consuming acknowledges: it knows places, and no messages."""
+    await consuming.subscribe(kind="shared")
+    await consuming.publish("a", "b")
+    await consuming.publish("c")
+    segment = await consuming.process.broker.segment(consuming.segments[0])
+    place, txn = str(segment.buffer.max_read_position), await consuming.world.begin()
+    await consuming.publish("d")
+
+    async def acknowledge(positions: dict[str, str]) -> int:
+        body = {"kind": "cumulative", "txn_id": str(txn), "positions": positions}
+        return (await consuming.ask("POST", "/subscriptions/s/acks", body)).status_code
+
+    assert await acknowledge({segment.id: "99:0"}) == 422, "nobody was shown that"
+    assert await acknowledge({"segment://public/default/other/0000-ffff-0": place}) == 422
+    assert await acknowledge({segment.id: "1:-1"}) == 200, "nothing is before it"
+    assert (await consuming.shown())["pending_acks"] == {}
+    assert await acknowledge({segment.id: place}) == 200
+    assert await acknowledge({segment.id: place}) == 200, "again"
+    assert (await consuming.shown())["pending_acks"] == {str(txn): 3}
+    await consuming.commit(txn)
+    assert await consuming.values() == ["d"]
+
+
 async def test_64_below_the_mark_delete_is_a_conflict(consuming: Consuming) -> None:
     await consuming.subscribe(kind="exclusive")
     ids = await consuming.publish("a", "b", "c", "d")
