@@ -124,6 +124,10 @@ def _arrow_keys(table: pa.Table) -> list[str | None]:
 def _in_schema(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
     if schema is None:
         return table.replace_schema_metadata(None)
+    # Columns that were added to the topic later are null in what was written before.
+    later = [field for field in schema if field.nullable and field.name not in table.column_names]
+    for field in later:
+        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     try:
         return table.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:

@@ -51,10 +51,10 @@ def expected_by_spark(schema: StructType) -> pa.Schema:
 
 
 def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
-    """Raise `SchemaMismatch` naming the columns unless both hold the same columns. Their order does not matter."""
+    """Raise `SchemaMismatch` naming the columns unless the DataFrame has all columns of the topic, of their types. The
+    order does not matter, and there may be further ones: see `with_added`."""
     given, wanted = canonical(dataframe), canonical(topic)
     problems = [f"column {name} is missing" for name in wanted.names if name not in given.names]
-    problems += [f"column {name} is not in the topic" for name in given.names if name not in wanted.names]
     problems += [
         f"column {field.name} is {field.type}, the topic has {wanted.field(field.name).type}"
         for field in given
@@ -62,6 +62,12 @@ def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
     ]
     if problems:
         raise metatxn.SchemaMismatch(f"the DataFrame does not fit topic {topic_name}: {'; '.join(problems)}")
+
+
+def with_added(topic: pa.Schema, dataframe: pa.Schema) -> pa.Schema:
+    """The topic's columns, and behind them those that only the DataFrame has: writing them adds them to the topic,
+    and they are null in all rows that were written before."""
+    return pa.schema([*topic, *(field for field in canonical(dataframe) if field.name not in topic.names)])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

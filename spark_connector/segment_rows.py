@@ -76,7 +76,9 @@ def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa
             "; ".join(problems), action="Leave .schema() out or correct it, or create the table or view again."
         )
     own = set(topic.declared.names)
-    return pa.schema([topic.declared.field(name) for name in schema.names if name in own])
+    wanted = [topic.declared.field(name) for name in schema.names if name in own]
+    # Where only metadata is wanted, the rows must still be counted by something.
+    return pa.schema(wanted or [topic.declared.field(0)])
 
 
 def rows(

@@ -40,12 +40,13 @@ def check_dataframe(client: metatxn.Client, options: WriteOptions, schema: pa.Sc
 
 
 def fitting_schema(client: metatxn.Client, topic: str, rows: pa.Schema) -> pa.Schema:
-    """The schema to send rows with: the topic's, or, where it has none yet, the one its first write gives it."""
+    """The schema to send rows with: the topic's and the columns this write adds to it; where it has none yet, the one
+    its first write gives it."""
     columns = find_topic(client, topic).columns
     if columns is None:
         return rows
     arrow_schema.check_fits(rows, topic, columns)
-    return columns
+    return arrow_schema.with_added(columns, rows)
 
 
 def without_topic_column(schema: pa.Schema) -> pa.Schema:

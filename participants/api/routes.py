@@ -39,7 +39,7 @@ from participants.api.rights import Shown, TopicPath, check_transaction, on_segm
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker import names, schemas
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages, PublishOptions
+from participants.broker.messages import Messages, PublishOptions, check_values
 from participants.broker.names import BrowseToken, ReadPlace, parse_page_token, topic_name
 from participants.broker.payloads import decode_messages, inspect_arrow
 from participants.broker.reading import read_page, snapshot_revision
@@ -345,21 +345,20 @@ async def _fitting(
     name = segment.record.topic
     if kind is PayloadKind.MESSAGES:
         found = decode_messages(payload)
-        topic = await broker.topic(name)
-        if topic.arrow_schema is not None:
-            values = [message.value for message in found]
-            schemas.check_values_fit(name, schemas.decode_schema(topic.arrow_schema), values)
+        await check_values(broker, name, [message.value for message in found])
         return kind, len(found)
     if kind is PayloadKind.ARROW:
         stream = inspect_arrow(payload)
         topic = await broker.topic(name)
-        if topic.arrow_schema is None:
+        known = schemas.decode_schema(topic.arrow_schema) if topic.arrow_schema is not None else None
+        if known is None or schemas.adds_columns(known, stream.schema):
             if txn_id is not None:
                 await segment.assert_open(txn_id)
             topic = await broker.topics.set_schema(name, stream.schema)
             broker.remember_topic(topic)
-        assert topic.arrow_schema is not None
-        schemas.check_fits(name, schemas.decode_schema(topic.arrow_schema), stream.schema)
+            assert topic.arrow_schema is not None
+            known = schemas.decode_schema(topic.arrow_schema)
+        schemas.check_fits(name, known, stream.schema)
         return kind, stream.rows
     topic = await broker.topic(name)
     if topic.arrow_schema is not None:

@@ -27,6 +27,19 @@ from participants.segment.segment import Entry, Segment
 from service.problems import ErrorCode, ServiceError
 
 
+async def check_values(broker: Broker, topic_name: str, values: list[object]) -> TopicRecord:
+    """The topic that these JSON values can be rows of. Raises SCHEMA_MISMATCH, but not before the topic was looked at
+    as it is now: another broker may have added columns to it."""
+    topic = await broker.topic(topic_name)
+    try:
+        schemas.check_values_fit(topic, values)
+    except ServiceError:
+        broker.forget_topic(topic_name)
+        topic = await broker.topic(topic_name)
+        schemas.check_values_fit(topic, values)
+    return topic
+
+
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
     txn_id: TxnId | None
@@ -49,10 +62,7 @@ class Messages:
         theirs: inside a transaction abort it; outside that is OUTCOME_UNKNOWN, so send again under the same producer
         and sequence. A retry falls into the same segments, or into those that took over from them.
         """
-        topic = await self._broker.topic(topic_name)
-        if topic.arrow_schema is not None:
-            values = [message.value for message in messages]
-            schemas.check_values_fit(topic_name, schemas.decode_schema(topic.arrow_schema), values)
+        topic = await check_values(self._broker, topic_name, [message.value for message in messages])
         segments = await self._segments(topic, authorization=options.authorization)
         hashes = self._hashes(messages, options, segments)
         ids = self._appended_before(messages, hashes, options, segments)

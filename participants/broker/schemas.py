@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from participants.api.models import SchemaField, TopicSchema
+from participants.records import TopicRecord
 from service.problems import ErrorCode, ServiceError
 
 
@@ -58,6 +59,13 @@ def to_wire(arrow_schema: str) -> TopicSchema:
     return TopicSchema(fields=fields, arrow=arrow_schema)
 
 
+def adds_columns(expected: pa.Schema, found: pa.Schema) -> bool:
+    """Whether `found` is `expected` and further columns behind it."""
+    return len(found) > len(expected) and bare(found).equals(
+        pa.schema([*expected, *list(bare(found))[len(expected) :]])
+    )
+
+
 def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
     """Raises SCHEMA_MISMATCH naming the columns, before any row is taken."""
     if bare(found).equals(expected):
@@ -81,20 +89,23 @@ def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
     )
 
 
-def check_values_fit(topic: str, expected: pa.Schema, values: list[object]) -> None:
+def check_values_fit(topic: TopicRecord, values: list[object]) -> None:
     """Whether JSON values can be rows of the topic. Raises SCHEMA_MISMATCH."""
+    if topic.arrow_schema is None:
+        return
+    expected = decode_schema(topic.arrow_schema)
     names = set(expected.names)
     for value in values:
         if not isinstance(value, dict) or not set(value) <= names:
             raise ServiceError(
                 ErrorCode.SCHEMA_MISMATCH,
-                f"topic {topic} has columns {', '.join(expected.names)}; a message was {str(value)[:100]!r}",
-                topic=topic,
+                f"topic {topic.name} has columns {', '.join(expected.names)}; a message was {str(value)[:100]!r}",
+                topic=topic.name,
                 columns=expected.names,
             )
     try:
         pa.Table.from_pylist(values, schema=expected)  # type: ignore[arg-type]  # checked above
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ServiceError(
-            ErrorCode.SCHEMA_MISMATCH, f"topic {topic}: {error}", topic=topic, columns=expected.names
+            ErrorCode.SCHEMA_MISMATCH, f"topic {topic.name}: {error}", topic=topic.name, columns=expected.names
         ) from None

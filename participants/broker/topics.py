@@ -108,10 +108,12 @@ class Topics:
         return TopicInfo(name=topic.name, topic_schema=schema, segments=segments)
 
     async def set_schema(self, name: str, schema: pa.Schema) -> TopicRecord:
-        """The first writer's schema becomes the topic's, unless another one was faster: then that one is answered."""
+        """The first writer's schema becomes the topic's, and so does one that adds columns behind those that are there:
+        what was written before has nulls in them. Where another writer was faster, its schema is answered."""
         while True:
             stored = await self.get(name)
-            if stored.topic.arrow_schema is not None:
+            known = stored.topic.arrow_schema
+            if known is not None and not schemas.adds_columns(schemas.decode_schema(known), schema):
                 return stored.topic
             topic = stored.topic.model_copy(update={"arrow_schema": schemas.encode_schema(schema)})
             try:

@@ -139,9 +139,15 @@ def test_a_schema_that_does_not_fit_names_every_column() -> None:
     with pytest.raises(metatxn.SchemaMismatch) as raised:
         arrow_schema.check_fits(given, "orders", topic)
     assert str(raised.value) == (
-        "the DataFrame does not fit topic orders: column b is missing; column c is not in the topic; "
-        "column a is double, the topic has int64"
+        "the DataFrame does not fit topic orders: column b is missing; column a is double, the topic has int64"
     )
+
+
+def test_further_columns_come_behind_those_of_the_topic() -> None:
+    topic = of(pa.field("a", pa.int64()), pa.field("b", pa.string()))
+    given = of(pa.field("new", pa.large_string(), nullable=False), *reversed(list(topic)))
+    arrow_schema.check_fits(given, "orders", topic)
+    assert arrow_schema.with_added(topic, given) == of(*topic, pa.field("new", pa.string()))
 
 
 def test_double_and_long_stay_apart() -> None:

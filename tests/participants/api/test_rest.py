@@ -794,8 +794,9 @@ async def test_the_first_arrow_write_sets_the_schema_and_others_must_fit(process
     ]
     for rows, columns in (
         ([{"id": 1}], ["name"]),
-        ([{"id": 1, "name": "b", "more": 1}], ["more"]),
+        ([{"id": 1, "more": 1}], ["name", "more"]),
         ([{"id": "1", "name": "b"}], ["id"]),
+        ([{"id": "1", "name": "b", "more": 1}], ["more", "id"]),
     ):
         problem = assert_problem(
             await append(process, segment, arrow(rows), ARROW_MEDIA_TYPE), ErrorCode.SCHEMA_MISMATCH
@@ -810,6 +811,21 @@ async def test_the_first_arrow_write_sets_the_schema_and_others_must_fit(process
         {"id": 1, "name": "a"},
         {"id": 2, "name": None},
     ]
+
+
+async def test_a_write_with_further_columns_adds_them(process: BrokerProcess) -> None:
+    """Behind those of the topic, by a broker that has not heard of an earlier addition too."""
+    (segment,) = await process.create("t")
+    for rows in ([{"id": 1}], [{"id": 2, "name": "a"}]):
+        assert (await append(process, segment, arrow(rows), ARROW_MEDIA_TYPE)).status_code == 200
+    topic = (await process.http.get("/v1/topics/t")).json()
+    assert [field["name"] for field in topic["schema"]["fields"]] == ["id", "name"]
+    misplaced = arrow([{"name": "a", "id": 3, "more": 1}])
+    assert_problem(await append(process, segment, misplaced, ARROW_MEDIA_TYPE), ErrorCode.SCHEMA_MISMATCH)
+    further: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("name", pa.string()), pa.field("n", pa.int8())]
+    await process.broker.topics.set_schema("public/default/t", pa.schema(further))  # as another broker does
+    assert (await send(process, "t", {"value": {"id": 4, "n": 7}})).status_code == 200
+    assert_problem(await send(process, "t", {"value": {"id": 4, "m": 7}}), ErrorCode.SCHEMA_MISMATCH)
 
 
 async def test_a_refused_write_sets_no_schema(process: BrokerProcess) -> None:
