@@ -8,8 +8,8 @@ round ends when everything is durable and committed. Each round is divided by th
 rates stand the ratios of the CPU time of everything that takes part, per message: a busy machine changes them less.
 
 *Bodies.* `wrk` posts bodies of 1 MiB to a broker on a few connections, beside a bare loop that writes and syncs as
-many to a file on the same disk; then it reads them back, beside a FastAPI route of the same HTTP server that answers
-with the same bytes from memory.
+many to a file on the same disk; then it reads them back, in answers as large as a broker gives, beside a FastAPI route
+of the same HTTP server that answers with as many bytes from memory.
 
 *Visibility.* A ring of open transactions, each with one entry: the oldest one, which holds back all others, is
 committed over HTTP while a reader waits behind it with a long poll. From sending the commit to the last byte of the
@@ -62,6 +62,7 @@ from metastore.txn.store import INDEXES
 from metastore.types import Applied, Batch
 from metastore.urls import open_store
 from metatxn.cli.services import tune_interpreter
+from participants.api.frames_response import ANSWER_BYTES
 from participants.api.models import FRAMES_MEDIA_TYPE, NEXT_HEADER, Message
 from participants.broker.messages import Messages, PublishOptions
 from participants.ledger.frames import PayloadKind
@@ -78,6 +79,7 @@ COMMITS_AT_ONCE = 4
 
 MIB = 1 << 20
 BODIES = 1_000
+BODIES_PER_PAGE = ANSWER_BYTES // MIB - 1  # and what frames them
 CONNECTIONS = 4
 WRK_SECONDS = 4
 
@@ -203,13 +205,13 @@ _READ = """
 local entry = 0
 request = function()
   entry = (entry + 1) % ENTRIES
-  return wrk.format("GET", wrk.path .. "?after=LEDGER:" .. entry - 1)
+  return wrk.format("GET", wrk.path .. "?max_bytes=BYTES&after=LEDGER:" .. entry - 1)
 end
 """
 
 
-def wrk_mib_per_s(url: str, script: Path | None = None) -> float:
-    """Requests per second, each with 1 MiB one way. Raises when any answer was no success."""
+def wrk_mib_per_s(url: str, script: Path | None = None, bodies: int = 1) -> float:
+    """MiB per second, `bodies` of 1 MiB with each request. Raises when any answer was no success."""
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{WRK_SECONDS}s", "--timeout=10s"]
     command += ["-s", str(script)] if script is not None else []
     output = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
@@ -217,7 +219,7 @@ def wrk_mib_per_s(url: str, script: Path | None = None) -> float:
         raise SystemExit(f"wrk met errors:\n{output}")
     found = re.search(r"Requests/sec:\s+([\d.]+)", output)
     assert found, output
-    return float(found[1])
+    return bodies * float(found[1])
 
 
 def bare_loop(path: Path) -> float:
@@ -235,8 +237,8 @@ def bare_loop(path: Path) -> float:
 
 
 async def serve_body() -> None:
-    """Prints the URL of a route that answers with 1 MiB, and serves until killed."""
-    bare, body = FastAPI(), b"x" * MIB
+    """Prints the URL of a route that answers with as much as a page of a segment holds, and serves until killed."""
+    bare, body = FastAPI(), b"x" * MIB * BODIES_PER_PAGE
 
     @bare.get("/body")
     async def answer() -> Response:
@@ -264,12 +266,14 @@ def bodies(directory: Path) -> Figures:
         wrk_mib_per_s(url, post)  # warm
         detail = client.segment(segment)
         ledger, _, last = detail.last_position.partition(":")
-        read.write_text(_READ.replace("ENTRIES", last).replace("LEDGER", ledger))
+        entries = str(int(last) - BODIES_PER_PAGE)
+        script = _READ.replace("ENTRIES", entries).replace("BYTES", str(ANSWER_BYTES)).replace("LEDGER", ledger)
+        read.write_text(script)
         for _ in range(RUNS):
             loop = bare_loop(directory / "bare")
             appended = wrk_mib_per_s(url, post)
-            bare = wrk_mib_per_s(bare_url.strip())
-            returned = wrk_mib_per_s(url, read)
+            bare = wrk_mib_per_s(bare_url.strip(), bodies=BODIES_PER_PAGE)
+            returned = wrk_mib_per_s(url, read, bodies=BODIES_PER_PAGE)
             yield "write and sync in a bare loop", loop
             yield "appends of 1 MiB", appended
             yield "appends of 1 MiB ÷ bare loop", appended / loop
