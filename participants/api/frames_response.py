@@ -16,7 +16,7 @@ from participants.api.models import FRAMES_MEDIA_TYPE
 
 ANSWER_BYTES = 4 << 20
 """What one answer holds at most, however much was asked for, but at least one entry."""
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 1 << 20
 """What is given to the connection at once. It takes the next one when this one is on its way."""
 
 
@@ -43,8 +43,9 @@ def _chunks(frames: Sequence[memoryview]) -> Iterator[bytes | memoryview]:
         if size + len(frame) > CHUNK_BYTES and small:
             yield b"".join(small)
             small, size = [], 0
-        if len(frame) > CHUNK_BYTES:
-            yield from (frame[start : start + CHUNK_BYTES] for start in range(0, len(frame), CHUNK_BYTES))
+        if pieces := len(frame) // CHUNK_BYTES:
+            step = -(-len(frame) // pieces)  # pieces of one size, rather than a last one of a few bytes
+            yield from (frame[start : start + step] for start in range(0, len(frame), step))
         else:
             small.append(frame)
             size += len(frame)

@@ -45,6 +45,7 @@ from participants.broker.payloads import decode_messages, inspect_arrow
 from participants.broker.reading import read_page, snapshot_revision
 from participants.ledger.frames import PayloadKind
 from participants.segment.segment import Entry, Segment
+from service.gate import BODY
 from service.http import Caller, PathText, problems
 from service.problems import ErrorCode, ServiceError
 from service.text import no_control_characters
@@ -206,7 +207,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer` or `writer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
         target = await broker.segment(segment)
-        payload = await request.body()
+        payload: bytes = request.scope[BODY]
         kind, rows = await _inspected(broker, target, request, payload, txn_id, count)
         position, duplicate = await target.publish(Entry(payload, kind, rows, txn_id, writer, producer, sequence))
         return PublishAnswer(position=str(position), duplicate=duplicate)
