@@ -40,6 +40,7 @@ from participants.api.models import (
     Isolation,
     SegmentDetail,
     SubscriptionInfo,
+    SubscriptionSummary,
     TopicInfo,
     TopicSchema,
     TrimAnswer,
@@ -323,6 +324,19 @@ class Client:
     ) -> Consumer:
         """A consumer of a subscription, which is created if it is not there. Raises `AlreadyExists` when there is
         another one of this name."""
+        self.create_subscription(topic, subscription, type, initial, dead_letter_topic, max_redeliveries)
+        return self.consumer(topic, subscription, name)
+
+    def create_subscription(
+        self,
+        topic: str,
+        subscription: str,
+        type: Literal["exclusive", "failover", "shared"] = "exclusive",
+        initial: Literal["earliest", "latest"] = "latest",
+        dead_letter_topic: str | None = None,
+        max_redeliveries: int | None = None,
+    ) -> None:
+        """If it is not there. Raises `AlreadyExists` when there is another one of this name."""
         body = {
             "type": type,
             "initial": initial,
@@ -330,12 +344,16 @@ class Client:
             "max_redeliveries": max_redeliveries,
         }
         self._connection.home_of(topic, Call("PUT", subscription_path(topic, subscription), content=json_body(body)))
-        return self.consumer(topic, subscription, name)
 
     def consumer(self, topic: str, subscription: str, name: str | None = None) -> Consumer:
         """A consumer of a subscription that is there. `name` is unique unless given; two that are called the same
         are one to the broker."""
         return Consumer(self._connection, topic, subscription, name)
+
+    def subscriptions(self, topic: str) -> Iterator[SubscriptionSummary]:
+        """Those of a topic, by name. Raises `NotFound`."""
+        connection = self._connection
+        return connection.pages(connection.brokers, path_of("topics", topic, "subscriptions"), {}, SubscriptionSummary)
 
     def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """How far it is, and what is pending. Raises `NotFound`."""

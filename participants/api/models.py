@@ -400,6 +400,36 @@ class SubscriptionInfo(BaseModel):
     segments: list[SubscriptionSegment]
 
 
+class SubscriptionSummary(BaseModel):
+    """A subscription as it was created."""
+
+    name: str
+    initial: Literal["earliest", "latest"]
+    type: Literal["exclusive", "failover", "shared"]
+    dead_letter_topic: str | None = None
+    max_redeliveries: int | None = None
+    created_ms: int
+
+
+class SubscriptionPage(BaseModel):
+    model_config = example(
+        items=[
+            {
+                "name": "billing",
+                "initial": "earliest",
+                "type": "shared",
+                "dead_letter_topic": None,
+                "max_redeliveries": None,
+                "created_ms": 1767225600000,
+            }
+        ],
+        next_page_token=None,
+    )
+
+    items: list[SubscriptionSummary]
+    next_page_token: str | None = None
+
+
 class ReceiveRequest(Request):
     """`consumer` is there from its first request until it was silent for 30 s, or has left. `max` 0 says only that it
     is still there."""

@@ -10,7 +10,7 @@ from urllib.parse import unquote_plus
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from metastore.txn.ids import TxnId
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse
@@ -35,12 +35,13 @@ from participants.api.models import (
     TopicInfo,
     TopicPage,
 )
+from participants.api.queries import PageTokenQuery, parsed
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker import names, schemas
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions, check_values
-from participants.broker.names import BrowseToken, ReadPlace, parse_page_token, topic_name
+from participants.broker.names import BrowseToken, ReadPlace, topic_name
 from participants.broker.payloads import decode_messages, inspect_arrow
 from participants.broker.reading import read_page, snapshot_revision
 from participants.ledger.frames import PayloadKind
@@ -71,17 +72,10 @@ _KINDS = {
     MESSAGES_MEDIA_TYPE: PayloadKind.MESSAGES,
 }
 
-
-def _parsed(parse: Any) -> BeforeValidator:
-    """A query parameter in its typed form; what it raises becomes a 422 that names the parameter."""
-    return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
-
-
-TxnIdQuery = Annotated[Any, _parsed(TxnId.parse), Query(description="32 hex digits")]
-PlaceQuery = Annotated[Any, _parsed(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
-TokenQuery = Annotated[Any, _parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
+TxnIdQuery = Annotated[Any, parsed(TxnId.parse), Query(description="32 hex digits")]
+PlaceQuery = Annotated[Any, parsed(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
+TokenQuery = Annotated[Any, parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=256), AfterValidator(no_control_characters)]
-PageTokenQuery = Annotated[str | None, _parsed(parse_page_token), Query(max_length=1024)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]

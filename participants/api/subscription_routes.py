@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import AfterValidator
 
@@ -21,15 +21,20 @@ from participants.api.models import (
     RedeliverAnswer,
     RedeliverRequest,
     SubscriptionInfo,
+    SubscriptionPage,
     SubscriptionRequest,
     SubscriptionSegment,
+    SubscriptionSummary,
 )
+from participants.api.queries import PageTokenQuery
 from participants.api.rights import Shown, TopicPath, check_transaction, on_topic
 from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
+from participants.broker import names
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
 from participants.broker.names import MessageId, topic_name
 from participants.ledger.position import Position
+from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.share import AckRequest, Taking
 from participants.subscription.subscription import Subscription
 from participants.subscription.subscriptions import Subscriptions
@@ -50,6 +55,23 @@ ROOT = "/v1/topics/{topic}/subscriptions/{subscription}"
 
 def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
     subscriptions = Subscriptions(broker, Messages(broker))
+
+    definitions = Definitions(broker.store)
+
+    @api.get(
+        "/v1/topics/{topic}/subscriptions",
+        tags=["subscriptions"],
+        responses=problems(404, 422, 503),
+        dependencies=[on_topic("consume")],
+    )
+    async def list_subscriptions(
+        topic: TopicPath, limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
+    ) -> SubscriptionPage:
+        """A topic's subscriptions by name. A page may hold fewer than `limit` and have a next."""
+        await broker.topics.get(topic)
+        found, more = await definitions.page(topic, page_token, limit)
+        items = [_summary(each) for each in found if not each.record.deleted]
+        return SubscriptionPage(items=items, next_page_token=names.page_token(found[-1].name) if more else None)
 
     @api.put(
         ROOT,
@@ -285,6 +307,18 @@ async def _assure_topic(broker: Broker, name: str, caller: Principal) -> None:
                 raise
         else:
             await broker.open_all(created.segments)
+
+
+def _summary(definition: Definition) -> SubscriptionSummary:
+    record = definition.record
+    return SubscriptionSummary(
+        name=definition.name,
+        initial=record.initial,
+        type=record.type,
+        dead_letter_topic=record.dead_letter_topic,
+        max_redeliveries=record.max_redeliveries,
+        created_ms=record.created_ms,
+    )
 
 
 async def _info(subscription: Subscription, shown: str | None) -> SubscriptionInfo:

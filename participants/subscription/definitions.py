@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
-from metastore.keys import unescape
+from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records import SubscriptionRecord
 from metastore.types import AtVersion, Record
@@ -65,6 +65,13 @@ class Definitions:
         """All of them, dropped ones included."""
         found = await self._store.scan(paths.subscriptions(topic))
         return [_definition(topic, record) for record in found.records]
+
+    async def page(self, topic: str, after: str | None, limit: int) -> tuple[list[Definition], bool]:
+        """Of a topic, by name behind the one named `after`, dropped ones included; whether there are more."""
+        prefix = paths.subscriptions(topic)
+        start = paths.subscription(topic, after) + "\0" if after is not None else prefix
+        found = await self._store.range(start, prefix_end(prefix), limit=limit)
+        return [_definition(topic, record) for record in found.records], found.more
 
     async def get(self, topic: str, name: str) -> Definition:
         """Raises NOT_FOUND."""

@@ -61,6 +61,10 @@ class _Block:
         self.sum += by
         self.sums = [each + by for each in self.sums]
 
+    def reaches(self, place: Place) -> bool:
+        """What lies before `place` is known: to the message, if it stands inside an entry."""
+        return (place.position if place.message else place.last_before) <= self.end
+
     def before(self, place: Place) -> int:
         at = bisect_left(self.positions, place.position)
         if at == len(self.positions):
@@ -88,8 +92,8 @@ class MessageCounts:
             if left:
                 await self._begin_at(left[0].read_after)
             while left:
-                block = await self._block_behind(left[0].read_after)
-                while left and left[0].last_before <= block.end:
+                block = await self._block_behind(left[0])
+                while left and block.reaches(left[0]):
                     place = left.popleft()
                     found[place] = block.before(place)
         return found
@@ -107,8 +111,11 @@ class MessageCounts:
         for position, before in sums.items():
             self._remember(position, its_sum - counted.sum + before)
 
-    async def _block_behind(self, after: Position) -> _Block:
-        """Up to the next checkpoint; behind the last one it begins there, and is a page."""
+    async def _block_behind(self, place: Place) -> _Block:
+        """Up to the next checkpoint; behind the last one it begins there, and is a page. Empty at a checkpoint."""
+        after = place.read_after
+        if not place.message and after in self._sums:
+            return _Block(after, self._sums[after])
         later = self._sums.bisect_right(after)
         if later == len(self._sums):
             block = _Block(*self._sums.peekitem(-1))

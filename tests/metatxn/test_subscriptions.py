@@ -216,6 +216,34 @@ def test_consume_on_the_command_line_acknowledges_what_it_prints(
     assert consumed() == []
 
 
+def test_subscriptions_on_the_command_line(client: metatxn.Client, dev: DevServer, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    send(client, topic, *range(5))
+
+    def asked(*arguments: str, output: str = "json") -> str:
+        command = [*COMMAND, "subscription", *arguments, "--url", dev.broker_url, "--output", output]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert json.loads(asked("list", topic)) == []
+    created = json.loads(asked("create", topic, "a", "--type", "failover"))
+    assert (created["type"], created["initial"], created["segments"][0]["backlog"]) == ("failover", "earliest", 5)
+    asked("create", topic, "b", "--initial", "latest", "--dead-letters", f"{topic}-dead", "--max-redeliveries", "3")
+    listed = [(each["name"], each.get("max_redeliveries")) for each in json.loads(asked("list", topic))]
+    assert listed == [("a", None), ("b", 3)]
+    txn = client.begin()
+    with client.consumer(topic, "a", "me") as consumer:
+        consumer.acknowledge(taken(consumer)[:2], txn)
+        shown = asked("show", topic, "a", output="table")
+        assert "consumers     me" in shown and f"{txn.id}:2" in shown
+    txn.abort()
+    asked("drop", topic, "a")
+    assert [each.name for each in client.subscriptions(topic)] == ["b"]
+    with pytest.raises(metatxn.NotFound):
+        next(client.subscriptions(f"none-{uuid.uuid4().hex}"))
+
+
 def test_consume_says_what_is_wrong(dev: DevServer) -> None:
     done = run(dev, "none", "--txn", uuid.uuid4().hex)
     assert done.returncode != 0 and "--subscription" in done.stderr

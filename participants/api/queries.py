@@ -1,0 +1,19 @@
+"""Query parameters that several endpoints have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import BeforeValidator
+
+from participants.broker.names import parse_page_token
+
+
+def parsed(parse: Callable[[str], object]) -> BeforeValidator:
+    """A query parameter in its typed form; what it raises becomes a 422 that names the parameter."""
+    return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
+
+
+PageTokenQuery = Annotated[str | None, parsed(parse_page_token), Query(max_length=1024)]
