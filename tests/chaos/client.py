@@ -7,6 +7,7 @@
     Author      appends to keyed logs, several at a time, plain or in a transaction
     Auditor     reads the whole bank at one revision
     Follower    reads a topic on and on
+    Surveyor    splits segments, and merges neighbours
 
 Each has a client of the library for itself, and writes down every call before it is made and after it was answered.
 """
@@ -43,6 +44,9 @@ PATIENCE_S = 10.0
 TIMEOUT_MS = (3_000, 15_000, 30_000)
 PAUSE_S = 0.3
 READING_PAUSE_S = 2.0
+SURVEYING_PAUSE_S = 8.0
+MOST_SEGMENTS = 3
+"""Of a topic at once."""
 
 T = TypeVar("T")
 
@@ -206,6 +210,7 @@ class Worker(Actor):
 
     def leave(self) -> None:
         self.quietly(self._consumer.close)
+        self.quietly(self.client.close)
 
     def turn(self) -> None:
         try:
@@ -290,7 +295,23 @@ def read_on(reader: Reader, seen: list[tuple[str | None, str]]) -> None:
         seen.append((message.key, message.value["id"]))
 
 
-ACTORS: list[type[Actor]] = [Teller, Teller, Clerk, Worker, Author, Auditor, Follower]
+class Surveyor(Actor):
+    pause_s = SURVEYING_PAUSE_S
+
+    def turn(self) -> None:
+        topic = self.dice.choice((*BANK, LOG, INPUTS, OUTPUTS))
+        active = [segment for segment in self.client.topic(topic).segments if segment.state == "active"]
+        active.sort(key=lambda segment: segment.range)
+        if len(active) < MOST_SEGMENTS:
+            split = self.dice.choice(active).segment
+            self.scribe.call({"do": "split", "segment": split}, lambda: self.client.split_segment(split))
+        else:
+            first = self.dice.randrange(len(active) - 1)
+            merged = [segment.segment for segment in active[first : first + 2]]
+            self.scribe.call({"do": "merge", "segments": merged}, lambda: self.client.merge_segments(*merged))
+
+
+ACTORS: list[type[Actor]] = [Teller, Teller, Clerk, Worker, Author, Auditor, Follower, Surveyor]
 
 
 class Ledger:

@@ -62,6 +62,7 @@ MIXES = {
     "cluster": Mix("etcd", 3, "shared", WITH_LEADER),
     "zookeeper": Mix("zk", 1, "shared", EVERYTHING),
     "network": Mix("etcd", 1, "shared", NETWORK, pause_s=3.0),
+    "short": Mix("etcd", 1, "shared", EVERYTHING, pause_s=2.0, longest_s=8.0),
     "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1.0}, pause_s=15.0, longest_s=90.0),
 }
 DEFAULT = ("etcd", "local", "cluster", "zookeeper")

@@ -39,8 +39,10 @@ def members(mix: Mix) -> list[str]:
 
 
 def ways(mix: Mix) -> list[str]:
-    """From clients to each service, and from each service to each member of the store."""
-    return [f"clients>{name}" for name in SERVICES] + [f"{name}>{one}" for name in SERVICES for one in members(mix)]
+    """From clients to each service, and from each service to each member of the store. Those to the brokers come three
+    times, as all messages go there: what is lost on them tests what retries do."""
+    to_services = [f"clients>{name}" for name in (*COORDINATORS, *BROKERS, *BROKERS, *BROKERS)]
+    return to_services + [f"{name}>{one}" for name in SERVICES for one in members(mix)]
 
 
 def whole(target: str) -> str:
