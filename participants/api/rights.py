@@ -18,7 +18,8 @@ from service.security.principal import Principal, Right
 TopicPath = Annotated[PathText, AfterValidator(topic_name)]
 
 
-def _authorization(request: Request) -> str | None:
+async def _authorization(request: Request) -> str | None:
+    """A coroutine, although it waits for nothing: FastAPI sends every other dependency to a thread."""
     return request.headers.get("authorization")
 
 
