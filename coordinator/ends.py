@@ -26,6 +26,11 @@ class Commit:
     txn_id: TxnId
     writers: tuple[str, ...] | None = None
 
+    @property
+    def wish(self) -> object:
+        """Equal for ends that make the same of equal headers."""
+        return Commit, self.writers
+
     def refuse(self, caller: Principal) -> None:
         """Raises NOT_ALLOWED, whatever the records say."""
 
@@ -51,6 +56,10 @@ class Abort:
     txn_id: TxnId
     reason: str | None = None
     force: bool = False
+
+    @property
+    def wish(self) -> object:
+        return Abort, self.reason
 
     def refuse(self, caller: Principal) -> None:
         if self.force:

@@ -14,6 +14,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Self, TypeVar
 
 import structlog
@@ -21,7 +22,7 @@ import structlog
 from coordinator import answers
 from coordinator.answers import Members
 from coordinator.api.models import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
-from coordinator.decisions import Decisions, KeyMovedOn, aborted
+from coordinator.decisions import Decision, Decisions, KeyMovedOn, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.ends import Abort, Commit, End
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
@@ -106,8 +107,9 @@ class Transactions:
         if request.transaction_key is not None:
             return await self.keys.begin(request, request.transaction_key)
         refuse_numbers_without_key(request)
-        batch = self.store.batch()
-        txn_id, header = await self._open(batch, request)
+        txn_id = await self._ids.next()
+        header = self._header(request)
+        batch = txn_records.begin(self.store.batch(), txn_id, header)
         try:
             applied = await self._settling.apply(batch)
         except (Overtaken, OutcomeUnknown) as lost:
@@ -121,7 +123,12 @@ class Transactions:
         What is too much for one apply is begun one by one. Raises the store's errors: nothing was begun.
         """
         batch = self.store.batch()
-        opened = [await self._open(batch, owned(request, self.caller)) for request in requests]
+        opened: list[tuple[TxnId, Header]] = []
+        for request, alike in groupby(requests):
+            txn_ids = [await self._ids.next() for _ in alike]
+            header = self._header(owned(request, self.caller))
+            txn_records.begin_alike(batch, txn_ids, header)
+            opened += ((txn_id, header) for txn_id in txn_ids)
         try:
             applied = await self._settling.apply(batch)
         except InvalidBatch:
@@ -131,18 +138,15 @@ class Transactions:
         log.debug("transactions begun", txn_ids=[str(txn_id) for txn_id, _ in opened])
         return [answers.members(txn_id, header, applied.revision) for txn_id, header in opened]
 
-    async def _open(self, batch: Batch, request: BeginRequest) -> tuple[TxnId, Header]:
-        txn_id = await self._ids.next()
+    def _header(self, request: BeginRequest) -> Header:
         now_ms = self.clock()
-        header = Header(
+        return Header(
             state=TxnState.OPEN,
             timeout_ms=now_ms + request.timeout_ms,
             created_ms=now_ms,
             owner=request.owner,
             properties=request.properties,
         )
-        txn_records.begin(batch, txn_id, header)
-        return txn_id, header
 
     async def _begun_after_all(self, txn_id: TxnId, lost: Overtaken | OutcomeUnknown) -> Begun:
         """The ids of a begin are its own alone, so a record that is there is the one whose reply was lost."""
@@ -222,7 +226,12 @@ class Transactions:
         each is ended by itself; so is what is too much for one apply. Raises the store's errors: nothing happened.
         """
         now_ms = self.clock()
-        decided = [(records, end.final(records, now_ms, self.caller)) for end, records in ends]
+        decided: list[Decision] = []
+        for _, alike in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].header_record.value)):
+            together = list(alike)
+            end, records = together[0]
+            final = end.final(records, now_ms, self.caller)
+            decided += ((records, final) for _, records in together)
         try:
             return await self._decisions.decide_together(decided)
         except InvalidBatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 from metastore.keys import prefix_end
 
@@ -18,8 +18,7 @@ Revision = int
 Version = int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):  # A tuple, as `Event`: every read and every write makes some.
     """One key as it was read.
 
     `first` is true while the record has been written exactly once since it was created. A transaction header is
@@ -229,8 +228,7 @@ class Snapshot:
     revision: Revision
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One change: `record` is what the key holds now, None when it was deleted."""
 
     key: str

@@ -176,8 +176,10 @@ class Wire:
 
     def nested(self, encoded: Encoded) -> bytes:
         """As one operation of a request."""
-        reads = (
-            encoding.else_read_first(one.key, one.end) if one.end else encoding.else_read(one.key)
-            for one in self.conditions(encoded.checks)
-        )
+        reads: list[bytes] = []
+        for check in encoded.checks:
+            if isinstance(check, EmptyRange):
+                reads += (encoding.else_read_first(*piece) for piece in self.pieces(check.start, check.end))
+            else:
+                reads.append(encoding.else_read((self._root + check.key).encode()))
         return encoding.txn(encoded.fields + b"".join(reads))

@@ -7,7 +7,7 @@ segment's ownership) must travel in the same `apply`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from metastore.api import MetadataStore
 from metastore.keys import number
@@ -49,8 +49,7 @@ INDEXES = (
 _READ_CHUNK = 25  # Four records each: what `get_many` reads at one revision.
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionRecords:
+class TransactionRecords(NamedTuple):
     """All of one transaction but its operations, read at one revision. Absent records are None."""
 
     txn_id: TxnId
@@ -197,9 +196,17 @@ def _records_of(txn_id: TxnId, snapshot: Snapshot) -> TransactionRecords | None:
 
 def begin(batch: Batch, txn_id: TxnId, header: Header) -> Batch:
     """Create an OPEN header and its deadline entry."""
+    return begin_alike(batch, [txn_id], header)
+
+
+def begin_alike(batch: Batch, txn_ids: Iterable[TxnId], header: Header) -> Batch:
+    """`begin` of several with equal headers."""
     assert header.state is TxnState.OPEN
-    batch.create(paths.header(txn_id), header.encode())
-    return batch.put(paths.deadline_entry(header.timeout_ms, txn_id), b"")
+    value = header.encode()
+    for txn_id in txn_ids:
+        batch.create(paths.header(txn_id), value)
+        batch.put(paths.deadline_entry(header.timeout_ms, txn_id), b"")
+    return batch
 
 
 def put_write_op(batch: Batch, txn_id: TxnId, generation: int, counter: int, op: WriteOp) -> Batch:
