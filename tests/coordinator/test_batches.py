@@ -250,6 +250,24 @@ async def test_plain_items_share_an_apply_and_begins_read_nothing(
     assert decided == [await transactions.get(txn_id) for txn_id in txn_ids]
 
 
+async def test_items_that_share_an_apply_may_differ(transactions: Transactions, store: FaultyStore) -> None:
+    """What is made once for items that are alike belongs to no other one."""
+    fields: list[Item] = [{}, {}, {"timeout_ms": 7}, {"owner": "a"}, {"properties": {"n": "1"}}, {"timeout_ms": 7}]
+    begun = done(await run_batch(transactions, parsed([{"op": "begin", **some} for some in fields])))
+    ids = [header.txn_id for header in begun]
+    wishes: list[Item] = [{"writers": ["x"]}, {"writers": ["y"]}, {}, {}, {"reason": "r"}, {"reason": "s"}]
+    ops = ["commit"] * 4 + ["abort"] * 2
+    items = [{"op": op, "txn_id": txn_id, **wish} for op, txn_id, wish in zip(ops, ids, wishes, strict=True)]
+    ended = done(await run_batch(transactions, parsed(items)))
+    for header, final, op, some, wish in zip(begun, ended, ops, fields, wishes, strict=True):
+        assert header.deadline_ms == (header.created_ms or 0) + some.get("timeout_ms", 60_000)
+        assert final == await transactions.get(id_of(header))
+        assert (final.owner, final.properties) == (some.get("owner"), some.get("properties"))
+        assert (final.state == "COMMITTED") == (op == "commit")
+        assert (final.writers, final.reason) == (wish.get("writers"), wish.get("reason"))
+    assert len(store.sent) == 3, "a block of ids, and two applies"
+
+
 async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
 ) -> None:
