@@ -4,10 +4,12 @@ client = metatxn.connect("http://127.0.0.1:8470")
 with client.transaction() as txn:               # commits on leaving, aborts on an exception
     client.producer("orders").send({"id": 7}, key="7", txn=txn)
     client.producer("audit").send({"order": 7}, txn=txn)
+
+`connect_async` is the same for `async with` and `await`.
 """
 
-from metatxn.client import Client, connect
-from metatxn.consumer import Consumer
+from metatxn.client import AsyncClient, connect_async
+from metatxn.consumer import AsyncConsumer
 from metatxn.errors import (
     AlreadyExists,
     ExpiredTransaction,
@@ -31,13 +33,25 @@ from metatxn.errors import (
     Unauthenticated,
 )
 from metatxn.frames import FramesPage
-from metatxn.producer import Producer
-from metatxn.reader import Message, Reader
-from metatxn.table_writer import TableWriter
-from metatxn.transaction import Transaction
+from metatxn.producer import AsyncProducer
+from metatxn.reader import AsyncReader, Message
+from metatxn.sync.client import Client, connect
+from metatxn.sync.consumer import Consumer
+from metatxn.sync.producer import Producer
+from metatxn.sync.reader import Reader
+from metatxn.sync.table_writer import TableWriter
+from metatxn.sync.transaction import Transaction
+from metatxn.table_writer import AsyncTableWriter
+from metatxn.transaction import AsyncTransaction
 
 __all__ = [
     "AlreadyExists",
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncReader",
+    "AsyncTableWriter",
+    "AsyncTransaction",
     "Client",
     "Consumer",
     "ExpiredTransaction",
@@ -66,4 +80,5 @@ __all__ = [
     "TransactionNotFound",
     "Unauthenticated",
     "connect",
+    "connect_async",
 ]

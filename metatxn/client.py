@@ -1,14 +1,15 @@
-"""The client: one URL in, everything else from there. Usable from any thread; nothing is sent before it is needed."""
+"""The client: one URL in, everything else from there. Nothing is sent before it is needed."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import re
-import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Literal, Self, overload
+from urllib.parse import urlsplit
 
 import httpx
 import pyarrow as pa
@@ -23,16 +24,18 @@ from coordinator.api.models import (
 )
 from metatxn import frames
 from metatxn.connection import Connection, parsed, post
-from metatxn.consumer import Consumer, subscription_path
+from metatxn.consumer import AsyncConsumer, subscription_path
+from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.errors import AlreadyExists, InvalidArgument, MetatxnError
-from metatxn.frames import FramesPage
+from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, json_body, json_of, path_of
-from metatxn.producer import MAX_ENTRY_MESSAGES, Producer
-from metatxn.reader import Reader
-from metatxn.table_writer import DEFAULT_ENTRY_BYTES, TableWriter
+from metatxn.paging import Listing, Paged
+from metatxn.producer import MAX_ENTRY_BYTES, MAX_ENTRY_MESSAGES, AsyncProducer, message_batching
+from metatxn.reader import AsyncReader
+from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import read_topics
 from metatxn.topics import arrow_schema, wire_schema
-from metatxn.transaction import Transaction
+from metatxn.transaction import AsyncTransaction, inside
 from participants.api.models import (
     ChildrenAnswer,
     HorizonPlace,
@@ -51,55 +54,65 @@ KEYS_PATH = "/admin/v2/transactions/transaction-keys"
 HANGING_PATH = "/admin/v2/transactions/hanging"
 
 
-def connect(
+def connect_async(
     url: str,
     token: str | None = None,
     request_timeout_s: float = 30,
     *,
     ca: str | None = None,
-    transport: httpx.BaseTransport | None = None,
-) -> Client:
+    transport: httpx.AsyncBaseTransport | None = None,
+    randomness: random.Random | None = None,
+) -> AsyncClient:
     """A client of the cluster that the coordinator or broker at `url` belongs to. Sends nothing yet.
 
     `token` is sent with every request. `ca` is a PEM file of authorities to trust in place of the usual ones; with an
     `https://` URL nothing is ever sent without TLS. `request_timeout_s` is the time for a request with all of its
-    retries. `transport` replaces the network in tests.
+    retries. `transport` replaces the network, and `randomness` what names and jitter are made of, in tests.
     """
     if not url.startswith(("http://", "https://")):
         raise InvalidArgument(
             f"url: {url!r} is no http:// or https:// URL", action="Use one like http://127.0.0.1:8470."
         )
+    if "@" in urlsplit(url).netloc:
+        raise InvalidArgument("url: holds a user or a password, which would be shown in errors", action="Use `token`.")
     if token is not None and not re.fullmatch(r"[!-~]+", token):
         raise InvalidArgument("token: holds something else than visible ASCII characters", field="token")
     if request_timeout_s <= 0:
         raise InvalidArgument("request_timeout_s: must be above 0", field="request_timeout_s")
-    return Client(Connection(url, token, request_timeout_s, transport, ca))
+    return AsyncClient(Connection(url, token, request_timeout_s, ca=ca, transport=transport, randomness=randomness))
 
 
-class Client:
-    """Made by `connect`. Every method may raise any `MetatxnError`; the docstrings name the ones to expect."""
+class AsyncClient:
+    """Made by `connect_async`, for one event loop; everything that asks a service is awaited. Every method may raise
+    any `MetatxnError`; the docstrings name the ones to expect. `Client` is the same for threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         with contextlib.suppress(MetatxnError) if error is not None else contextlib.nullcontext():
-            self.close()
+            await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Flush every producer, then let go of the connections. Raises the first failure of a send."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._connection.close)
-            for producer in list(self._producers):
-                stack.callback(producer.close)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self.let_go)
+            for delivery in {producer.delivery for producer in self._producers} | self._connection.sending:
+                stack.push_async_callback(delivery.close)
+
+    async def let_go(self) -> None:
+        """`close` without a flush: what is not sent yet is lost. Idempotent."""
+        await self._connection.close()
 
     # -- transactions ------------------------------------------------------------------------------------------
 
-    def begin(
+    async def begin(
         self,
         timeout_ms: int = 60_000,
         key: str | None = None,
@@ -107,7 +120,7 @@ class Client:
         version: int | None = None,
         properties: dict[str, str] | None = None,
         owner: str | None = None,
-    ) -> Transaction:
+    ) -> AsyncTransaction:
         """A new transaction; it is aborted when it is open for longer than `timeout_ms`.
 
         With `key`, `epoch` (see `connect_key`) and `version`, the same one again for as long as it is open; when the
@@ -122,10 +135,11 @@ class Client:
             "properties": properties,
         }
         # A begin that is sent twice leaves at most an empty transaction behind, which its timeout ends.
-        header = parsed(TransactionHeader, self._connection.coordinator(post(path_of("txns"), body)))
-        return Transaction(self._connection, header.txn_id or "", header)
+        header = parsed(TransactionHeader, await self._connection.coordinator(post(path_of("txns"), body)))
+        return AsyncTransaction(self._connection, header.txn_id or "", header)
 
-    def transaction(
+    @contextlib.asynccontextmanager
+    async def transaction(
         self,
         timeout_ms: int = 60_000,
         key: str | None = None,
@@ -133,13 +147,14 @@ class Client:
         version: int | None = None,
         properties: dict[str, str] | None = None,
         owner: str | None = None,
-    ) -> Transaction:
-        """`begin`, to be used with `with`: commits on leaving, aborts on an exception or a failed send."""
-        return self.begin(timeout_ms, key, epoch, version, properties, owner)
+    ) -> AsyncIterator[AsyncTransaction]:
+        """`begin`, to be used with `async with`: commits on leaving, aborts on an exception or a failed send."""
+        async with await self.begin(timeout_ms, key, epoch, version, properties, owner) as txn:
+            yield txn
 
-    def attach(self, txn_id: str) -> Transaction:
+    def attach(self, txn_id: str) -> AsyncTransaction:
         """A transaction that someone else began, to write inside it or to end it. Nothing is read yet."""
-        return Transaction(self._connection, txn_id)
+        return AsyncTransaction(self._connection, txn_id)
 
     def transactions(
         self,
@@ -150,7 +165,7 @@ class Client:
         segment: str | None = None,
         older_than_ms: int | None = None,
         limit: int | None = None,
-    ) -> Iterator[TransactionHeader]:
+    ) -> Paged[TransactionHeader]:
         """Headers, filtered. `older_than_ms` is an age; `limit` the size of a page, not of the answer."""
         params = {
             "state": state,
@@ -161,52 +176,52 @@ class Client:
             "limit": limit,
         }
         connection = self._connection
-        return connection.pages(connection.coordinators, path_of("txns"), params, TransactionHeader)
+        return Listing(connection, connection.coordinators, path_of("txns"), params, TransactionHeader)
 
-    def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Iterator[HangingTransaction]:
+    def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Paged[HangingTransaction]:
         """Transactions open for longer than that (a minute unless given), and where each holds back the readers.
 
         A page at a time, `limit` its size: the pages go by deadline, in each the oldest is first.
         """
         connection = self._connection
         params = {"max_age_ms": max_age_ms, "limit": limit}
-        return connection.pages(connection.coordinators, HANGING_PATH, params, HangingTransaction)
+        return Listing(connection, connection.coordinators, HANGING_PATH, params, HangingTransaction)
 
-    def operations(self, txn_id: str) -> Iterator[Operation]:
+    def operations(self, txn_id: str) -> Paged[Operation]:
         """Operation records of a transaction that are not yet worked off. Raises `TransactionNotFound`."""
         connection = self._connection
-        return connection.pages(connection.coordinators, path_of("txns", txn_id, "ops"), {}, Operation)
+        return Listing(connection, connection.coordinators, path_of("txns", txn_id, "ops"), {}, Operation)
 
     # -- transaction keys --------------------------------------------------------------------------------------
 
-    def connect_key(
+    async def connect_key(
         self, key: str, epoch: int = -1, session: str | None = None, owner: str | None = None
     ) -> ConnectAnswer:
         """Take over a transaction key (`epoch` -1): its open transaction is aborted, and whoever used it before gets
         `NotAllowed` from now on. With the current epoch: confirm it."""
         # A session makes a repeated request answer the same epoch. Every call is a session of its own by default.
-        body = {"epoch": epoch, "session": session or uuid.uuid4().hex, "owner": owner}
+        body = {"epoch": epoch, "session": session or self._connection.new_name(), "owner": owner}
         call = post(path_of("transaction-keys", key, "connect"), body)
-        return parsed(ConnectAnswer, self._connection.coordinator(call))
+        return parsed(ConnectAnswer, await self._connection.coordinator(call))
 
-    def keys(self, owner: str | None = None) -> Iterator[TransactionKeyInfo]:
+    def keys(self, owner: str | None = None) -> Paged[TransactionKeyInfo]:
         connection = self._connection
-        return connection.pages(connection.coordinators, KEYS_PATH, {"owner": owner}, TransactionKeyInfo)
+        return Listing(connection, connection.coordinators, KEYS_PATH, {"owner": owner}, TransactionKeyInfo)
 
-    def key(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
+    async def key(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
         """Raises `NotFound`."""
         call = Call("GET", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
-        return parsed(TransactionKeyInfo, self._connection.coordinator(call))
+        return parsed(TransactionKeyInfo, await self._connection.coordinator(call))
 
-    def delete_key(self, key: str, owner: str | None = None) -> None:
+    async def delete_key(self, key: str, owner: str | None = None) -> None:
         """Aborts the transaction that the key holds. Raises `NotFound`."""
         connection = self._connection
         call = Call("DELETE", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
-        connection.http.request(connection.coordinators, call)
+        await connection.http.request(connection.coordinators, call)
 
     # -- topics ------------------------------------------------------------------------------------------------
 
-    def create_topic(
+    async def create_topic(
         self, name: str, segments: int = 1, schema: pa.Schema | TopicSchema | None = None, exist_ok: bool = False
     ) -> TopicInfo:
         """Raises `AlreadyExists`; with `exist_ok` the topic that is there is answered, as it is."""
@@ -215,55 +230,55 @@ class Client:
             columns = wire_schema(schema)
         body = {"name": name, "segments": segments, "schema": columns}
         try:
-            return parsed(TopicInfo, self._connection.broker(post(path_of("topics"), body)))
+            return parsed(TopicInfo, await self._connection.broker(post(path_of("topics"), body)))
         except AlreadyExists:
             if not exist_ok:
                 raise
-            return self.topic(name)
+            return await self.topic(name)
 
-    def topic(self, name: str) -> TopicInfo:
+    async def topic(self, name: str) -> TopicInfo:
         """The topic and its segments now. Raises `NotFound`."""
-        return self._connection.topics.read(name)
+        return await self._connection.topics.read(name)
 
-    def topics(self) -> Iterator[TopicInfo]:
+    def topics(self) -> Paged[TopicInfo]:
         connection = self._connection
-        return connection.pages(connection.brokers, path_of("topics"), {}, TopicInfo)
+        return Listing(connection, connection.brokers, path_of("topics"), {}, TopicInfo)
 
-    def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str) -> None:
         """With all of its messages and subscriptions; transactions that wrote there end as any other. Raises
         `NotFound` for one that never was."""
         connection = self._connection
-        connection.http.request(connection.brokers, Call("DELETE", path_of("topics", name)))
+        await connection.http.request(connection.brokers, Call("DELETE", path_of("topics", name)))
         connection.topics.forget(name)
 
-    def topic_schema(self, name: str) -> pa.Schema | None:
+    async def topic_schema(self, name: str) -> pa.Schema | None:
         """The topic's columns; None for a topic that takes any message."""
-        return arrow_schema(self.topic(name).topic_schema)
+        return arrow_schema((await self.topic(name)).topic_schema)
 
-    def segment(self, segment_id: str) -> SegmentDetail:
+    async def segment(self, segment_id: str) -> SegmentDetail:
         """A segment as its owner sees it. Raises `NotFound`."""
-        response = self._connection.owner_of(segment_id, Call("GET", path_of("segments", segment_id)))
+        response = await self._connection.owner_of(segment_id, Call("GET", path_of("segments", segment_id)))
         return parsed(SegmentDetail, json_of(response))
 
-    def split_segment(self, segment_id: str, at: int | None = None) -> list[str]:
+    async def split_segment(self, segment_id: str, at: int | None = None) -> list[str]:
         """Seal a segment; answers the two children that take over: of the hashes below `at`, and from `at` on (the
         middle unless given). Writers and readers find them by themselves. Raises `SegmentSealed`."""
-        return self._change_layout(segment_id, "split", {"at": at})
+        return await self._change_layout(segment_id, "split", {"at": at})
 
-    def merge_segments(self, segment_id: str, other_id: str) -> list[str]:
+    async def merge_segments(self, segment_id: str, other_id: str) -> list[str]:
         """Seal two neighbours; answers the one child that takes over from both. Raises `SegmentSealed`."""
-        return self._change_layout(segment_id, "merge", {"with": other_id})
+        return await self._change_layout(segment_id, "merge", {"with": other_id})
 
-    def seal_segment(self, segment_id: str) -> list[str]:
+    async def seal_segment(self, segment_id: str) -> list[str]:
         """It takes no more messages, and nobody takes over from it; answers its children if there are any already."""
-        return self._change_layout(segment_id, "seal", {})
+        return await self._change_layout(segment_id, "seal", {})
 
-    def trim_segment(self, segment_id: str, before: str) -> str:
+    async def trim_segment(self, segment_id: str, before: str) -> str:
         """Drop the entries below a position that readers have been shown; answers the first readable position."""
         call = post(path_of("segments", segment_id, "trim"), {"before": before})
-        return parsed(TrimAnswer, json_of(self._connection.owner_of(segment_id, call))).first_position
+        return parsed(TrimAnswer, json_of(await self._connection.owner_of(segment_id, call))).first_position
 
-    def horizons(
+    async def horizons(
         self,
         segments: Mapping[str, HorizonPlace],
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
@@ -276,30 +291,43 @@ class Client:
         wanted = {segment: place.model_dump(exclude_none=True) for segment, place in segments.items()}
         body = {"segments": wanted, "isolation": isolation, "wait_ms": wait_ms}
         call = Call("POST", path_of("horizons"), content=json_body(body), wait_s=wait_ms / 1000)
-        answer = parsed(HorizonsAnswer, json_of(self._connection.owner_of(first, call)))
+        answer = parsed(HorizonsAnswer, json_of(await self._connection.owner_of(first, call)))
         for segment, url in answer.elsewhere.items():
             self._connection.topics.set_owner(segment, url.rstrip("/"))
         return answer
 
-    def _change_layout(self, segment_id: str, verb: str, body: dict[str, str | int | None]) -> list[str]:
+    async def _change_layout(self, segment_id: str, verb: str, body: dict[str, str | int | None]) -> list[str]:
         call = post(path_of("segments", segment_id, verb), body)
-        return parsed(ChildrenAnswer, json_of(self._connection.owner_of(segment_id, call))).children
+        return parsed(ChildrenAnswer, json_of(await self._connection.owner_of(segment_id, call))).children
 
-    def cluster(self, *, patient: bool = True) -> Cluster:
+    async def cluster(self, *, patient: bool = True) -> Cluster:
         """Who serves where, and the store's revision. Impatient: fails at once when nothing answers."""
-        return self._connection.directory.read(patient=patient)
+        return await self._connection.directory.read(patient=patient)
 
     # -- data --------------------------------------------------------------------------------------------------
 
-    def producer(self, topic: str, name: str | None = None, max_entry_messages: int = MAX_ENTRY_MESSAGES) -> Producer:
-        """Sends messages. `name` is for people who look at entries; 1 as `max_entry_messages` turns batching off."""
-        if max_entry_messages < 1:
-            raise InvalidArgument("max_entry_messages: must be at least 1", field="max_entry_messages")
-        producer = Producer(self._connection, topic, name, max_entry_messages)
+    def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        max_entry_messages: int = MAX_ENTRY_MESSAGES,
+        *,
+        max_entry_bytes: int = MAX_ENTRY_BYTES,
+        linger_ms: float = 0,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> AsyncProducer:
+        """Sends messages. `name` is for people who look at entries.
+
+        Messages share an entry up to `max_entry_messages` (1 turns batching off) and `max_entry_bytes`: those that are
+        sent while an earlier entry is on its way, and with `linger_ms` those that come within that time. `send` waits
+        while more than `max_pending_bytes` are not durable yet.
+        """
+        batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
+        producer = AsyncProducer(self._connection, topic, name, batching)
         self._producers.add(producer)
         return producer
 
-    def reader(
+    async def reader(
         self,
         topic: str,
         start: str = "earliest",
@@ -307,12 +335,14 @@ class Client:
         follow: bool = False,
         revision: int | None = None,
         compacted: bool = False,
-    ) -> Reader:
+    ) -> AsyncReader:
         """Iterates over messages from `earliest`, `latest`, or the `token` of another reader. A `compacted` one begins
         with the latest value of each key."""
-        return Reader(self._connection, topic, start, isolation, follow, revision, compacted)
+        reader = AsyncReader(self._connection, topic, start, isolation, follow, revision, compacted)
+        await reader.open(at_end=start == "latest")
+        return reader
 
-    def subscribe(
+    async def subscribe(
         self,
         topic: str,
         subscription: str,
@@ -321,13 +351,13 @@ class Client:
         dead_letter_topic: str | None = None,
         max_redeliveries: int | None = None,
         name: str | None = None,
-    ) -> Consumer:
+    ) -> AsyncConsumer:
         """A consumer of a subscription, which is created if it is not there. Raises `AlreadyExists` when there is
         another one of this name."""
-        self.create_subscription(topic, subscription, type, initial, dead_letter_topic, max_redeliveries)
+        await self.create_subscription(topic, subscription, type, initial, dead_letter_topic, max_redeliveries)
         return self.consumer(topic, subscription, name)
 
-    def create_subscription(
+    async def create_subscription(
         self,
         topic: str,
         subscription: str,
@@ -343,29 +373,30 @@ class Client:
             "dead_letter_topic": dead_letter_topic,
             "max_redeliveries": max_redeliveries,
         }
-        self._connection.home_of(topic, Call("PUT", subscription_path(topic, subscription), content=json_body(body)))
+        call = Call("PUT", subscription_path(topic, subscription), content=json_body(body))
+        await self._connection.home_of(topic, call)
 
-    def consumer(self, topic: str, subscription: str, name: str | None = None) -> Consumer:
+    def consumer(self, topic: str, subscription: str, name: str | None = None) -> AsyncConsumer:
         """A consumer of a subscription that is there. `name` is unique unless given; two that are called the same
         are one to the broker."""
-        return Consumer(self._connection, topic, subscription, name)
+        return AsyncConsumer(self._connection, topic, subscription, name)
 
-    def subscriptions(self, topic: str) -> Iterator[SubscriptionSummary]:
+    def subscriptions(self, topic: str) -> Paged[SubscriptionSummary]:
         """Those of a topic, by name. Raises `NotFound`."""
-        connection = self._connection
-        return connection.pages(connection.brokers, path_of("topics", topic, "subscriptions"), {}, SubscriptionSummary)
+        connection, path = self._connection, path_of("topics", topic, "subscriptions")
+        return Listing(connection, connection.brokers, path, {}, SubscriptionSummary)
 
-    def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
+    async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """How far it is, and what is pending. Raises `NotFound`."""
-        answer = self._connection.home_of(topic, Call("GET", subscription_path(topic, subscription)))
+        answer = await self._connection.home_of(topic, Call("GET", subscription_path(topic, subscription)))
         return parsed(SubscriptionInfo, json_of(answer))
 
-    def acknowledge_up_to(
+    async def acknowledge_up_to(
         self,
         topic: str,
         subscription: str,
         positions: Mapping[str, str],
-        txn: Transaction,
+        txn: AsyncTransaction,
     ) -> None:
         """Inside `txn`: everything up to a position of each segment, which readers must have been shown. Segments that
         different brokers own are sent to each of them.
@@ -374,48 +405,45 @@ class Client:
         """
         txn.check_takes_operations()
         path = subscription_path(topic, subscription, "acks")
-        try:
-            for owned in self._by_owner(topic, positions):
+        with inside(txn):
+            for owned in await self._by_owner(topic, positions):
                 body = {"kind": "cumulative", "positions": owned, "txn_id": txn.id}
-                self._connection.owner_of(next(iter(owned)), post(path, body))
-        except BaseException as failure:
-            txn.failed(failure)
-            raise
+                await self._connection.owner_of(next(iter(owned)), post(path, body))
 
-    def _by_owner(self, topic: str, positions: Mapping[str, str]) -> Iterable[dict[str, str]]:
-        owners = {segment.segment: segment.owner for segment in self.topic(topic).segments}
+    async def _by_owner(self, topic: str, positions: Mapping[str, str]) -> Iterable[dict[str, str]]:
+        owners = {segment.segment: segment.owner for segment in (await self.topic(topic)).segments}
         groups: dict[str | None, dict[str, str]] = {}
         for segment, position in positions.items():
             groups.setdefault(owners.get(segment), {})[segment] = position
         return groups.values()
 
-    def drop_subscription(self, topic: str, subscription: str) -> None:
+    async def drop_subscription(self, topic: str, subscription: str) -> None:
         """With all that it knows. Raises `NotFound`."""
-        self._connection.home_of(topic, Call("DELETE", subscription_path(topic, subscription)))
+        await self._connection.home_of(topic, Call("DELETE", subscription_path(topic, subscription)))
 
     def table_writer(
         self,
         topic: str,
-        txn: Transaction | str,
+        txn: AsyncTransaction | str,
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
-    ) -> TableWriter:
+    ) -> AsyncTableWriter:
         """Writes Arrow tables inside a transaction. With `writer`, the rows count only if the commit lists that name
         or lists none."""
-        return TableWriter(self._connection, topic, txn, writer, key_column, max_entry_bytes)
+        return AsyncTableWriter(self._connection, topic, txn, writer, key_column, max_entry_bytes)
 
     @overload
-    def read_table(
+    async def read_table(
         self, topic: str, isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
     ) -> pa.Table: ...
 
     @overload
-    def read_table(
+    async def read_table(
         self, topic: list[str], isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
     ) -> dict[str, pa.Table]: ...
 
-    def read_table(
+    async def read_table(
         self,
         topic: str | list[str],
         isolation: Isolation = "read_committed",
@@ -425,10 +453,16 @@ class Client:
         """All visible rows of a topic, or of several: with `snapshot` as one consistent cut at `revision`, which is
         now unless given."""
         topics = [topic] if isinstance(topic, str) else list(topic)
-        tables = read_topics(self._connection, topics, isolation, revision, include_metadata)
+        tables = await read_topics(self._connection, topics, isolation, revision, include_metadata)
         return tables[topic] if isinstance(topic, str) else tables
 
-    def read_frames(
+    def read_segment(
+        self, segment_id: str, isolation: Isolation = "read_committed", revision: int | None = None
+    ) -> Paged[Frame]:
+        """Every visible entry of a segment, up to where nothing more is readable."""
+        return SegmentFrames(self._connection, segment_id, isolation, revision)
+
+    async def read_frames(
         self,
         segment_id: str,
         owner_url: str | None = None,
@@ -439,7 +473,7 @@ class Client:
         wait_ms: int = 0,
     ) -> FramesPage:
         """One page of a segment's visible entries behind the position `after`. Raises `PositionTrimmed`."""
-        return frames.read_frames(
+        return await frames.read_frames(
             self._connection,
             segment_id,
             owner_url=owner_url,
@@ -450,6 +484,7 @@ class Client:
             wait_ms=wait_ms,
         )
 
-    def decode_entry(self, frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:
+    @staticmethod
+    def decode_entry(frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:
         """The rows of an entry in the topic's columns. Raises `SchemaMismatch`."""
         return frames.decode_entry(frame, topic_schema)

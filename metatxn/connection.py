@@ -1,24 +1,23 @@
-"""What everything of one client shares: the HTTP layer, the directory of services, the topic layouts, the threads."""
+"""What everything of one client shares: the HTTP layer, the directory of services, the topic layouts, the tasks."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+import random
+import uuid
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from metatxn.cluster import AnyOf, Directory
-from metatxn.delivery import Entry
+from metatxn.delivery import Delivery, Entry
 from metatxn.errors import ServiceUnreachable
 from metatxn.http import Call, Http, json_body, json_of, path_of
 from metatxn.topics import Layout, OwnerOf, Topics
 from participants.api.models import PublishAnswer
 
-THREADS = 8
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
 """A broker that is not the owner may learn of a seal a little later than we do."""
@@ -27,80 +26,82 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Connection:
+    """For one event loop. `transport` is the network and `randomness` shuffles, jitters and names: a simulation hands
+    in its own, on a loop whose time is its own as well."""
+
     def __init__(
         self,
         url: str,
         token: str | None,
         request_timeout_s: float,
-        transport: httpx.BaseTransport | None = None,
+        *,
         ca: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        randomness: random.Random | None = None,
     ) -> None:
-        self.http = Http(token, request_timeout_s, transport, ca=ca, only_tls=url.startswith("https://"))
-        self.directory = Directory(self.http, url.rstrip("/"))
+        self._randomness = randomness or random.SystemRandom()
+        self.http = Http(
+            token, request_timeout_s, transport, self._randomness, ca=ca, only_tls=url.startswith("https://")
+        )
+        self.directory = Directory(self.http, url.rstrip("/"), self._randomness)
         self.topics = Topics(self.http, self.directory)
         self.coordinators = AnyOf(self.directory, "coordinator")
         self.brokers = AnyOf(self.directory, "broker")
         self.request_timeout_s = request_timeout_s
-        self._executor: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self.sending: set[Delivery[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def executor(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="metatxn")
-            return self._executor
+    async def close(self) -> None:
+        """What is still being sent is given up. Idempotent."""
+        while self._tasks:
+            await asyncio.sleep(0)  # a task that is cancelled before it began reports to nobody
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.http.close()
 
-    def close(self) -> None:
-        with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown()
-        self.http.close()
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends or the client is closed."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def new_name(self) -> str:
+        """32 hex digits that nobody else has."""
+        return uuid.UUID(int=self._randomness.getrandbits(128), version=4).hex
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def coordinator(self, call: Call) -> Any:
-        return json_of(self.http.request(self.coordinators, call))
+    async def coordinator(self, call: Call) -> Any:
+        return json_of(await self.http.request(self.coordinators, call))
 
-    def broker(self, call: Call) -> Any:
-        return json_of(self.http.request(self.brokers, call))
+    async def broker(self, call: Call) -> Any:
+        return json_of(await self.http.request(self.brokers, call))
 
-    def owner_of(self, segment: str, call: Call) -> httpx.Response:
-        return self.http.request(OwnerOf(self.topics, self.directory, segment), call)
+    async def owner_of(self, segment: str, call: Call) -> httpx.Response:
+        return await self.http.request(OwnerOf(self.topics, self.directory, segment), call)
 
-    def home_of(self, topic: str, call: Call) -> httpx.Response:
+    async def home_of(self, topic: str, call: Call) -> httpx.Response:
         """To the broker that hands out the subscriptions of `topic`: where we were sent before, or any."""
-        return self.http.request(OwnerOf(self.topics, self.directory, f"subscriptions of {topic}"), call)
-
-    def pages(self, endpoint: AnyOf, path: str, params: Mapping[str, Any], item: type[M]) -> Iterator[M]:
-        """The items of a paged list."""
-        token: str | None = None
-        while True:
-            call = Call("GET", path, {**params, "page_token": token})
-            page = json_of(self.http.request(endpoint, call))
-            for found in page["items"]:
-                yield parsed(item, found)
-            token = page.get("next_page_token")
-            if not token:
-                return
+        return await self.http.request(OwnerOf(self.topics, self.directory, f"subscriptions of {topic}"), call)
 
     # -- delivery ----------------------------------------------------------------------------------------------
 
-    def layout(self, topic: str) -> Layout:
-        return self.topics.layout(topic)
+    async def layout(self, topic: str) -> Layout:
+        return await self.topics.layout(topic)
 
-    def layout_without(self, topic: str, segment: str) -> Layout | None:
-        deadline = time.monotonic() + min(LAYOUT_PATIENCE_S, self.request_timeout_s)
+    async def layout_without(self, topic: str, segment: str) -> Layout | None:
+        now = asyncio.get_running_loop().time
+        deadline = now() + min(LAYOUT_PATIENCE_S, self.request_timeout_s)
         while True:
-            layout = self.topics.refresh(topic)
-            if all(active.segment != segment for active in layout.active):
+            layout = await self.topics.refresh(topic)
+            if segment not in layout.names:
                 return layout
-            if time.monotonic() >= deadline:
+            if now() >= deadline:
                 return None
-            self.http.sleep(LAYOUT_PAUSE_S)
+            await asyncio.sleep(LAYOUT_PAUSE_S)
 
-    def publish(self, entry: Entry) -> str:
+    async def publish(self, entry: Entry) -> str:
         params = {
             "txn_id": entry.txn_id,
             "writer": entry.writer,
@@ -109,7 +110,7 @@ class Connection:
             "count": entry.count,
         }
         call = Call("POST", path_of("segments", entry.segment, "entries"), params, entry.payload, entry.content_type)
-        return parsed(PublishAnswer, json_of(self.owner_of(entry.segment, call))).position
+        return parsed(PublishAnswer, json_of(await self.owner_of(entry.segment, call))).position
 
 
 def parsed(model: type[M], value: Any) -> M:

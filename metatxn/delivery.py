@@ -1,4 +1,4 @@
-"""Ordered, exactly-once delivery to the segments of one topic, from any thread.
+"""Ordered, exactly-once delivery to the segments of one topic.
 
     put ──▶ lane (segment, transaction) ──▶ one entry in flight per lane ──▶ broker
 
@@ -7,20 +7,23 @@ as the next entry. Lanes are independent of each other. Every entry carries (pro
 through all of its retries. A sequence is never used twice by one `Delivery`, not even in another segment: the child
 of a merge inherits what both of its parents have seen.
 
-When a segment turns out to be sealed, the entry in flight and everything behind it move, in order, to the lanes of
-the segments that took over, before anything newer can get there: routes change only under the lock.
+When a segment turns out to be sealed, the entry that it refused stays at the head of its lane, and the lane is
+stranded. Routes change at once for everybody, and only when nothing is in flight to any segment that is gone: then
+all stranded items move, in order, to the lanes of the segments that took over. Were the routes of one lane changed
+earlier, a newer message could reach the child before an older one of the same key that is still on its way to learn
+that the parent is gone.
+
+Everything here happens on one event loop, so what has no `await` in it cannot be interrupted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-import threading
-import uuid
 from collections import deque
-from collections.abc import Iterable
-from concurrent.futures import Executor
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from metatxn.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
 from metatxn.topics import Layout
@@ -46,15 +49,19 @@ class Entry:
 class Link(Protocol):
     """The way to the brokers."""
 
-    @property
-    def executor(self) -> Executor: ...
+    sending: set[Delivery[Any]]
+    """Those that have something to send, whether or not anybody still holds them."""
 
-    def layout(self, topic: str) -> Layout: ...
+    def new_name(self) -> str: ...
 
-    def layout_without(self, topic: str, segment: str) -> Layout | None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+    async def layout(self, topic: str) -> Layout: ...
+
+    async def layout_without(self, topic: str, segment: str) -> Layout | None:
         """The newest layout once `segment` takes no more writes in it; None if it still does after some time."""
 
-    def publish(self, entry: Entry) -> str:
+    async def publish(self, entry: Entry) -> str:
         """Append `entry`, exactly once, and answer its position. Raises `MetatxnError`."""
 
 
@@ -78,14 +85,35 @@ class Format(Protocol[T]):
         """They are durable at this position, or they failed."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When an entry is full, and how long one that is not waits for more: `linger_s` after its first item. 0: an idle
+    lane sends at once, and what is put while an entry is on its way shares the next one."""
+
+    max_bytes: int
+    max_items: int
+    linger_s: float = 0
+    max_pending_bytes: int = MAX_PENDING_BYTES
+
+
+@dataclass(slots=True, eq=False)
 class Lane(Generic[T]):
     segment: str
     txn_id: str | None
     items: deque[T] = field(default_factory=deque)
     size: int = 0
+    in_flight: int = 0
+    accepted: int = 0
     busy: bool = False
     discarded: bool = False
+    moved: bool = False
+    since: float = 0
+    """When it stopped being empty."""
+    timer: asyncio.TimerHandle | None = None
+
+    def settled(self, mark: int) -> bool:
+        """What was accepted before `accepted` was `mark` is durable, failed or gone elsewhere."""
+        return self.accepted - self.in_flight - len(self.items) >= mark
 
 
 class Delivery(Generic[T]):
@@ -94,116 +122,161 @@ class Delivery(Generic[T]):
         link: Link,
         topic: str,
         form: Format[T],
+        batching: Batching,
         *,
-        name: str | None,
+        name: str | None = None,
         writer: str | None = None,
-        max_entry_bytes: int,
-        max_entry_items: int,
-        fill: bool = False,
     ) -> None:
-        """With `fill`, entries wait until they are full or flushed; without, an idle lane sends at once."""
-        assert max_entry_bytes > 0 and max_entry_items > 0
+        assert batching.max_bytes > 0 and batching.max_items > 0 and batching.linger_s >= 0
         self.topic = topic
+        self.pending_bytes = 0
+        self.max_pending_bytes = batching.max_pending_bytes
         self._link = link
         self._format = form
+        self._batching = batching
         # The name is for people. Two producers of one name must not take each other's sequences for retries.
-        self._producer = f"{name}/{uuid.uuid4().hex}" if name else uuid.uuid4().hex
+        self._producer = f"{name}/{link.new_name()}" if name else link.new_name()
         self._writer = writer
-        self._max_bytes = max_entry_bytes
-        self._max_items = max_entry_items
-        self._fill = fill
         self._sequences = itertools.count()
-        self._changed = threading.Condition()
         self._layout: Layout | None = None
+        self._next_layout: Layout | None = None
         self._lanes: dict[tuple[str, str | None], Lane[T]] = {}
-        self._pending_bytes = 0
-        self._flushing = 0
         self._failures: dict[str | None, MetatxnError] = {}
+        self._changed = asyncio.Event()
+        self._hurried = 0
+        """So many wait for what lingers: to flush it, or for the space it takes."""
         self._closed = False
 
-    def put(self, item: T, txn_id: str | None) -> None:
-        """Queue `item`; waits while too much is pending. Raises the transaction's first failure, if it has one."""
-        layout = self._layout or self._link.layout(self.topic)
-        with self._changed:
-            self._layout = self._layout or layout
-            self._changed.wait_for(lambda: self._pending_bytes < MAX_PENDING_BYTES)
-            if self._closed:
-                raise InvalidArgument("it is closed", action="Open another one.")
-            if txn_id is not None and txn_id in self._failures:
-                raise self._failures[txn_id]
-            self._enqueue(item, txn_id)
+    async def put(self, item: T, txn_id: str | None) -> None:
+        """Queue `item`; waits while too much is pending. Raises what `open` and `check` raise."""
+        await self.open()
+        await self.space()
+        self.check(txn_id)
+        self.add(item, txn_id)
 
-    def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
+    @property
+    def is_open(self) -> bool:
+        return self._layout is not None
+
+    async def open(self) -> None:
+        """Know the topic. Raises `NotFound`."""
+        if self._layout is None:
+            layout = await self._link.layout(self.topic)
+            self._layout = self._layout or layout
+
+    async def space(self) -> None:
+        """Wait while too much is pending. What lingers is sent meanwhile: it may be all that there is."""
+        if self.pending_bytes >= self.max_pending_bytes:
+            await self._hurry(lambda: self.pending_bytes < self.max_pending_bytes)
+
+    def check(self, txn_id: str | None) -> None:
+        """Raises `InvalidArgument` when it is closed, and the transaction's first failure, if it has one."""
+        if (failure := self._refusal(txn_id)) is not None:
+            raise failure
+
+    def add(self, item: T, txn_id: str | None) -> None:
+        """Queue `item`, whatever is pending; one that cannot be sent any more fails."""
+        if (failure := self._refusal(txn_id)) is not None:
+            self._format.done([item], failure)
+        else:
+            self._route(item, txn_id)
+
+    async def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
         """Wait until all that was put inside `txn_id` (None: outside transactions) is durable. Raises the first
         failure among it: of a transaction until `discard`, otherwise once."""
-        with self._changed:
-            wanted = list(self._lanes) if everything else [key for key in self._lanes if key[1] == txn_id]
-            transactions = {key[1] for key in wanted} | (set(self._failures) if everything else {txn_id})
-            self._flushing += 1
-            try:
-                self._kick_all()
-                self._changed.wait_for(lambda: not any(lane.txn_id in transactions for lane in self._lanes.values()))
-            finally:
-                self._flushing -= 1
-            failures = [self._failures[txn] for txn in transactions if txn in self._failures]
-            if None in transactions:
-                self._failures.pop(None, None)
+        wanted = {key[1] for key in self._lanes} | set(self._failures) if everything else {txn_id}
+        while not await self._settled(wanted):
+            pass
+        failures = [self._failures[txn] for txn in wanted if txn in self._failures]
+        if None in wanted:
+            self._failures.pop(None, None)
         if failures:
             raise failures[0]
 
-    def close(self) -> None:
+    async def _settled(self, wanted: set[str | None]) -> bool:
+        """Wait for what is in these transactions' lanes now; False when some of it went to other lanes."""
+        marks = [(lane, lane.accepted) for lane in self._lanes.values() if lane.txn_id in wanted]
+        await self._hurry(lambda: all(lane.settled(mark) for lane, mark in marks))
+        return not any(lane.moved for lane, _ in marks)
+
+    async def close(self) -> None:
         """Flush everything and take no more. Raises the first failure."""
-        with self._changed:
-            self._closed = True
-        self.flush(everything=True)
+        self._closed = True
+        await self.flush(everything=True)
 
     def drop(self) -> None:
         """Take no more, and forget what was not sent yet."""
-        with self._changed:
-            self._closed = True
-            for lane in list(self._lanes.values()):
-                self._forget_items(lane)
+        self._closed = True
+        for lane in list(self._lanes.values()):
+            self._take_all(lane)
+            self._kick(lane)
 
     def discard(self, txn_id: str) -> None:
         """The transaction ended without its items: forget those not sent yet, and its failure."""
-        with self._changed:
-            dropped: list[T] = []
-            for lane in [lane for lane in self._lanes.values() if lane.txn_id == txn_id]:
-                lane.discarded = True
-                dropped += self._forget_items(lane)
-            failure = self._failures.pop(txn_id, None)
-        if dropped:
-            reason = failure or TransactionConflict(f"transaction {txn_id} ended before this was sent", txn_id=txn_id)
-            self._format.done(dropped, reason)
+        dropped: list[T] = []
+        for lane in [lane for lane in self._lanes.values() if lane.txn_id == txn_id]:
+            lane.discarded = True
+            dropped += self._take_all(lane)
+            self._kick(lane)
+        failure = self._failures.pop(txn_id, None)
+        self._format.done(dropped, failure or _ended(txn_id))
 
-    # -- under the lock ----------------------------------------------------------------------------------------
+    # -- queueing ----------------------------------------------------------------------------------------------
 
-    def _enqueue(self, item: T, txn_id: str | None) -> None:
-        """Raises `NotFound` when no segment takes it; nothing is queued then."""
+    def _refusal(self, txn_id: str | None) -> MetatxnError | None:
+        if self._closed:
+            return InvalidArgument("it is closed", action="Open another one.")
+        return None if txn_id is None else self._failures.get(txn_id)
+
+    def _route(self, item: T, txn_id: str | None) -> None:
         assert self._layout is not None
-        pieces = list(self._format.split(item, self._layout))
+        try:
+            pieces = list(self._format.split(item, self._layout))
+        except MetatxnError as failure:
+            self._failures.setdefault(txn_id, failure)
+            self._format.done([item], failure)
+            return
         for segment, piece in pieces:
-            lane = self._lanes.setdefault((segment, txn_id), Lane(segment, txn_id))
+            lane = self._lanes.get((segment, txn_id))
+            if lane is None:
+                lane = self._lanes[segment, txn_id] = Lane(segment, txn_id)
+                self._link.sending.add(self)
             size = self._format.size(piece)
+            if not lane.items:
+                lane.since = asyncio.get_running_loop().time()
             lane.items.append(piece)
+            lane.accepted += 1
             lane.size += size
-            self._pending_bytes += size
-        for segment in {segment for segment, _ in pieces}:
-            self._kick(self._lanes[segment, txn_id])
-
-    def _forget_items(self, lane: Lane[T]) -> list[T]:
-        forgotten = self._take_all(lane)
-        self._kick(lane)
-        self._changed.notify_all()
-        return forgotten
+            self.pending_bytes += size
+            self._kick(lane)
 
     def _take_all(self, lane: Lane[T]) -> list[T]:
         """Empties the lane; its items no longer count as pending."""
         taken = list(lane.items)
-        self._release(taken)
         lane.items.clear()
         lane.size = 0
+        self._release(taken)
         return taken
+
+    def _release(self, items: Iterable[T]) -> None:
+        self.pending_bytes -= sum(map(self._format.size, items))
+        self._notify()
+
+    async def _hurry(self, done: Callable[[], bool]) -> None:
+        """Send what lingers, until `done`."""
+        self._hurried += 1
+        try:
+            self._kick_all()
+            while not done():
+                await self._changed.wait()
+        finally:
+            self._hurried -= 1
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # -- sending -----------------------------------------------------------------------------------------------
 
     def _kick_all(self) -> None:
         for lane in list(self._lanes.values()):
@@ -214,88 +287,125 @@ class Delivery(Generic[T]):
         if lane.busy:
             return
         if not lane.items:
-            self._lanes.pop((lane.segment, lane.txn_id), None)
-            self._changed.notify_all()
-            return
-        if self._fill and not self._flushing and lane.size < self._max_bytes and len(lane.items) < self._max_items:
-            return
-        lane.busy = True
-        self._link.executor.submit(self._post_next, lane)
+            self._forget(lane)
+        elif not self._stranded(lane) and self._due(lane):
+            _stop_timer(lane)
+            lane.busy = True
+            self._link.spawn(self._post_next(lane))
+
+    def _due(self, lane: Lane[T]) -> bool:
+        batching = self._batching
+        if self._hurried or lane.size >= batching.max_bytes or len(lane.items) >= batching.max_items:
+            return True
+        loop, end = asyncio.get_running_loop(), lane.since + batching.linger_s
+        if loop.time() >= end:
+            return True
+        if lane.timer is None and end < float("inf"):
+            lane.timer = loop.call_at(end, self._linger_ended, lane)
+        return False
+
+    def _linger_ended(self, lane: Lane[T]) -> None:
+        lane.timer = None
+        self._kick(lane)
+
+    def _forget(self, lane: Lane[T]) -> None:
+        _stop_timer(lane)
+        if self._lanes.get((lane.segment, lane.txn_id)) is lane:
+            del self._lanes[lane.segment, lane.txn_id]
+        if not self._lanes:
+            self._link.sending.discard(self)
+        self._notify()
 
     def _take(self, lane: Lane[T]) -> list[T]:
+        """The items of the next entry."""
         taken: list[T] = []
         size = 0
-        while lane.items and len(taken) < self._max_items:
-            size += self._format.size(lane.items[0])
-            if taken and size > self._max_bytes:
+        while lane.items and len(taken) < self._batching.max_items:
+            next_size = self._format.size(lane.items[0])
+            if taken and size + next_size > self._batching.max_bytes:
                 break
             taken.append(lane.items.popleft())
-        lane.size -= sum(map(self._format.size, taken))
+            size += next_size
+        lane.size -= size
+        lane.in_flight = len(taken)
         return taken
 
-    def _release(self, items: Iterable[T]) -> None:
-        self._pending_bytes -= sum(map(self._format.size, items))
-
-    # -- in a thread of the pool -------------------------------------------------------------------------------
-
-    def _post_next(self, lane: Lane[T]) -> None:
-        with self._changed:
-            items = self._take(lane)
-            failure = self._failures.get(lane.txn_id) if lane.txn_id is not None else None
-        outcome = failure or (self._post(lane, items) if items else None)
-        if outcome is None and items:
-            return  # moved to other lanes
-        with self._changed:
-            lane.busy = False
+    async def _post_next(self, lane: Lane[T]) -> None:
+        """A task of its own."""
+        items = self._take(lane)
+        failure = self._failures.get(lane.txn_id) if lane.txn_id is not None else None
+        outcome = failure or (await self._post(lane, items) if items else None)
+        lane.busy = False
+        lane.in_flight = 0
+        if outcome is None and not lane.discarded:
+            lane.items.extendleft(reversed(items))
+            lane.size += sum(map(self._format.size, items))
+        else:
             self._release(items)
             if isinstance(outcome, MetatxnError) and not lane.discarded:
                 self._failures.setdefault(lane.txn_id, outcome)
-        if items and outcome is not None:
-            self._format.done(items, outcome)
-        with self._changed:
-            self._kick(lane)
-            self._changed.notify_all()
+            self._format.done(items, outcome or _ended(lane.txn_id))
+        self._change_routes()
+        self._kick(lane)
 
-    def _post(self, lane: Lane[T], items: list[T]) -> str | MetatxnError | None:
-        """The position, the failure, or None when the segment is gone and all of the lane has moved."""
+    async def _post(self, lane: Lane[T], items: list[T]) -> str | MetatxnError | None:
+        """The position, the failure, or None: the segment took nothing and is gone."""
         try:
             payload, count = self._format.encode(items)
             entry = Entry(
                 lane.segment, lane.txn_id, self._writer, self._producer, next(self._sequences), payload, count,
                 self._format.content_type,
             )  # fmt: skip
-            return self._link.publish(entry)
+            return await self._link.publish(entry)
         except (SegmentSealed, NotFound) as error:
-            return self._move(lane, items, error)
+            return await self._strand(lane, error)
         except MetatxnError as error:
             return error
-        except Exception as error:  # noqa: BLE001  a bug must reach the caller, not die with a thread of the pool
+        except asyncio.CancelledError:
+            return MetatxnError("the client was closed while this was being sent", definite=False)
+        except Exception as error:  # noqa: BLE001  a bug must reach the caller, not die with its task
             failure = MetatxnError(f"{type(error).__name__}: {error}", definite=False)
             failure.__cause__ = error
             return failure
 
-    def _move(self, lane: Lane[T], items: list[T], reason: MetatxnError) -> MetatxnError | None:
-        """`reason` is definite: nothing of `items` is in the log, so its pieces take new sequences."""
+    # -- segments that are gone --------------------------------------------------------------------------------
+
+    async def _strand(self, lane: Lane[T], reason: MetatxnError) -> MetatxnError | None:
+        """`reason` is definite: nothing of what was sent is in the log, so it takes a new sequence elsewhere."""
         try:
-            layout = self._link.layout_without(self.topic, lane.segment)
+            layout = await self._link.layout_without(self.topic, lane.segment)
         except MetatxnError as error:
             return error
         if layout is None:
             return reason
-        homeless: list[tuple[T, MetatxnError]] = []
-        with self._changed:
-            self._layout = layout
-            self._release(items)
-            moving = [*items, *self._take_all(lane)]
-            lane.busy = False
-            for item in moving:
-                try:
-                    self._enqueue(item, lane.txn_id)
-                except MetatxnError as error:
-                    self._failures.setdefault(lane.txn_id, error)
-                    homeless.append((item, error))
-            self._kick(lane)
-            self._changed.notify_all()
-        for item, failure in homeless:
-            self._format.done([item], failure)
+        self._next_layout = layout
         return None
+
+    def _stranded(self, lane: Lane[T]) -> bool:
+        return self._next_layout is not None and lane.segment not in self._next_layout.names
+
+    def _change_routes(self) -> None:
+        """If it is time, see above."""
+        if self._next_layout is None:
+            return
+        stranded = [lane for lane in self._lanes.values() if self._stranded(lane)]
+        if any(lane.busy for lane in stranded):
+            return
+        self._layout, self._next_layout = self._next_layout, None
+        for lane in stranded:
+            lane.moved = True
+            moving = self._take_all(lane)
+            self._forget(lane)
+            for item in moving:
+                self._route(item, lane.txn_id)
+        self._kick_all()
+
+
+def _ended(txn_id: str | None) -> MetatxnError:
+    return TransactionConflict(f"transaction {txn_id} ended before this was sent", txn_id=txn_id)
+
+
+def _stop_timer(lane: Lane[Any]) -> None:
+    if lane.timer is not None:
+        lane.timer.cancel()
+        lane.timer = None

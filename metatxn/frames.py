@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 from metatxn.connection import Connection
 from metatxn.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.http import Call, path_of
+from metatxn.paging import Paged
 from metatxn.table_writer import KEY_METADATA, key_text
 from participants.api.models import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
 from participants.ledger.frames import Frame, FrameError, PayloadKind, decode_all
@@ -32,7 +32,7 @@ class FramesPage:
     revision: int | None
 
 
-def read_frames(
+async def read_frames(
     connection: Connection,
     segment: str,
     *,
@@ -53,7 +53,7 @@ def read_frames(
     call = Call("GET", path_of("segments", segment, "entries"), params, wait_s=wait_ms / 1000)
     if owner_url is not None and connection.topics.owner(segment) is None:
         connection.topics.set_owner(segment, owner_url.rstrip("/"))
-    response = connection.owner_of(segment, call)
+    response = await connection.owner_of(segment, call)
     media_type = response.headers.get("Content-Type", "").partition(";")[0]
     try:
         frames = list(decode_all(response.content))
@@ -65,17 +65,30 @@ def read_frames(
     return FramesPage(frames, at, end, int(taken) if taken else None)
 
 
-def read_segment(
-    connection: Connection, segment: str, isolation: Isolation, revision: int | None = None
-) -> Iterator[Frame]:
+class SegmentFrames(Paged[Frame]):
     """Every visible entry of a segment, up to where nothing more was readable."""
-    after: str | None = None
-    while True:
-        page = read_frames(connection, segment, after=after, isolation=isolation, revision=revision)
-        yield from page.frames
-        if page.end or page.next == after:
-            return
-        after = page.next
+
+    def __init__(self, connection: Connection, segment: str, isolation: Isolation, revision: int | None = None) -> None:
+        self._connection = connection
+        self._segment = segment
+        self._isolation: Isolation = isolation
+        self._revision = revision
+        self._after: str | None = None
+        self._page: FramesPage | None = None
+        self._over = False
+
+    async def page(self) -> list[Frame] | None:
+        if self._over:
+            return None
+        self._page = await read_frames(
+            self._connection, self._segment, after=self._after, isolation=self._isolation, revision=self._revision
+        )
+        return self._page.frames
+
+    def passed(self) -> None:
+        assert self._page is not None
+        self._over = self._page.end or self._page.next == self._after
+        self._after = self._page.next
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,31 +6,42 @@ A failed attempt is one of three things, and that alone decides about the next o
     anything may have      connection lost, no answer in time, OUTCOME_UNKNOWN             only if `Call.idempotent`
     answered               every other problem                                             never
 
-An `Http` may be used from any number of threads. It does not survive a fork.
+Giving up says `OutcomeUnknown` when one of the attempts may have done something, however definite the last one was.
+Time is the event loop's, and the network and the randomness are handed in: a simulation brings its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import random
 import ssl
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
-from metatxn.errors import InvalidArgument, MetatxnError, NotOwner, OutcomeUnknown, ServiceUnreachable, from_problem
+from metatxn.errors import (
+    InvalidArgument,
+    MetatxnError,
+    NotAllowed,
+    NotOwner,
+    OutcomeUnknown,
+    ServiceUnreachable,
+    Unauthenticated,
+    from_problem,
+)
 
 MAX_REDIRECTS = 5
 KEEPALIVE_S = 30
 """Shorter than the services' own 75 s, so that an idle connection is dropped here first."""
 MAX_CONNECTIONS = 100
+CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
@@ -38,7 +49,7 @@ LONGEST_PAUSE_S = 2.0
 class Endpoint(Protocol):
     """Where a request goes. Asked again before every attempt."""
 
-    def url(self) -> str: ...
+    async def url(self) -> str: ...
 
     def failed(self, url: str) -> None:
         """Nothing answered at `url`."""
@@ -56,7 +67,7 @@ class FixedEndpoint:
 
     base: str
 
-    def url(self) -> str:
+    async def url(self) -> str:
         return self.base
 
     def failed(self, url: str) -> None: ...
@@ -91,12 +102,14 @@ def json_body(body: Mapping[str, Any]) -> bytes:
 
 
 class Http:
+    """For one event loop."""
+
     def __init__(
         self,
         token: str | None,
         request_timeout_s: float,
-        transport: httpx.BaseTransport | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.AsyncBaseTransport | None,
+        randomness: random.Random,
         *,
         ca: str | None = None,
         only_tls: bool = False,
@@ -105,39 +118,62 @@ class Http:
         URL without TLS, wherever a service sends us."""
         assert request_timeout_s > 0
         self._only_tls = only_tls
-        self.sleep = sleep
         self._timeout_s = request_timeout_s
-        self._client = httpx.Client(
+        self._randomness = randomness
+        self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEPALIVE_S),
             verify=_ssl_context(ca),
             transport=transport,
         )
 
-    def close(self) -> None:
-        self._client.close()
+    async def close(self) -> None:
+        await self._client.aclose()
 
-    def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> httpx.Response:
+    async def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> httpx.Response:
         """A 2xx answer. Raises `MetatxnError`, the last attempt's, when `request_timeout_s` is over; impatient: the
         only attempt's."""
-        deadline = time.monotonic() + self._timeout_s + call.wait_s
+        if self._client.is_closed:
+            raise InvalidArgument("this client was closed", action="Connect again.")
+        deadline = _now() + self._timeout_s + call.wait_s
+        unanswered: list[MetatxnError] = []
 
         def over(state: RetryCallState) -> bool:
-            return not patient or time.monotonic() + state.upcoming_sleep >= deadline
+            return not patient or _now() + state.upcoming_sleep >= deadline
 
-        retrying = Retrying(
+        async def attempt() -> httpx.Response:
+            try:
+                return await self._attempt(endpoint, call, deadline)
+            except MetatxnError as error:
+                if not error.definite:
+                    unanswered.append(error)
+                raise
+
+        retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: _may_repeat(error, call)),
-            wait=_pause,
+            wait=self._pause,
             stop=over,
-            sleep=self.sleep,
+            sleep=asyncio.sleep,
             reraise=True,
         )
-        return retrying(self._attempt, endpoint, call, deadline)
+        try:
+            return await retrying(attempt)
+        except MetatxnError as error:
+            if unanswered and error.definite and _says_nothing_of_earlier_attempts(error):
+                raise OutcomeUnknown(f"{unanswered[0].detail}; and then: {error.detail}", **error.members) from error
+            raise
 
-    def _attempt(self, endpoint: Endpoint, call: Call, deadline: float) -> httpx.Response:
-        base, location = endpoint.url(), None
+    def _pause(self, state: RetryCallState) -> float:
+        """Doubling with jitter, and at least what `Retry-After` asks for."""
+        error = state.outcome.exception() if state.outcome else None
+        asked = error.retry_after_s if isinstance(error, MetatxnError) else None
+        doubled: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(state.attempt_number - 1, 16)))
+        return max(doubled * self._randomness.uniform(0.5, 1), asked or 0.0)
+
+    async def _attempt(self, endpoint: Endpoint, call: Call, deadline: float) -> httpx.Response:
+        base, location = await endpoint.url(), None
         for _ in range(MAX_REDIRECTS):
-            response = self._send(endpoint, base, location, call, deadline)
+            response = await self._send(endpoint, base, location, call, deadline)
             if response.status_code != HTTPStatus.TEMPORARY_REDIRECT:
                 break
             base, location = _redirect(response, call)
@@ -151,7 +187,9 @@ class Http:
             endpoint.moved(base)
         return response
 
-    def _send(self, endpoint: Endpoint, base: str, location: str | None, call: Call, deadline: float) -> httpx.Response:
+    async def _send(
+        self, endpoint: Endpoint, base: str, location: str | None, call: Call, deadline: float
+    ) -> httpx.Response:
         if self._only_tls and not (location or base).startswith("https://"):
             raise ServiceUnreachable(
                 f"{location or base} has no TLS, and the services were asked for over TLS",
@@ -159,30 +197,33 @@ class Http:
                 retriable=False,
             )
         params = {name: value for name, value in call.params.items() if value is not None}
+        time_s = self._attempt_time_s(call, deadline)
+        # Until there is a connection nothing was sent, so that must fail before the time of the attempt is over.
+        connecting_s = min(time_s / 2, CONNECT_TIMEOUT_S)
         try:
-            return self._client.request(
-                call.method,
-                location or base + call.path,
-                params=params if location is None else None,
-                content=call.content,
-                headers={"Content-Type": call.content_type} if call.content is not None else None,
-                timeout=self._attempt_timeout(call, deadline),
-            )
+            async with asyncio.timeout(time_s):
+                return await self._client.request(
+                    call.method,
+                    location or base + call.path,
+                    params=params if location is None else None,
+                    content=call.content,
+                    headers={"Content-Type": call.content_type} if call.content is not None else None,
+                    timeout=httpx.Timeout(None, connect=connecting_s, pool=connecting_s),
+                )
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ServiceUnreachable(f"{base!r} is not a URL of a service: {error}", retriable=False) from error
-        except httpx.TransportError as error:
+        except (httpx.TransportError, TimeoutError) as error:
             endpoint.failed(base)
             raise _transport_failure(error, base, call) from error
-        except RuntimeError as error:
-            if not self._client.is_closed:
-                raise
-            raise InvalidArgument("this client was closed", action="Connect again.") from error
 
-    def _attempt_timeout(self, call: Call, deadline: float) -> httpx.Timeout:
+    def _attempt_time_s(self, call: Call, deadline: float) -> float:
         """What can be repeated is given up half-way, so that a process that hangs leaves time to ask another one."""
-        left = max(deadline - time.monotonic(), 0.001)
-        share = min(left, self._timeout_s / 2 + call.wait_s) if call.idempotent else left
-        return httpx.Timeout(share, connect=min(share, 5))
+        left = max(deadline - _now(), 0.001)
+        return min(left, self._timeout_s / 2 + call.wait_s) if call.idempotent else left
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @functools.cache
@@ -206,15 +247,13 @@ def _may_repeat(error: BaseException, call: Call) -> bool:
     return call.idempotent and error.members.get("status") != HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _pause(state: RetryCallState) -> float:
-    """Doubling with jitter, and at least what `Retry-After` asks for."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after_s if isinstance(error, MetatxnError) else None
-    doubled: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(state.attempt_number - 1, 16)))
-    return max(doubled * random.uniform(0.5, 1), asked or 0.0)
+def _says_nothing_of_earlier_attempts(error: MetatxnError) -> bool:
+    """It was refused at the door. Every other problem is the answer of somebody who looked: a segment knows the
+    sequences it has seen, a header its state."""
+    return error.retriable or isinstance(error, NotAllowed | Unauthenticated)
 
 
-def _transport_failure(error: httpx.TransportError, base: str, call: Call) -> MetatxnError:
+def _transport_failure(error: httpx.TransportError | TimeoutError, base: str, call: Call) -> MetatxnError:
     reason = str(error) or type(error).__name__
     if (refused := _tls_failure(error)) is not None:
         return ServiceUnreachable(

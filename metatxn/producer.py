@@ -1,22 +1,24 @@
-"""Sending messages: JSON values or bytes, routed by key, batched while an earlier batch is on its way."""
+"""Sending messages: JSON values or bytes, routed by key, batched by time, size and while an earlier batch travels."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import concurrent.futures
 import contextlib
 import itertools
 import json
 from collections.abc import Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from metatxn.connection import Connection
-from metatxn.delivery import Delivery
-from metatxn.errors import MetatxnError
+from metatxn.delivery import Batching, Delivery
+from metatxn.errors import InvalidArgument, MetatxnError
 from metatxn.topics import Layout
-from metatxn.transaction import Transaction
+from metatxn.transaction import AsyncTransaction, inside
+from participants.api.models import MAX_ENTRY_BYTES as BROKER_MAX_ENTRY_BYTES
 from participants.api.models import MESSAGES_MEDIA_TYPE
 
 MAX_ENTRY_BYTES = 1024 * 1024
@@ -27,10 +29,12 @@ STICKY_MESSAGES = 100
 
 @dataclass(slots=True)
 class Outgoing:
+    """`future` is of the kind that its sender can wait for."""
+
     key: str | None
     encoded: bytes
     turn: int
-    future: Future[str]
+    future: asyncio.Future[str] | concurrent.futures.Future[str]
 
 
 class MessageFormat:
@@ -45,74 +49,102 @@ class MessageFormat:
         return [(layout.segment_of(item.key), item)]
 
     def encode(self, items: list[Outgoing]) -> tuple[bytes, int]:
-        return b"[" + b",".join(item.encoded for item in items) + b"]", len(items)
+        return b"[" + b",".join([item.encoded for item in items]) + b"]", len(items)
 
     def done(self, items: list[Outgoing], outcome: str | MetatxnError) -> None:
         for item in items:
+            if item.future.cancelled():
+                continue
             if isinstance(outcome, str):
                 item.future.set_result(outcome)
             else:
                 item.future.set_exception(outcome)
+                item.future.exception()  # looked at: `flush` and the commit raise it for those who do not wait
 
 
-class Producer:
-    """Usable from any thread. Messages of one key (and one transaction) are appended in the order sent; those of
-    different transactions are ordered only by waiting for the futures, or by `flush`."""
+def encoded_message(value: Any, key: str | None, properties: dict[str, str] | None) -> bytes:
+    """As brokers take them in an entry. Raises `TypeError` or `ValueError` for a value that is not JSON."""
+    message: dict[str, Any] = {}
+    if key is not None:
+        message["key"] = key
+    if properties is not None:
+        message["properties"] = properties
+    if isinstance(value, bytes | bytearray | memoryview):
+        message["value_base64"] = base64.b64encode(value).decode()
+    else:
+        message["value"] = value
+    return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
 
-    def __init__(
-        self, connection: Connection, topic: str, name: str | None, max_entry_messages: int = MAX_ENTRY_MESSAGES
-    ) -> None:
+
+def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pending_bytes: int) -> Batching:
+    """Raises `InvalidArgument`."""
+    for name, number, top in (
+        ("max_entry_messages", max_messages, None),
+        ("max_entry_bytes", max_bytes, BROKER_MAX_ENTRY_BYTES),
+        ("max_pending_bytes", max_pending_bytes, None),
+    ):
+        if number < 1 or (top is not None and number > top):
+            raise InvalidArgument(f"{name}: must be at least 1" + (f" and at most {top}" if top else ""), field=name)
+    if not 0 <= linger_ms <= 3_600_000:
+        raise InvalidArgument("linger_ms: must be between 0 and an hour", field="linger_ms")
+    return Batching(max_bytes, max_messages, linger_ms / 1000, max_pending_bytes)
+
+
+class AsyncProducer:
+    """Messages of one key (and one transaction) are appended in the order sent; those of different transactions are
+    ordered only by waiting for the futures, or by `flush`."""
+
+    def __init__(self, connection: Connection, topic: str, name: str | None, batching: Batching) -> None:
         self.topic = topic
         self.name = name
+        self.delivery: Delivery[Outgoing] = Delivery(connection, topic, MessageFormat(), batching, name=name)
         self._turns = itertools.count()
-        self._delivery = Delivery(
-            connection,
-            topic,
-            MessageFormat(),
-            name=name,
-            max_entry_bytes=MAX_ENTRY_BYTES,
-            max_entry_items=max_entry_messages,
-        )
 
-    def send(
+    async def send(
         self,
         value: Any,
         key: str | None = None,
-        txn: Transaction | None = None,
+        txn: AsyncTransaction | None = None,
         properties: dict[str, str] | None = None,
-    ) -> Future[str]:
-        """Queue one message; the future holds the position of its entry once that is durable.
+    ) -> asyncio.Future[str]:
+        """Queue one message, and wait while too much is pending; the future holds the position of its entry once that
+        is durable. What is queued is sent even if the future is cancelled.
 
-        `value` is anything JSON can hold, or bytes. Waits while 32 MiB are pending. Raises `TypeError` or
-        `ValueError` for a value that is not JSON, `NotFound` for a topic that does not exist, and the transaction's
-        first failure if it has one: such a transaction cannot be committed.
+        `value` is anything JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not JSON,
+        `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
+        transaction cannot be committed.
         """
-        message: dict[str, Any] = {"key": key, "properties": properties}
-        message = {name: part for name, part in message.items() if part is not None}
-        if isinstance(value, bytes | bytearray | memoryview):
-            message["value_base64"] = base64.b64encode(value).decode()
-        else:
-            message["value"] = value
-        encoded = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
-        outgoing = Outgoing(key, encoded, next(self._turns), Future())
-        outgoing.future.set_running_or_notify_cancel()  # what is queued cannot be taken back
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        outgoing = self.outgoing(value, key, properties, future)
         if txn is not None:
-            txn.joined_by(self._delivery)
-        self._delivery.put(outgoing, txn.id if txn else None)
-        return outgoing.future
+            txn.joined_by(self.delivery)
+        with inside(txn):
+            await self.delivery.put(outgoing, txn.id if txn else None)
+        return future
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """Wait until everything sent so far is durable. Raises the first failure since the last flush; that of a
         transaction is also raised by its commit."""
-        self._delivery.flush(everything=True)
+        await self.delivery.flush(everything=True)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """`flush`, and take no more messages."""
-        self._delivery.close()
+        await self.delivery.close()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         with contextlib.suppress(MetatxnError) if error is not None else contextlib.nullcontext():
-            self.close()
+            await self.close()
+
+    def outgoing(
+        self,
+        value: Any,
+        key: str | None,
+        properties: dict[str, str] | None,
+        future: asyncio.Future[str] | concurrent.futures.Future[str],
+    ) -> Outgoing:
+        return Outgoing(key, encoded_message(value, key, properties), next(self._turns), future)

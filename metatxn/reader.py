@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from metatxn.connection import Connection, parsed
 from metatxn.errors import InvalidArgument
 from metatxn.http import Call, json_of, path_of
+from metatxn.paging import Paged
 from participants.api.models import Isolation, ReadMessage, ReadMessagesAnswer
 
 PAGE_MESSAGES = 1000
@@ -39,9 +39,9 @@ def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Mess
     return Message(topic, read.message_id, value, read.key, properties, read.publish_ms, read.txn_id, redelivery_count)
 
 
-class Reader:
-    """Iterate it from one thread. Without `follow` it ends where nothing more is readable, and may be iterated
-    again later to go on; with it, it waits for more.
+class AsyncReader(Paged[Message]):
+    """Made by `AsyncClient.reader`; iterate it from one task. Without `follow` it ends where nothing more is readable,
+    and may be iterated again later to go on; with it, it waits for more.
 
     `token` is where it stands: behind the last message handed out once a page is finished, so a new reader started
     there misses nothing and may repeat the last page.
@@ -55,40 +55,48 @@ class Reader:
         self,
         connection: Connection,
         topic: str,
-        start: str = "earliest",
-        isolation: Isolation = "read_committed",
-        follow: bool = False,
-        revision: int | None = None,
-        compacted: bool = False,
+        start: str,
+        isolation: Isolation,
+        follow: bool,
+        revision: int | None,
+        compacted: bool,
     ) -> None:
         if compacted and start != "earliest":
             raise InvalidArgument(
                 f"start: {start!r} and compacted: the compacted view has one beginning", field="start"
             )
         self.topic = topic
-        self.token: str | None = None if start == "earliest" else start
+        self.token: str | None = None if start in ("earliest", "latest") else start
         self._connection = connection
         self._isolation: Isolation = isolation
         self._follow = follow
         self._revision = revision
         self._compacted = compacted
-        if self._isolation == "snapshot" and revision is None:
-            self._revision = connection.directory.read().revision
-        if start == "latest":
-            self.token = self._page(None, 0).next
-            while (page := self._page(self.token, 0)).messages:
-                self.token = page.next
+        self._next: str | None = None
 
-    def __iter__(self) -> Iterator[Message]:
+    async def open(self, *, at_end: bool) -> None:
+        """Take the revision of a snapshot, and go to the end if asked for, as they are now."""
+        if self._isolation == "snapshot" and self._revision is None:
+            self._revision = (await self._connection.directory.read()).revision
+        if at_end:
+            self.token = (await self._read(None, 0)).next
+            while (read := await self._read(self.token, 0)).messages:
+                self.token = read.next
+
+    async def page(self) -> list[Message] | None:
         while True:
-            page = self._page(self.token, FOLLOW_WAIT_MS if self._follow else 0)
-            for message in page.messages:
-                yield message_of(self.topic, message)
-            self.token = page.next
-            if not page.messages and not self._follow:
-                return
+            read = await self._read(self.token, FOLLOW_WAIT_MS if self._follow else 0)
+            self._next = read.next
+            if read.messages:
+                return [message_of(self.topic, message) for message in read.messages]
+            self.passed()
+            if not self._follow:
+                return None
 
-    def _page(self, after: str | None, wait_ms: int) -> ReadMessagesAnswer:
+    def passed(self) -> None:
+        self.token = self._next
+
+    async def _read(self, after: str | None, wait_ms: int) -> ReadMessagesAnswer:
         params = {
             "after": after,
             "max": PAGE_MESSAGES,
@@ -100,4 +108,4 @@ class Reader:
         wait_s = COMPACTION_WAIT_S if self._compacted else wait_ms / 1000
         call = Call("GET", path_of("topics", self.topic, "messages"), params, wait_s=wait_s)
         connection = self._connection
-        return parsed(ReadMessagesAnswer, json_of(connection.http.request(connection.brokers, call)))
+        return parsed(ReadMessagesAnswer, json_of(await connection.http.request(connection.brokers, call)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metatxn.connection import Connection
-from metatxn.delivery import Delivery
+from metatxn.delivery import Batching, Delivery
 from metatxn.errors import InvalidArgument, MetatxnError
 from metatxn.topics import Layout
-from metatxn.transaction import Transaction
+from metatxn.transaction import AsyncTransaction, inside
 from participants.api.models import ARROW_MEDIA_TYPE, MAX_ENTRY_BYTES
 
 DEFAULT_ENTRY_BYTES = 1024 * 1024
@@ -83,17 +84,18 @@ def key_text(key: Any) -> str:
     return key if isinstance(key, str) else str(key)
 
 
-class TableWriter:
-    """Rows of one topic, inside one transaction. From one thread. Nothing is promised before `close` returns.
+class AsyncTableWriter:
+    """Rows of one topic, inside one transaction. Nothing is promised before `close` returns.
 
-    Rows of one segment keep the order written. Leaving its `with` closes it; an exception drops what was not sent.
+    Rows of one segment keep the order written. Leaving its `async with` closes it; an exception drops what was not
+    sent.
     """
 
     def __init__(
         self,
         connection: Connection,
         topic: str,
-        txn: Transaction | str,
+        txn: AsyncTransaction | str,
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
@@ -108,29 +110,24 @@ class TableWriter:
         self._max_entry_bytes = max_entry_bytes
         self._turns = itertools.count()
         self._schema: pa.Schema | None = None
-        self._delivery = Delivery(
-            connection,
-            topic,
-            ArrowFormat(key_column),
-            name=None,
-            writer=writer,
-            max_entry_bytes=max_entry_bytes,
-            max_entry_items=MAX_ENTRY_BATCHES,
-            fill=True,
-        )
+        # An entry waits until it is full or flushed.
+        batching = Batching(max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf)
+        self._delivery = Delivery(connection, topic, ArrowFormat(key_column), batching, writer=writer)
         # A named writer counts only if the commit lists it, so its failure alone does not doom the transaction.
-        if isinstance(txn, Transaction) and writer is None:
-            txn.joined_by(self._delivery)
+        self._dooms = txn if isinstance(txn, AsyncTransaction) and writer is None else None
+        if self._dooms is not None:
+            self._dooms.joined_by(self._delivery)
 
-    def write(self, data: pa.RecordBatch | pa.Table) -> None:
+    async def write(self, data: pa.RecordBatch | pa.Table) -> None:
         """Queue rows; waits while 32 MiB are pending. Raises the first failure so far, and `InvalidArgument` for a
         missing key column or columns other than those of the first call."""
         self._check(data.schema)
-        for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
-            for piece in self._pieces(batch):
-                self._delivery.put(Rows(piece, next(self._turns), max(1, piece.nbytes)), self._txn_id)
-                self.rows += piece.num_rows
-                self.bytes += piece.nbytes
+        with inside(self._dooms):
+            for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
+                for piece in self._pieces(batch):
+                    await self._delivery.put(Rows(piece, next(self._turns), max(1, piece.nbytes)), self._txn_id)
+                    self.rows += piece.num_rows
+                    self.bytes += piece.nbytes
 
     def _check(self, schema: pa.Schema) -> None:
         if self._key_column is not None and schema.get_field_index(self._key_column) < 0:
@@ -146,15 +143,17 @@ class TableWriter:
         for start in range(0, batch.num_rows, step):
             yield batch.slice(start, step)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Send the rest and wait for all of it. Raises the first failure: then the rows are not complete."""
-        self._delivery.close()
+        await self._delivery.close()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         if error is not None:
             self._delivery.drop()
         else:
-            self.close()
+            await self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from metatxn.connection import Connection
 from metatxn.errors import SchemaMismatch
-from metatxn.frames import decode, messages_table, read_segment, values_of
+from metatxn.frames import SegmentFrames, decode, messages_table, values_of
 from participants.api.models import Isolation
 from participants.ledger.frames import Frame, PayloadKind
 
@@ -23,9 +24,11 @@ _METADATA_FIELDS: list[pa.Field[Any]] = [
 ]
 METADATA_SCHEMA = pa.schema(_METADATA_FIELDS)
 """The columns that `include_metadata` adds, in front of the topic's own."""
+PARALLEL_READS = 8
+"""Segments at once."""
 
 
-def read_topics(
+async def read_topics(
     connection: Connection,
     topics: Sequence[str],
     isolation: Isolation,
@@ -35,22 +38,25 @@ def read_topics(
     """With `snapshot`: the revision first, then the layouts, then the data. A segment that is made later holds nothing
     that was decided at that revision."""
     if isolation == "snapshot" and revision is None:
-        revision = connection.directory.read().revision
-    layouts = {topic: connection.topics.refresh(topic) for topic in topics}
-    reads = {
-        (topic, segment.segment): connection.executor.submit(
-            lambda name: list(read_segment(connection, name, isolation, revision)), segment.segment
-        )
-        for topic, layout in layouts.items()
-        for segment in layout.in_order()
-    }
+        revision = (await connection.directory.read()).revision
+    places = asyncio.Semaphore(PARALLEL_READS)
+
+    async def entries(segment: str) -> list[tuple[str, Frame]]:
+        async with places:
+            return [(segment, frame) async for frame in SegmentFrames(connection, segment, isolation, revision)]
+
     tables = {}
+    layouts = {topic: await connection.topics.refresh(topic) for topic in topics}
+    try:
+        async with asyncio.TaskGroup() as group:
+            reads = {
+                topic: [group.create_task(entries(segment.segment)) for segment in layout.in_order()]
+                for topic, layout in layouts.items()
+            }
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     for topic, layout in layouts.items():
-        frames = [
-            (segment.segment, frame)
-            for segment in layout.in_order()
-            for frame in reads[topic, segment.segment].result()
-        ]
+        frames = [entry for read in reads[topic] for entry in read.result()]
         tables[topic] = _table(layout.topic.name, frames, layout.schema, include_metadata)
     return tables
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import bisect
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +22,8 @@ class Layout:
         self.topic = topic
         self.schema = arrow_schema(topic.topic_schema)
         self.active = sorted((s for s in topic.segments if s.state == "active"), key=lambda s: s.range[0])
+        self.names = frozenset(segment.segment for segment in self.active)
+        """Of the active segments."""
         self._starts = [segment.range[0] for segment in self.active]
 
     def segment_of(self, key: str) -> str:
@@ -63,45 +64,36 @@ class Topics:
     def __init__(self, http: Http, directory: Directory) -> None:
         self._http = http
         self._brokers = AnyOf(directory, "broker")
-        self._lock = threading.Lock()
         self._layouts: dict[str, Layout] = {}
         self._owners: dict[str, str] = {}
 
-    def read(self, topic: str) -> TopicInfo:
+    async def read(self, topic: str) -> TopicInfo:
         """The topic now, from its broker."""
-        answer = self._http.request(self._brokers, Call("GET", path_of("topics", topic)))
+        return (await self.refresh(topic)).topic
+
+    async def layout(self, topic: str) -> Layout:
+        return self._layouts.get(topic) or await self.refresh(topic)
+
+    async def refresh(self, topic: str) -> Layout:
+        answer = await self._http.request(self._brokers, Call("GET", path_of("topics", topic)))
         info = TopicInfo.model_validate(json_of(answer))
-        with self._lock:
-            self._layouts[topic] = Layout(info)
-            for segment in info.segments:
-                if segment.owner:
-                    self._owners[segment.segment] = segment.owner.rstrip("/")
-        return info
-
-    def layout(self, topic: str) -> Layout:
-        with self._lock:
-            layout = self._layouts.get(topic)
-        return layout or self.refresh(topic)
-
-    def refresh(self, topic: str) -> Layout:
-        self.read(topic)
-        with self._lock:
-            return self._layouts[topic]
+        layout = self._layouts[topic] = Layout(info)
+        for segment in info.segments:
+            if segment.owner:
+                self._owners[segment.segment] = segment.owner.rstrip("/")
+        return layout
 
     def forget(self, topic: str) -> None:
-        with self._lock:
-            self._layouts.pop(topic, None)
+        self._layouts.pop(topic, None)
 
     def owner(self, segment: str) -> str | None:
-        with self._lock:
-            return self._owners.get(segment)
+        return self._owners.get(segment)
 
     def set_owner(self, segment: str, url: str | None) -> None:
-        with self._lock:
-            if url is None:
-                self._owners.pop(segment, None)
-            else:
-                self._owners[segment] = url
+        if url is None:
+            self._owners.pop(segment, None)
+        else:
+            self._owners[segment] = url
 
 
 class OwnerOf:
@@ -113,8 +105,8 @@ class OwnerOf:
         self._directory = directory
         self._segment = segment
 
-    def url(self) -> str:
-        return self._topics.owner(self._segment) or self._directory.url("broker")
+    async def url(self) -> str:
+        return self._topics.owner(self._segment) or await self._directory.url("broker")
 
     def failed(self, url: str) -> None:
         self._topics.set_owner(self._segment, None)

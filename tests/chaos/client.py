@@ -30,7 +30,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import metatxn
-from metatxn.reader import Message, Reader
+from metatxn import Message, Reader
 from tests.histories.calls import Outcome, Recorder
 from tests.histories.messages.consumption import INPUTS, OUTPUTS
 

@@ -67,13 +67,13 @@ class Scene:
         """The headers of all transactions there are."""
         return [record.key for record in (await self.truth.scan(paths.HEADERS)).records]
 
-    async def client_of_the_first(self) -> metatxn.Client:
+    async def client_of_the_first(self) -> metatxn.AsyncClient:
         """It has found both coordinators, in an order of its own, and will ask the first one first."""
         while True:
-            client = metatxn.connect(self.second)
-            if await asyncio.to_thread(client._connection.coordinators.url) == self.first:
+            client = metatxn.connect_async(self.second)
+            if await client._connection.coordinators.url() == self.first:
                 return client
-            client.close()
+            await client.close()
 
     async def assert_committed_for_ever(self, txn_id: str) -> None:
         """Read, committed again, refused to be aborted, and read again."""
@@ -121,13 +121,12 @@ async def test_commit_is_lost_between_coordinator_and_store(scene: Scene, forwar
 @pytest.mark.parametrize("forward", FORWARD)
 async def test_commit_is_lost_between_client_and_coordinator(scene: Scene, forward: bool) -> None:
     """The client asks the other coordinator, and commits there if it did not happen."""
-    with await scene.client_of_the_first() as client:
-        txn = await asyncio.to_thread(client.begin)
-        commit = asyncio.to_thread(txn.commit)
-        told = await scene.losing(scene.to_first, b"/commit", forward, commit)
+    async with await scene.client_of_the_first() as client:
+        txn = await client.begin()
+        told = await scene.losing(scene.to_first, b"/commit", forward, txn.commit())
         assert told.state == "COMMITTED"
-        assert client._connection.coordinators.url() == scene.second
-        assert await asyncio.to_thread(client.attach(txn.id).commit) == told
+        assert await client._connection.coordinators.url() == scene.second
+        assert await client.attach(txn.id).commit() == told
     await scene.assert_committed_for_ever(txn.id)
 
 
@@ -147,13 +146,13 @@ async def test_begin_of_a_version_is_lost_between_coordinator_and_store(scene: S
 @pytest.mark.parametrize("forward", FORWARD)
 async def test_begin_of_a_version_is_lost_between_client_and_coordinator(scene: Scene, forward: bool) -> None:
     """The client begins again through the other coordinator, and finds the transaction if it was begun."""
-    with await scene.client_of_the_first() as client:
-        begin = asyncio.to_thread(client.begin, key="k", version=1)
+    async with await scene.client_of_the_first() as client:
+        begin = client.begin(key="k", version=1)
         txn = await scene.losing(scene.to_first, b"POST /v1/txns ", forward, begin)
         assert not txn.already_committed
-        assert client._connection.coordinators.url() == scene.second
+        assert await client._connection.coordinators.url() == scene.second
         assert len(await scene.begun()) == 1
-        await asyncio.to_thread(txn.commit)
-        replayed = await asyncio.to_thread(client.begin, key="k", version=1)
+        await txn.commit()
+        replayed = await client.begin(key="k", version=1)
         assert replayed.already_committed
     await scene.assert_committed_for_ever(txn.id)

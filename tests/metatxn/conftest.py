@@ -9,6 +9,9 @@ import pytest
 
 import metatxn
 from tests.metatxn.dev_server import DevServer
+from tests.metatxn.flavours import connect
+
+__all__ = ["connect"]
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,10 @@ once, entries are deduplicated by (producer, sequence), sealed segments name the
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -22,8 +23,10 @@ from service.problems import KINDS, ErrorCode
 
 COORDINATOR = "http://coordinator.test"
 BROKER = "http://broker.test"
-Fault = Callable[[httpx.Request], httpx.Response | None]
-"""Answers instead of the service, raises instead of it, or returns None to let the request through."""
+Outcome = httpx.Response | None
+Fault = Callable[[httpx.Request], Outcome | Awaitable[Outcome]]
+"""Answers instead of the service, raises instead of it, or returns None to let the request through; at once or when
+it is awaited."""
 
 
 def problem(
@@ -66,10 +69,12 @@ class FakeCluster:
         self.segments = {"s-0": Segment(0, HASH_RANGE_END)}
         self._lock = threading.RLock()
 
+    @property
+    def transport(self) -> httpx.MockTransport:
+        return httpx.MockTransport(self._handle)
+
     def client(self, request_timeout_s: float = 5) -> metatxn.Client:
-        return metatxn.connect(
-            COORDINATOR, request_timeout_s=request_timeout_s, transport=httpx.MockTransport(self._handle)
-        )
+        return metatxn.connect(COORDINATOR, request_timeout_s=request_timeout_s, transport=self.transport)
 
     def split(self, segment_id: str) -> None:
         with self._lock:
@@ -88,18 +93,18 @@ class FakeCluster:
                     shown += messages
         return shown
 
-    def _handle(self, request: httpx.Request) -> httpx.Response:
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
         name = f"{request.method} {unquote(request.url.raw_path.decode())}"
         with self._lock:
             self.requests.append(name)
             early = self._fault(self.before, name)
-        if early is not None and (answer := early(request)) is not None:
-            return answer
+        if early is not None and (instead := await _happened(early, request)) is not None:
+            return instead
         with self._lock:
             answer = self._serve(request)
             late = self._fault(self.after, name)
         if late is not None:
-            return late(request) or answer
+            return await _happened(late, request) or answer
         return answer
 
     @staticmethod
@@ -172,6 +177,11 @@ class FakeCluster:
         segment.seen.add(number)
         segment.entries.append((txn_id, [message["value"] for message in messages]))
         return httpx.Response(200, json={"position": f"0:{len(segment.entries) - 1}"})
+
+
+async def _happened(fault: Fault, request: httpx.Request) -> Outcome:
+    outcome = fault(request)
+    return await outcome if inspect.isawaitable(outcome) else outcome
 
 
 def lost(request: httpx.Request) -> httpx.Response | None:

@@ -1,16 +1,19 @@
 """A commit ends in the truth: committed, aborted, or an error that says which of the two is still possible.
 
-Method: faults around the commit request in front of a fake cluster, whose headers are the truth.
+Method: faults around the commit request in front of a fake cluster, whose headers are the truth; both clients.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 import httpx
 import pytest
 
 import metatxn
 from service.problems import ErrorCode
-from tests.metatxn.fake_cluster import FakeCluster, answering, lost, silent
+from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering, lost, refused, silent
+from tests.metatxn.flavours import Connect
 
 COMMIT = "/commit"
 
@@ -20,6 +23,11 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
+@pytest.fixture
+def client(cluster: FakeCluster, connect: Connect) -> metatxn.AsyncClient:
+    return connect(COORDINATOR, request_timeout_s=5, transport=cluster.transport)
+
+
 def only(cluster: FakeCluster) -> str:
     """The state of the only transaction."""
     (header,) = cluster.transactions.values()
@@ -27,124 +35,207 @@ def only(cluster: FakeCluster) -> str:
 
 
 @pytest.mark.parametrize("fault", [lost, silent, answering(ErrorCode.OUTCOME_UNKNOWN)])
-def test_reply_is_lost_and_header_says_committed(cluster: FakeCluster, fault: object) -> None:
+async def test_reply_is_lost_and_header_says_committed(
+    cluster: FakeCluster, client: metatxn.AsyncClient, fault: object
+) -> None:
     """Scenario 112."""
     assert callable(fault)
     cluster.after = [(COMMIT, fault)]
-    with cluster.client() as client:
-        txn = client.begin()
-        assert txn.commit().state == "COMMITTED"
+    async with client:
+        txn = await client.begin()
+        assert (await txn.commit()).state == "COMMITTED"
     assert len([request for request in cluster.requests if COMMIT in request]) == 1
 
 
-def test_request_is_lost_and_sent_again(cluster: FakeCluster) -> None:
+async def test_request_is_lost_and_sent_again(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
     """The header is still OPEN: the request may be on its way, and the same decision again is harmless."""
     cluster.before = [(COMMIT, lost)]
-    with cluster.client() as client:
-        assert client.begin().commit().state == "COMMITTED"
+    async with client:
+        assert (await (await client.begin()).commit()).state == "COMMITTED"
 
 
-def test_reply_is_lost_and_header_says_expired(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize(
+    "second",
+    [
+        refused,
+        answering(ErrorCode.TXN_NOT_FOUND),
+        answering(ErrorCode.NOT_ALLOWED),
+        answering(ErrorCode.STORE_UNAVAILABLE),
+        answering(ErrorCode.RATE_LIMITED),
+    ],
+)
+async def test_lost_commit_is_not_denied_because_the_next_one_is_refused(
+    cluster: FakeCluster, connect: Connect, second: object
+) -> None:
+    """The header was still OPEN when it was read again, so the lost request may land at any later time; and nothing is
+    aborted on leaving."""
+    assert callable(second)
+    cluster.before = [(COMMIT, lost), *[(COMMIT, second)] * 100]
+    async with connect(COORDINATOR, request_timeout_s=0.5, transport=cluster.transport) as client:
+        with pytest.raises(metatxn.OutcomeUnknown) as caught:
+            async with client.transaction():
+                pass
+    assert not caught.value.definite
+    assert not any("/abort" in request for request in cluster.requests)
+
+
+async def test_lost_commit_is_denied_when_the_next_one_meets_an_abort(
+    cluster: FakeCluster, client: metatxn.AsyncClient
+) -> None:
+    """A final header is the last word: the lost request cannot land any more."""
+    cluster.before = [(COMMIT, lost), (COMMIT, answering(ErrorCode.EXPIRED_TRANSACTION))]
+    async with client:
+        txn = await client.begin()
+        with pytest.raises(metatxn.ExpiredTransaction):
+            await txn.commit()
+
+
+@pytest.mark.parametrize("refusal", [ErrorCode.STORE_UNAVAILABLE, ErrorCode.NOT_ALLOWED, ErrorCode.RATE_LIMITED])
+async def test_lost_commit_is_not_denied_because_its_header_cannot_be_read(
+    cluster: FakeCluster, connect: Connect, refusal: ErrorCode
+) -> None:
+    """It has landed. That nothing happened is said of the reading, and not of the commit."""
+    cluster.after = [(COMMIT, lost)]
+    cluster.before = [("GET /v1/txns/", answering(refusal))] * 100
+    async with connect(COORDINATOR, request_timeout_s=0.5, transport=cluster.transport) as client:
+        txn = await client.begin()
+        with pytest.raises(metatxn.OutcomeUnknown) as caught:
+            await txn.commit()
+    assert not caught.value.definite and only(cluster) == "COMMITTED"
+
+
+async def test_reply_is_lost_and_header_says_expired(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
     def expire_and_lose(request: httpx.Request) -> httpx.Response | None:
         (header,) = cluster.transactions.values()
         header.update(state="ABORTED", expired_by="timeout", finalized_ms=9)
         return lost(request)
 
     cluster.before = [(COMMIT, expire_and_lose)]
-    with cluster.client() as client, pytest.raises(metatxn.ExpiredTransaction, match="timeout"):
-        client.begin().commit()
+    async with client:
+        txn = await client.begin()
+        with pytest.raises(metatxn.ExpiredTransaction, match="timeout"):
+            await txn.commit()
 
 
-def test_reply_is_lost_and_header_is_gone(cluster: FakeCluster) -> None:
+async def test_reply_is_lost_and_header_is_gone(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
     """Nobody can say any more, and neither does the client."""
     cluster.after = [(COMMIT, lost)]
     cluster.before = [("GET /v1/txns/", answering(ErrorCode.TXN_NOT_FOUND))]
-    with cluster.client() as client, pytest.raises(metatxn.OutcomeUnknown) as caught:
-        client.begin().commit()
+    async with client:
+        txn = await client.begin()
+        with pytest.raises(metatxn.OutcomeUnknown) as caught:
+            await txn.commit()
     assert not caught.value.definite
 
 
-def test_unknown_outcome_is_not_aborted_on_leaving(cluster: FakeCluster) -> None:
+async def test_unknown_outcome_is_not_aborted_on_leaving(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
     cluster.after = [(COMMIT, lost)]
     cluster.before = [("GET /v1/txns/", answering(ErrorCode.TXN_NOT_FOUND))]
-    with cluster.client() as client, pytest.raises(metatxn.OutcomeUnknown), client.transaction():
-        pass
+    async with client:
+        with pytest.raises(metatxn.OutcomeUnknown):
+            async with client.transaction():
+                pass
     assert not any("/abort" in request for request in cluster.requests)
 
 
-def test_commit_with_a_send_that_fails(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("way", ["commit", "leave"])
+async def test_commit_with_a_send_that_fails(cluster: FakeCluster, client: metatxn.AsyncClient, way: str) -> None:
     """Scenario 27: the commit fails with the send's error, and the transaction is not left open."""
     cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))]
-    with cluster.client() as client:
-        txn = client.begin()
-        client.producer("t").send("much", txn=txn)
-        with pytest.raises(metatxn.PayloadTooLarge):
-            txn.commit()
+    async with client:
+        txn = await client.begin()
+        with pytest.raises(metatxn.PayloadTooLarge):  # noqa: PT012
+            if way == "commit":
+                await client.producer("t").send("much", txn=txn)
+                await txn.commit()
+            async with txn:
+                await client.producer("t").send("much", txn=txn)
     assert only(cluster) == "ABORTED"
+    assert sum("/abort" in request for request in cluster.requests) == 1
+    assert not any(COMMIT in request for request in cluster.requests)
 
 
-def test_failed_send_that_was_flushed_away_still_fails_the_commit(cluster: FakeCluster) -> None:
+async def test_failure_that_was_looked_at_still_fails_the_commit(
+    cluster: FakeCluster, client: metatxn.AsyncClient
+) -> None:
+    """Neither a future that was waited for nor a flush takes it away."""
     cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))]
-    with cluster.client() as client:
-        txn = client.begin()
+    async with client:
         producer = client.producer("t")
-        producer.send("much", txn=txn)
-        with pytest.raises(metatxn.PayloadTooLarge):
-            producer.flush()
-        with pytest.raises(metatxn.PayloadTooLarge):
-            txn.commit()
+        with pytest.raises(metatxn.PayloadTooLarge):  # noqa: PT012
+            async with client.transaction() as txn:
+                sent = await producer.send("much", txn=txn)
+                with pytest.raises(metatxn.PayloadTooLarge):
+                    await sent
+                with pytest.raises(metatxn.PayloadTooLarge):
+                    await producer.flush()
     assert only(cluster) == "ABORTED"
 
 
-def test_transaction_whose_abort_failed_cannot_be_committed(cluster: FakeCluster) -> None:
+async def test_send_that_raised_dooms_the_transaction(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    """The topic is not there, and the caller looks away."""
+    async with client:
+        with pytest.raises(metatxn.InvalidTransactionState):  # noqa: PT012
+            async with client.transaction() as txn:
+                with contextlib.suppress(metatxn.NotFound):
+                    await client.producer("nowhere").send("x", txn=txn)
+    assert only(cluster) == "ABORTED"
+
+
+async def test_transaction_whose_abort_failed_cannot_be_committed(
+    cluster: FakeCluster, client: metatxn.AsyncClient
+) -> None:
     """Its timeout will abort it; until then an incomplete transaction must not become visible."""
-    cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE)), ("/abort", answering(ErrorCode.NOT_ALLOWED))]
-    with cluster.client() as client:
-        txn = client.begin()
-        client.producer("t").send("much", txn=txn)
+    cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))]
+    cluster.before += [("/abort", answering(ErrorCode.NOT_ALLOWED))] * 2
+    async with client:
+        txn = await client.begin()
+        await client.producer("t").send("much", txn=txn)
         with pytest.raises(metatxn.PayloadTooLarge):
-            txn.commit()
+            await txn.commit()
         with pytest.raises(metatxn.InvalidTransactionState):
-            txn.commit()
+            await txn.commit()
     assert only(cluster) == "OPEN"
 
 
-def test_send_without_an_answer(cluster: FakeCluster) -> None:
+async def test_send_without_an_answer(cluster: FakeCluster, connect: Connect) -> None:
     """Scenario 28: the send fails when its time is over, and the commit does not report success."""
     cluster.before = [("entries", silent)] * 100
-    with cluster.client(request_timeout_s=0.5) as client:
-        txn = client.begin()
-        sent = client.producer("t").send("x", txn=txn)
+    async with connect(COORDINATOR, request_timeout_s=0.5, transport=cluster.transport) as client:
+        txn = await client.begin()
+        sent = await client.producer("t").send("x", txn=txn)
         with pytest.raises(metatxn.OutcomeUnknown):
-            sent.result(10)
+            await sent
         with pytest.raises(metatxn.OutcomeUnknown):
-            txn.commit()
+            await txn.commit()
     assert only(cluster) == "ABORTED"
 
 
-def test_exception_inside_aborts(cluster: FakeCluster) -> None:
-    with cluster.client() as client, pytest.raises(ZeroDivisionError), client.transaction():
-        1 / 0  # noqa: B018
+async def test_exception_inside_aborts(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    async with client:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with client.transaction() as txn:
+                await client.producer("t").send("never", txn=txn)
+                1 / 0  # noqa: B018
     assert only(cluster) == "ABORTED"
+    assert cluster.visible() == []
 
 
-def test_leaving_commits(cluster: FakeCluster) -> None:
-    with cluster.client() as client, client.transaction() as txn:
-        client.producer("t").send("x", txn=txn)
+async def test_leaving_commits(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    async with client, client.transaction() as txn:
+        await client.producer("t").send("x", txn=txn)
     assert cluster.visible() == ["x"]
 
 
-def test_already_committed_version_takes_nothing() -> None:
-    cluster = FakeCluster()
-
+async def test_already_committed_version_takes_nothing(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
     def done(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={"state": "COMMITTED", "already_committed": True, "version": 7})
 
     cluster.before = [("POST /v1/txns", done)]
-    with cluster.client() as client:
-        txn = client.begin(key="k", epoch=1, version=7)
+    async with client:
+        txn = await client.begin(key="k", epoch=1, version=7)
         assert txn.already_committed
         with pytest.raises(metatxn.InvalidTransactionState, match="version 7"):
-            client.producer("t").send("x", txn=txn)
-        assert txn.commit().state == "COMMITTED"
+            await client.producer("t").send("x", txn=txn)
+        assert (await txn.commit()).state == "COMMITTED"
     assert cluster.visible() == []

@@ -60,13 +60,13 @@ def test_redirect_keeps_method_and_body() -> None:
     seen: list[tuple[str, str, bytes]] = []
     cluster = FakeCluster()
 
-    def handle(request: httpx.Request) -> httpx.Response:
+    async def handle(request: httpx.Request) -> httpx.Response:
         if "entries" in request.url.path:
             seen.append((request.method, request.url.host, request.content))
             if request.url.host == "broker.test":
                 there = str(request.url).replace("broker.test", "other.test")
                 return httpx.Response(307, headers={"Location": there})
-        return cluster._handle(request)
+        return await cluster._handle(request)
 
     with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
         producer = client.producer("t")
@@ -82,10 +82,10 @@ def test_redirect_keeps_method_and_body() -> None:
 def test_location_may_be_just_the_owner(location: str) -> None:
     cluster = FakeCluster()
 
-    def handle(request: httpx.Request) -> httpx.Response:
+    async def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "broker.test" and "entries" in request.url.path:
             return httpx.Response(307, headers={"Location": location})
-        return cluster._handle(request)
+        return await cluster._handle(request)
 
     with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
         client.producer("t").send(1).result(5)
@@ -93,10 +93,10 @@ def test_location_may_be_just_the_owner(location: str) -> None:
 
 
 def test_redirects_in_a_circle_end(cluster: FakeCluster) -> None:
-    def handle(request: httpx.Request) -> httpx.Response:
+    async def handle(request: httpx.Request) -> httpx.Response:
         if "entries" in request.url.path:
             return httpx.Response(307, headers={"Location": str(request.url)})
-        return cluster._handle(request)
+        return await cluster._handle(request)
 
     transport = httpx.MockTransport(handle)
     with (
@@ -109,14 +109,14 @@ def test_redirects_in_a_circle_end(cluster: FakeCluster) -> None:
 def test_next_coordinator_is_asked_when_one_is_gone() -> None:
     cluster = FakeCluster()
 
-    def handle(request: httpx.Request) -> httpx.Response:
+    async def handle(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/cluster":
             urls = ["http://dead.test", COORDINATOR]
             processes = [{"id": url, "url": url} for url in urls]
             return httpx.Response(200, json={"coordinators": processes, "brokers": [], "revision": 1})
         if request.url.host == "dead.test":
             raise httpx.ConnectError("connection refused", request=request)
-        return cluster._handle(request)
+        return await cluster._handle(request)
 
     for _ in range(8):  # whichever is asked first
         with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:

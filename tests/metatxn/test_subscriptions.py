@@ -120,17 +120,17 @@ def test_a_transaction_whose_acknowledgement_failed_cannot_be_committed(
         winner.commit()
 
 
-class LosesOneAnswer(httpx.HTTPTransport):
+class LosesOneAnswer(httpx.AsyncHTTPTransport):
     """Takes the first answer to a `receive` that carries messages, and drops it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lost = 0
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        answer = super().handle_request(request)
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
         if request.url.path.endswith("/receive") and not self.lost:
-            answer.read()
+            await answer.aread()
             if answer.json()["messages"]:
                 self.lost = len(answer.json()["messages"])
                 raise httpx.ReadError("the connection broke", request=request)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import metatxn
-from metatxn.frames import read_segment, values_of
+from metatxn.frames import values_of
 from participants.api.models import Isolation
 from tests.coordinator.processes import CoordinatorProcess
 from tests.metatxn.dev_server import COMMAND
@@ -76,9 +76,10 @@ class Cluster:
             etcd = stack.enter_context(EtcdServer(self._directory / "etcd"))
             self.store_url = f"etcd://{etcd.endpoint}"
             coordinator = stack.enter_context(CoordinatorProcess(self.store_url, "--log-level", "error"))
-            self.client = metatxn.connect(coordinator.url, request_timeout_s=PATIENCE_S)
+            self.url = coordinator.url
+            self.client = metatxn.connect(self.url, request_timeout_s=PATIENCE_S)
             stack.callback(self._kill_all)
-            stack.callback(self.client._connection.close)
+            stack.callback(self.client.close)
             self._stack = stack.pop_all()
         return self
 
@@ -105,8 +106,7 @@ class Cluster:
 
 def values(client: metatxn.Client, segment: str, isolation: Isolation = "read_committed") -> list[Any]:
     """What a segment shows, in order."""
-    frames = read_segment(client._connection, segment, isolation)
-    return [value for frame in frames for value in values_of(frame)]
+    return [value for frame in client.read_segment(segment, isolation) for value in values_of(frame)]
 
 
 def visible(client: metatxn.Client, topic: str) -> list[Any]:

@@ -25,7 +25,7 @@ class Mover:
     """One consumer, in a thread of its own."""
 
     def __init__(self, cluster: Cluster, counts: list[int]) -> None:
-        self._url = cluster.client._connection.directory._known[0]
+        self._url = cluster.url
         self._counts = counts
         self._thread = threading.Thread(target=self._work)
         self.stop = threading.Event()

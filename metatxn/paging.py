@@ -1,0 +1,62 @@
+"""What comes page by page, and is iterated over item by item."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from metatxn.cluster import AnyOf
+from metatxn.connection import Connection, parsed
+from metatxn.http import Call, json_of
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+class Paged(ABC, Generic[T]):
+    """`page` asks for a page, `passed` goes behind it. A page that was broken off in the middle comes again."""
+
+    @abstractmethod
+    async def page(self) -> Sequence[T] | None:
+        """The items behind those that are passed; None at the end."""
+
+    @abstractmethod
+    def passed(self) -> None:
+        """All of the last page was handed out."""
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (items := await self.page()) is not None:
+            for item in items:
+                yield item
+            self.passed()
+
+
+class Listing(Paged[M]):
+    """A list of a service, as CONTRACT's conventions page it."""
+
+    def __init__(
+        self, connection: Connection, endpoint: AnyOf, path: str, params: Mapping[str, Any], item: type[M]
+    ) -> None:
+        self._connection = connection
+        self._endpoint = endpoint
+        self._path = path
+        self._params = params
+        self._item = item
+        self._token: str | None = None
+        self._next: str | None = None
+        self._over = False
+
+    async def page(self) -> list[M] | None:
+        if self._over:
+            return None
+        call = Call("GET", self._path, {**self._params, "page_token": self._token})
+        answer = json_of(await self._connection.http.request(self._endpoint, call))
+        self._next = answer.get("next_page_token")
+        return [parsed(self._item, found) for found in answer["items"]]
+
+    def passed(self) -> None:
+        self._token = self._next
+        self._over = not self._next

@@ -1,0 +1,205 @@
+"""An event loop in a thread, and what makes blocking methods out of coroutine methods.
+
+    any thread                              the loop's thread
+    client.topic("t") ── run ─────────────▶ AsyncClient.topic("t")
+                      ◀── Future.result ───
+
+Written down:
+
+    class Client(Facade[AsyncClient]):
+        topic = blocking(AsyncClient.topic)               # the same parameters, result and docstring
+        attach = making(AsyncClient.attach, Transaction)  # an object to be wrapped as well
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+import uvloop
+
+from metatxn.errors import InvalidArgument, MetatxnError
+from metatxn.paging import Paged
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
+F = TypeVar("F")
+
+
+class Background:
+    """The loop and its thread, started when first needed. They end with `close`, or when this object is forgotten:
+    `closing` is then awaited there, and must not lead back to this object."""
+
+    def __init__(self, closing: Callable[[], Awaitable[None]]) -> None:
+        self._closing = closing
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: Callable[[], object] | None = None
+        self._closed = False
+
+    @property
+    def running(self) -> bool:
+        """There is something to close."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """What `work` returns or raises. An interrupt of the waiting thread (Ctrl-C) cancels `work`, and is raised
+        when that has cleaned up."""
+        outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
+        task: asyncio.Task[R]
+
+        def start() -> None:
+            nonlocal task
+            task = asyncio.create_task(work)
+            task.add_done_callback(functools.partial(_report, outcome))
+
+        try:
+            self._check_may_wait()
+            loop = self.call_soon(start)
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return outcome.result()
+        except BaseException:
+            if not outcome.done():
+                _call_soon(loop, lambda: task.cancel())
+                concurrent.futures.wait([outcome])
+            raise
+
+    def call_soon(self, callback: Callable[[], object]) -> asyncio.AbstractEventLoop:
+        """Call it on the loop, which is answered. Raises `InvalidArgument` when there is none any more."""
+        # Under the lock: what comes before a `close` comes before it on the loop as well, and is not forgotten.
+        with self._lock:
+            if self._closed or (self._thread is not None and not self._thread.is_alive()):
+                raise InvalidArgument("this client was closed, or made before a fork", action="Connect again.")
+            loop = self._loop or self._start()
+            loop.call_soon_threadsafe(callback)
+        return loop
+
+    def _check_may_wait(self) -> None:
+        if self._thread is not None and threading.get_ident() == self._thread.ident:
+            raise InvalidArgument(
+                "a callback of the client waits for the client", action="Do it in another thread, or use AsyncClient."
+            )
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
+        started = concurrent.futures.Future()
+        serving = _serve(started, self._closing)
+        self._thread = threading.Thread(target=_run, args=[serving], name="metatxn", daemon=True)
+        self._thread.start()
+        self._loop, stop = started.result()
+        self._stop = weakref.finalize(self, _call_soon, self._loop, stop.set)
+        return self._loop
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._closed = True
+        if self._stop is not None and self._thread is not None and self._thread.is_alive():
+            self._stop()
+            self._thread.join()
+
+
+def _run(serving: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serving)
+
+
+async def _serve(
+    started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]],
+    closing: Callable[[], Awaitable[None]],
+) -> None:
+    stop = asyncio.Event()
+    started.set_result((asyncio.get_running_loop(), stop))
+    await stop.wait()
+    await closing()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(callback)
+
+
+def _report(outcome: concurrent.futures.Future[R], task: asyncio.Task[R]) -> None:
+    if task.cancelled():
+        outcome.set_exception(MetatxnError("this client was closed meanwhile", definite=False))
+    elif (failure := task.exception()) is not None:
+        outcome.set_exception(failure)
+    else:
+        outcome.set_result(task.result())
+
+
+class Facade(Generic[C]):
+    """An object for any thread; `_core` lives on the loop of `_background`. Leaving its `with` is leaving the core's
+    `async with`."""
+
+    def __init__(self, core: C, background: Background) -> None:
+        self._core = core
+        self._background = background
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._background.run(self._core.__aexit__(kind, error, at))  # type: ignore[attr-defined]
+
+
+def blocking(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Facade[C], P], R]:
+    @functools.wraps(method)
+    def call(self: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._background.run(method(self._core, *args, **kwargs))
+
+    return call
+
+
+def making(
+    method: Callable[Concatenate[C, P], R], kind: Callable[[R, Background], F]
+) -> Callable[Concatenate[Facade[C], P], F]:
+    """`method` makes something, at once, whose facade is a `kind`."""
+
+    @functools.wraps(method)
+    def call(self: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        return kind(method(self._core, *args, **kwargs), self._background)
+
+    return call
+
+
+def blocking_making(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, R]], kind: Callable[[R, Background], F]
+) -> Callable[Concatenate[Facade[C], P], F]:
+    """Both."""
+    wait = blocking(method)
+
+    @functools.wraps(method)
+    def call(self: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        return kind(wait(self, *args, **kwargs), self._background)
+
+    return call
+
+
+def iterating(method: Callable[Concatenate[C, P], Paged[R]]) -> Callable[Concatenate[Facade[C], P], Iterator[R]]:
+    @functools.wraps(method)
+    def call(self: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        return items_of(method(self._core, *args, **kwargs), self._background)
+
+    return call
+
+
+def items_of(paged: Paged[R], background: Background) -> Iterator[R]:
+    """As `Paged.__aiter__`: the loop is asked for pages, not for items."""
+    while (items := background.run(paged.page())) is not None:
+        yield from items
+        paged.passed()

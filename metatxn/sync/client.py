@@ -1,0 +1,146 @@
+"""`Client`: what `AsyncClient` is, for threads."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import random
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import overload
+
+import httpx
+import pyarrow as pa
+
+from metatxn.client import AsyncClient, connect_async
+from metatxn.sync.background import Background, Facade, blocking, blocking_making, iterating, making
+from metatxn.sync.consumer import Consumer
+from metatxn.sync.producer import Producer
+from metatxn.sync.reader import Reader
+from metatxn.sync.table_writer import TableWriter
+from metatxn.sync.transaction import Transaction
+from metatxn.table_writer import DEFAULT_ENTRY_BYTES
+from participants.api.models import Isolation
+
+_OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What was sent is not lost because nobody waited for it."""
+    with contextlib.ExitStack() as stack:
+        for client in list(_OPEN):
+            stack.callback(client.close)
+
+
+def connect(
+    url: str,
+    token: str | None = None,
+    request_timeout_s: float = 30,
+    *,
+    ca: str | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+    randomness: random.Random | None = None,
+) -> Client:
+    """As `connect_async`, for threads."""
+    core = connect_async(url, token, request_timeout_s, ca=ca, transport=transport, randomness=randomness)
+    return Client(core, Background(core.let_go))
+
+
+class Client(Facade[AsyncClient]):
+    """Made by `connect`. Usable from any thread; not after a fork. Every method may raise any `MetatxnError`; the
+    docstrings name the ones to expect. One that is still open when the program ends is closed then."""
+
+    def __init__(self, core: AsyncClient, background: Background) -> None:
+        super().__init__(core, background)
+        _OPEN.add(self)
+
+    begin = blocking_making(AsyncClient.begin, Transaction)
+    transaction = begin
+    """To be used with `with`: commits on leaving, aborts on an exception or a failed send."""
+    attach = making(AsyncClient.attach, Transaction)
+    transactions = iterating(AsyncClient.transactions)
+    hanging = iterating(AsyncClient.hanging)
+    operations = iterating(AsyncClient.operations)
+
+    connect_key = blocking(AsyncClient.connect_key)
+    keys = iterating(AsyncClient.keys)
+    key = blocking(AsyncClient.key)
+    delete_key = blocking(AsyncClient.delete_key)
+
+    create_topic = blocking(AsyncClient.create_topic)
+    topic = blocking(AsyncClient.topic)
+    topics = iterating(AsyncClient.topics)
+    delete_topic = blocking(AsyncClient.delete_topic)
+    topic_schema = blocking(AsyncClient.topic_schema)
+    segment = blocking(AsyncClient.segment)
+    split_segment = blocking(AsyncClient.split_segment)
+    merge_segments = blocking(AsyncClient.merge_segments)
+    seal_segment = blocking(AsyncClient.seal_segment)
+    trim_segment = blocking(AsyncClient.trim_segment)
+    horizons = blocking(AsyncClient.horizons)
+    cluster = blocking(AsyncClient.cluster)
+
+    producer = making(AsyncClient.producer, Producer)
+    reader = blocking_making(AsyncClient.reader, Reader)
+    subscribe = blocking_making(AsyncClient.subscribe, Consumer)
+    create_subscription = blocking(AsyncClient.create_subscription)
+    subscriptions = iterating(AsyncClient.subscriptions)
+    consumer = making(AsyncClient.consumer, Consumer)
+    subscription = blocking(AsyncClient.subscription)
+    drop_subscription = blocking(AsyncClient.drop_subscription)
+    read_segment = iterating(AsyncClient.read_segment)
+    read_frames = blocking(AsyncClient.read_frames)
+    decode_entry = staticmethod(AsyncClient.decode_entry)
+
+    def acknowledge_up_to(self, topic: str, subscription: str, positions: Mapping[str, str], txn: Transaction) -> None:
+        """As `AsyncClient.acknowledge_up_to`."""
+        self._background.run(self._core.acknowledge_up_to(topic, subscription, positions, txn.core))
+
+    def table_writer(
+        self,
+        topic: str,
+        txn: Transaction | str,
+        writer: str | None = None,
+        key_column: str | None = None,
+        max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
+    ) -> TableWriter:
+        """As `AsyncClient.table_writer`."""
+        inside = txn if isinstance(txn, str) else txn.core
+        core = self._core.table_writer(topic, inside, writer, key_column, max_entry_bytes)
+        return TableWriter(core, self._background)
+
+    @overload
+    def read_table(
+        self, topic: str, isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+    ) -> pa.Table: ...
+
+    @overload
+    def read_table(
+        self, topic: list[str], isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+    ) -> dict[str, pa.Table]: ...
+
+    def read_table(
+        self,
+        topic: str | list[str],
+        isolation: Isolation = "read_committed",
+        revision: int | None = None,
+        include_metadata: bool = False,
+    ) -> pa.Table | dict[str, pa.Table]:
+        """As `AsyncClient.read_table`."""
+        topics = [topic] if isinstance(topic, str) else topic
+        tables = self._background.run(self._core.read_table(topics, isolation, revision, include_metadata))
+        return tables[topic] if isinstance(topic, str) else tables
+
+    def close(self) -> None:
+        """Flush every producer, then let go of the connections. Raises the first failure of a send. Idempotent."""
+        self.__exit__(None, None, None)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if self._background.running:
+                super().__exit__(kind, error, at)
+        finally:
+            self._background.close()
+            _OPEN.discard(self)

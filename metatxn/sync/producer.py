@@ -1,0 +1,98 @@
+"""`Producer`: what `AsyncProducer` is, for threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+from metatxn.producer import AsyncProducer, Outgoing
+from metatxn.sync.background import Background, Facade, blocking
+from metatxn.sync.transaction import Transaction
+from metatxn.transaction import AsyncTransaction, inside
+
+
+class Producer(Facade[AsyncProducer]):
+    """Usable from any thread. Messages of one key (and one transaction) are appended in the order sent; those of
+    different transactions are ordered only by waiting for the futures, or by `flush`.
+
+    Waking a loop in another thread costs more than encoding a message. So messages are laid down here, and the loop
+    is woken once for all that lie here when it comes.
+    """
+
+    flush = blocking(AsyncProducer.flush)
+    close = blocking(AsyncProducer.close)
+
+    def __init__(self, core: AsyncProducer, background: Background) -> None:
+        super().__init__(core, background)
+        self._lock = threading.Lock()
+        self._laid_down: deque[tuple[Outgoing, AsyncTransaction | None]] = deque()
+        self._bytes = 0
+        self._woken = False
+
+    @property
+    def topic(self) -> str:
+        return self._core.topic
+
+    @property
+    def name(self) -> str | None:
+        return self._core.name
+
+    def send(
+        self,
+        value: Any,
+        key: str | None = None,
+        txn: Transaction | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> Future[str]:
+        """Queue one message, and wait while too much is pending; the future holds the position of its entry once that
+        is durable. A callback of the future must not wait for anything of this client.
+
+        `value` is anything JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not JSON,
+        `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
+        transaction cannot be committed.
+        """
+        future: Future[str] = Future()
+        future.set_running_or_notify_cancel()  # what is queued cannot be taken back
+        outgoing = self._core.outgoing(value, key, properties, future)
+        core = txn.core if txn is not None else None
+        if core is not None:
+            core.check_takes_operations()
+        with inside(core):
+            self._wait_for_space()
+            self._core.delivery.check(core.id if core is not None else None)
+            self._lay_down(outgoing, core)
+        return future
+
+    def _wait_for_space(self) -> None:
+        delivery = self._core.delivery
+        if not delivery.is_open or delivery.pending_bytes + self._bytes >= delivery.max_pending_bytes:
+            self._background.run(self._taken_over())
+
+    async def _taken_over(self) -> None:
+        """The topic is known, what lies here is queued, and not too much is pending."""
+        await self._core.delivery.open()
+        self._take_over()
+        await self._core.delivery.space()
+
+    def _lay_down(self, outgoing: Outgoing, txn: AsyncTransaction | None) -> None:
+        with self._lock:
+            if not self._woken:
+                # Under the lock: a thread that asks the loop for anything after its `send` comes behind this.
+                self._background.call_soon(self._take_over)
+                self._woken = True
+            self._laid_down.append((outgoing, txn))
+            self._bytes += len(outgoing.encoded)
+
+    def _take_over(self) -> None:
+        """On the loop."""
+        with self._lock:
+            taken, self._laid_down = self._laid_down, deque()
+            self._bytes = 0
+            self._woken = False
+        delivery = self._core.delivery
+        for outgoing, txn in taken:
+            if txn is not None:
+                txn.joined_by(delivery)
+            delivery.add(outgoing, txn.id if txn is not None else None)

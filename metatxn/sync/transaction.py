@@ -1,0 +1,47 @@
+"""`Transaction`: what `AsyncTransaction` is, for threads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from coordinator.api.models import TransactionHeader
+from metatxn.sync.background import Facade, blocking
+from metatxn.transaction import AsyncTransaction
+
+
+class Transaction(Facade[AsyncTransaction]):
+    """Made by `Client.begin`, `Client.transaction` and `Client.attach`. Leaving its `with` commits; an exception, a
+    send or a flush that failed, aborts."""
+
+    refresh = blocking(AsyncTransaction.refresh)
+    keep_alive = blocking(AsyncTransaction.keep_alive)
+    remember_writers = blocking(AsyncTransaction.remember_writers)
+    commit = blocking(AsyncTransaction.commit)
+    abort = blocking(AsyncTransaction.abort)
+
+    def __repr__(self) -> str:
+        return repr(self._core).removeprefix("Async")
+
+    @property
+    def core(self) -> AsyncTransaction:
+        return self._core
+
+    @property
+    def id(self) -> str:
+        """32 hex digits. Empty for a version that was committed already and whose transaction is forgotten."""
+        return self._core.id
+
+    @property
+    def header(self) -> TransactionHeader:
+        """As it was last read; read now if it never was. `refresh` reads it again."""
+        return self._core.header or self.refresh()
+
+    @property
+    def state(self) -> Literal["OPEN", "COMMITTED", "ABORTED"]:
+        """The state in `header`."""
+        return self.header.state
+
+    @property
+    def already_committed(self) -> bool:
+        """Begun with a `version` that is committed: there is nothing to do, and nothing can be sent."""
+        return self._core.already_committed
