@@ -1,0 +1,265 @@
+"""Goal: whoever dies behind any single write of what a broker does, a blank broker finishes it: the same end as without
+a death, no acknowledged entry lost or doubled, nothing left over.
+
+Method: every interrupted prefix, enumerated (see `harness`), with ledgers as files and as objects, and with the answer
+to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-85, 89-91, 95, 96.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metastore.txn.ids import TxnId
+from metastore.txn.records import SubscriptionRecord
+from participants.api.models import Message
+from participants.broker.messages import PublishOptions
+from participants.broker.names import MessageId
+from participants.ledger.frames import MIN_FRAME_BYTES
+from participants.segment.trimming import trim
+from participants.subscription.share import AckRequest
+from tests.participants.broker.stories import HIGH, LOW
+from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, every_prefix
+from tests.participants.prefixes.lives import Life
+
+PARENT = "segment://public/default/t/0000-ffff-0"
+LOWER, UPPER = "segment://public/default/t/0000-7fff-1", "segment://public/default/t/8000-ffff-2"
+
+
+async def created(life: Life) -> None:
+    await life.broker.topics.create(TOPIC, 1, None, life.storage.storage_id, life.world.now_ms())
+    await life.broker.until_opened([PARENT])
+    await life.serving()
+
+
+async def send(life: Life, client: Client, key: str, value: str, txn: TxnId | None = None) -> None:
+    """Exactly once: under the same sequence however often."""
+    options = PublishOptions(txn, f"producer of {value}", 1)
+    message = Message(key=key, value=value)
+    await client.once(f"send {value}", lambda: life.messages.publish(TOPIC, [message], options))
+
+
+class Publish(Story):
+    """Plain and in transactions that commit, abort, and stay open; with the decision carried out."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        for name in ("committed", "aborted", "open"):
+            await client.begin(name)
+
+    async def act(self, life: Life, client: Client) -> None:
+        for number in range(2):
+            await send(life, client, LOW, f"plain {number}")
+            for name, txn in client.txns.items():
+                await send(life, client, LOW, f"{name} {number}", txn)
+        await client.end("committed", commit=True)
+        await client.end("aborted", commit=False)
+
+
+class Roll(Story):
+    """Over several ledgers, with a transaction over all of them."""
+
+    max_ledger_bytes = 2 * (MIN_FRAME_BYTES + 60)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await client.begin("committed")
+
+    async def act(self, life: Life, client: Client) -> None:
+        for number in range(4):
+            await send(life, client, LOW, f"plain {number}")
+            await send(life, client, LOW, f"inside {number}", client.txns["committed"])
+            await life.quiet()
+        await client.end("committed", commit=True)
+
+
+class Split(Story):
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await client.begin("committed")
+        await client.begin("aborted")
+        for key in (LOW, HIGH):
+            await send(life, client, key, f"first {key}")
+            await send(life, client, key, f"second {key}", client.txns["committed"])
+            await send(life, client, key, f"never {key}", client.txns["aborted"])
+
+    async def act(self, life: Life, client: Client) -> None:
+        await client.once("split", lambda: life.broker.layout.split(PARENT, None))
+        for key in (LOW, HIGH):
+            await send(life, client, key, f"third {key}", client.txns["committed"])
+            await send(life, client, key, f"fourth {key}")
+        await client.end("committed", commit=True)
+        await client.end("aborted", commit=False)
+
+
+class Merge(Split):
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await client.once("split", lambda: life.broker.layout.split(PARENT, None))
+
+    async def act(self, life: Life, client: Client) -> None:
+        for key in (LOW, HIGH):
+            await send(life, client, key, f"between {key}", client.txns["committed"])
+        await client.once("merge", lambda: life.broker.layout.merge(LOWER, UPPER))
+        for key in (LOW, HIGH):
+            await send(life, client, key, f"last {key}")
+        await client.end("committed", commit=True)
+
+
+class Seal(Story):
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await client.begin("committed")
+        await send(life, client, LOW, "plain")
+
+    async def act(self, life: Life, client: Client) -> None:
+        await send(life, client, LOW, "inside", client.txns["committed"])
+        await client.once("seal", lambda: life.broker.layout.seal(PARENT))
+        await client.end("committed", commit=True)
+
+
+class Trim(Roll):
+    """With aborted entries in what goes, so that outcomes go with it."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await client.begin("aborted")
+        for number in range(3):
+            await send(life, client, LOW, f"plain {number}")
+            await send(life, client, LOW, f"never {number}", client.txns["aborted"])
+            await life.quiet()
+        await client.end("aborted", commit=False)
+        segment = await life.segment(PARENT)
+        while segment.buffer.aborted_count == 0:
+            await segment.changed.wait()
+        await life.quiet()
+        await send(life, client, LOW, "kept")
+        client.answers["before"] = segment.buffer.last_durable
+
+    async def act(self, life: Life, client: Client) -> None:
+        segment = await life.segment(PARENT)
+        await client.once("trim", lambda: trim(segment, life.store, life.storage, client.answers["before"]))
+
+
+class DeleteTopic(Merge):
+    """Layers of segments, outcomes, sequences, a subscription with acknowledgements, and an open transaction."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await subscribed(life, client)
+        await client.begin("acking")
+        await acknowledge(life, client, "acking")
+        await client.end("aborted", commit=False)
+
+    async def act(self, life: Life, client: Client) -> None:
+        await client.once("delete", lambda: life.broker.layout.deletion.delete(TOPIC))
+
+
+async def subscribed(life: Life, client: Client) -> None:
+    record = SubscriptionRecord(incarnation=1, type="shared", initial="earliest", created_ms=life.world.now_ms())
+    await life.subscriptions.create(TOPIC, "s", record)
+
+
+async def acknowledge(life: Life, client: Client, txn: str | None) -> None:
+    """A message of its own, in that transaction or for good."""
+
+    async def receive_and_acknowledge() -> None:
+        ids = await client.once(f"received for {txn}", lambda: received(life))
+        txn_id = client.txns[txn] if txn is not None else None
+        await life.subscriptions.acknowledge(TOPIC, "s", AckRequest(ids, txn_id=txn_id))
+
+    await client.once(f"acknowledge in {txn}", receive_and_acknowledge)
+
+
+async def received(life: Life) -> list[MessageId]:
+    given = await (await life.subscriptions.at_home(TOPIC, "s")).receive("c", 1, 0)
+    assert given
+    return [MessageId.parse(each.message.message_id) for each in given]
+
+
+class Acknowledge(Story):
+    """For good, in a transaction that commits, in one that aborts."""
+
+    subscriptions = ("s",)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await subscribed(life, client)
+        for number in range(4):
+            await send(life, client, LOW, str(number))
+        for name in ("committed", "aborted"):
+            await client.begin(name)
+        for txn in (None, "committed", "aborted"):
+            await client.once(f"received for {txn}", lambda: received(life))
+
+    async def act(self, life: Life, client: Client) -> None:
+        for name in (None, "committed", "aborted"):
+            await acknowledge(life, client, name)
+        await client.end("committed", commit=True)
+        await client.end("aborted", commit=False)
+
+
+class DeleteSubscription(Acknowledge):
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await acknowledge(life, client, None)
+        await acknowledge(life, client, "committed")
+
+    async def act(self, life: Life, client: Client) -> None:
+        await client.once("delete", lambda: life.subscriptions.drop(TOPIC, "s"))
+
+
+class Recover(Publish):
+    """A broker that starts dies: with transactions decided meanwhile, and ledgers that were full, empty, and torn."""
+
+    opening = True
+    max_ledger_bytes = Roll.max_ledger_bytes
+    subscriptions = ("s",)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await subscribed(life, client)
+        for number in range(2):
+            await send(life, client, LOW, f"acknowledged {number}")
+        for number in range(2):
+            await send(life, client, LOW, f"plain {number}")
+            for name, txn in client.txns.items():
+                await send(life, client, LOW, f"{name} {number}", txn)
+        for txn_name in ("committed", "aborted"):
+            await acknowledge(life, client, txn_name)
+        await life.broker.layout.split(PARENT, None)
+        await send(life, client, HIGH, "in a child", client.txns["committed"])
+
+    async def between(self, client: Client) -> None:
+        await client.end("committed", commit=True)
+        await client.end("aborted", commit=False)
+
+    async def act(self, life: Life, client: Client) -> None:
+        await send(life, client, HIGH, "after")
+
+
+class Stop(Publish):
+    """A broker that stops in order, with transactions open: what it can it gives up for others to take."""
+
+    stopping = True
+
+    async def act(self, life: Life, client: Client) -> None:
+        for name, txn in client.txns.items():
+            await send(life, client, LOW, f"{name} 0", txn)
+
+    async def end(self, life: Life, client: Client) -> None:
+        await client.end("committed", commit=True)
+        await super().end(life, client)
+
+
+STORIES = (Publish, Roll, Split, Merge, Seal, Trim, DeleteTopic, Acknowledge, DeleteSubscription, Recover, Stop)
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("story", STORIES)
+async def test_every_interrupted_prefix_ends_as_the_whole(
+    story: type[Story], place: str, answered: bool, tmp_path: Path
+) -> None:
+    assert await every_prefix(story, place, tmp_path, answered=answered) > 1
