@@ -16,7 +16,8 @@ slowest of their commits must hardly notice.
 and, on a second port and the same event loop, a bare FastAPI route that does nothing. `wrk` holds 64 connections to
 either. Its script begins a transaction when it knows none to commit, so begins and commits alternate.
 
-*Workers.* The same load on two worker processes, half the connections each.
+*Workers.* The same load on two worker processes, half the connections each. How many cores were busy meanwhile, and how
+many of them with the workers, says what limits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -40,6 +41,8 @@ from fastapi import FastAPI
 from benchmarks.commits import at_once, now_ms
 from benchmarks.report import Figure, percentile, publish
 from benchmarks.store import SEGMENT, Ungrouped
+from coordinator.api.models import BeginItem, CommitItem
+from coordinator.batches import Done, run_batch
 from coordinator.gc_sweep import GcSweep
 from coordinator.service import CoordinatorService
 from coordinator.transactions import Transactions
@@ -58,15 +61,16 @@ from service.server import HttpServer
 RUNS = 3
 CALLERS = 256
 CONNECTIONS = 64
-SECONDS = 6
+SECONDS = 4
 OPERATIONS = (1, 100, 10_000)
 COMMITS_PER_RUN = 70
 SETTLING = 500
 FINISHED = 100_000
 STEADY_CALLERS = 8
-STEADY_PAUSE_S = 0.02
-IDLE_COMMITS = 4_000
+STEADY_PAUSE_S = 0.01
+IDLE_COMMITS = 3_000
 BATCH = 500
+OPERATIONS_PER_APPLY = 40
 
 _ALTERNATE = """
 local open = {}
@@ -144,11 +148,15 @@ async def with_operations(coordinator: Transactions, count: int) -> TxnId:
     store = coordinator.store
     op = WriteOp(segment=SEGMENT, after="1:17", count=100)
 
-    async def one(number: int) -> float:
-        await store.apply(put_write_op(store.batch(), txn_id, 1, number, op))
+    async def some(number: int) -> float:
+        first, end = number * OPERATIONS_PER_APPLY, min((number + 1) * OPERATIONS_PER_APPLY, count)
+        batch = put_write_op(store.batch(), txn_id, 1, first, op)
+        for counter in range(first + 1, end):
+            batch.create(paths.write_op(txn_id, SEGMENT, 1, counter), op.encode())
+        await store.apply(batch)
         return 0.0
 
-    await at_once(count, min(count, 512), one)
+    await at_once(-(-count // OPERATIONS_PER_APPLY), 16, some)
     return txn_id
 
 
@@ -201,16 +209,25 @@ async def steady_commits(coordinator: Transactions, enough: Callable[[list[float
     return seconds
 
 
+async def finish(coordinator: Transactions, count: int) -> None:
+    """Leave so many committed transactions behind."""
+    for _ in range(0, count, BATCH):
+        begun = await run_batch(coordinator, [BeginItem(op="begin")] * BATCH)
+        ids = [answer.txn["txn_id"] for answer in begun if isinstance(answer, Done)]
+        ended = await run_batch(coordinator, [CommitItem(op="commit", txn_id=txn_id) for txn_id in ids])
+        assert all(isinstance(answer, Done) for answer in ended) and len(ended) == BATCH
+
+
 async def collecting(endpoint: str) -> dict[str, float]:
     store = await EtcdStore.open([endpoint], indexes=INDEXES)
-    await begin_and_commit(store, FINISHED)
     coordinator = Transactions(store, now_ms)
+    await finish(coordinator, FINISHED)
     sweep = GcSweep(store, now_ms, coordinator.metrics, retention_ms=0)
 
     def half(seconds: list[float]) -> bool:
         return len(seconds) >= IDLE_COMMITS // 2
 
-    await steady_commits(coordinator, half)  # warm
+    await steady_commits(coordinator, lambda seconds: len(seconds) >= IDLE_COMMITS // 4)  # warm
     beside_nothing = await steady_commits(coordinator, half)
     start = time.perf_counter()
     collection = asyncio.create_task(sweep.collect_once())
@@ -252,14 +269,15 @@ async def serve(url: str) -> None:
 
 
 @contextmanager
-def worker(url: str) -> Iterator[tuple[str, str]]:
+def worker(url: str) -> Iterator[tuple[str, str, int]]:
+    """The URLs that it prints, and its process."""
     command = [sys.executable, "-m", "benchmarks.coordinator", "--serve", url]
     environment = {**os.environ, "METATXN_LOG_LEVEL": "warning"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
         assert process.stdout is not None
         coordinator, nothing = json.loads(process.stdout.readline())
         try:
-            yield coordinator, nothing
+            yield coordinator, nothing, process.pid
         finally:
             stop(process)
 
@@ -280,7 +298,7 @@ def rate(process: subprocess.Popen[str]) -> float:
 
 
 def over_http(kind: str, url: str, scripts: dict[str, Path]) -> dict[str, float]:
-    with worker(url) as (coordinator, nothing):
+    with worker(url) as (coordinator, nothing, _):
         start_wrk(coordinator, scripts["alternate"], CONNECTIONS).communicate()  # warm
         bare = rate(start_wrk(nothing, scripts["nothing"], CONNECTIONS))
         single = rate(start_wrk(coordinator, scripts["alternate"], CONNECTIONS))
@@ -293,15 +311,42 @@ def over_http(kind: str, url: str, scripts: dict[str, Path]) -> dict[str, float]
     }
 
 
+def cores_busy() -> float:
+    """Seconds that all cores together have worked since the machine was started."""
+    user, nice, system, _, _, interrupts, soft_interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+
+
+def seconds_worked(process: int) -> float:
+    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def two_workers(url: str, scripts: dict[str, Path], one_worker: float) -> dict[str, float]:
     with ExitStack() as stack:
-        urls = [stack.enter_context(worker(url))[0] for _ in range(2)]
-        both = sum(map(rate, [start_wrk(url, scripts["alternate"], CONNECTIONS // 2) for url in urls]))
-    return {"etcd: REST, two workers ÷ one": both / one_worker}
+        workers = [stack.enter_context(worker(url)) for _ in range(2)]
+        start, busy = time.perf_counter(), cores_busy()
+        worked = sum(seconds_worked(process) for _, _, process in workers)
+        both = sum(map(rate, [start_wrk(url, scripts["alternate"], CONNECTIONS // 2) for url, _, _ in workers]))
+        took = time.perf_counter() - start
+        busy = (cores_busy() - busy) / took
+        worked = (sum(seconds_worked(process) for _, _, process in workers) - worked) / took
+    return {WORKERS: both / one_worker, CORES: busy, CORES_OF_WORKERS: worked}
+
+
+def what_limits(figures: Sequence[Figure]) -> str:
+    found = {figure.name: figure.value for figure in figures}
+    busy, workers, cores = found[CORES], found[CORES_OF_WORKERS], os.cpu_count() or 1
+    used = f"of {cores} cores {busy:.2f} were busy, {workers:.2f} with the workers, the rest with etcd and wrk"
+    limit = "the cores limit" if busy > 0.9 * cores else "something else than the cores limits"
+    return f"Two workers do {found[WORKERS]:.2f} times the work of one: {used}; so {limit}."
 
 
 # -- all ------------------------------------------------------------------------------------------------------------
 
+WORKERS = "etcd: REST, two workers ÷ one"
+CORES = "etcd: two workers, cores busy"
+CORES_OF_WORKERS = "etcd: two workers, cores busy with them"
 TARGETS = {
     "etcd: begin+commit ÷ plain requests": 3.0,
     "sqlite: REST begin and commit ÷ nothing": 0.4,
@@ -318,6 +363,8 @@ CEILINGS = {
 def unit(name: str) -> str:
     if "÷" in name:
         return "ratio"
+    if "cores" in name:
+        return "cores"
     return "ms" if "p50" in name or "p99" in name else "1/s"
 
 
@@ -359,7 +406,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         uvloop.run(serve(sys.argv[2]))
     else:
-        publish("coordinator", "The coordinator", measure())
+        figures = measure()
+        publish("coordinator", "The coordinator", figures)
+        sys.stdout.write(f"{what_limits(figures)}\n")
 
 
 if __name__ == "__main__":
