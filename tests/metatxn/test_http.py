@@ -55,6 +55,19 @@ def test_publish_whose_reply_is_lost_is_appended_once(cluster: FakeCluster, faul
     assert cluster.visible() == [{"n": 1}]
 
 
+@pytest.mark.parametrize("refusal", [ErrorCode.STORE_UNAVAILABLE, ErrorCode.RATE_LIMITED, ErrorCode.NOT_OWNER])
+def test_a_publish_whose_reply_is_lost_is_not_denied_because_nobody_serves_it_later(
+    cluster: FakeCluster, refusal: ErrorCode
+) -> None:
+    """That the last attempt certainly did nothing says nothing about the first one, which is in the log."""
+    cluster.before = [("entries", lambda _: None), *[("entries", answering(refusal))] * 100]
+    cluster.after = [("entries", lost)]
+    with cluster.client(request_timeout_s=0.5) as client, pytest.raises(metatxn.OutcomeUnknown) as caught:
+        client.producer("t").send("x").result(5)
+    assert not caught.value.definite
+    assert cluster.visible() == ["x"]
+
+
 def test_redirect_keeps_method_and_body() -> None:
     """307: sent on as it is, and the next request goes to the new owner at once."""
     seen: list[tuple[str, str, bytes]] = []
