@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ def main() -> int:
     parser.add_argument("--mix", choices=sorted(MIXES), help=f"otherwise one after another: {', '.join(DEFAULT)}")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 20))
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nobody leaves processes and mounts behind
     mixes = [arguments.mix] if arguments.mix else list(DEFAULT)
     reports = []
     for mix in mixes:
