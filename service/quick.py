@@ -8,10 +8,11 @@ and whatever is not exactly as it says goes FastAPI's way, which refuses it in t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
+from urllib.parse import unquote_plus
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
@@ -21,8 +22,8 @@ from service.answers import model_response
 from service.gate import BODY, CALLER
 from service.http import CONTENT_TYPE, JSON, Caller
 
-Reader = Callable[[Scope], Any]
-"""One argument of an endpoint, from a request. Raises `Unfit` or `ValidationError`."""
+Reader = Callable[[Scope, Mapping[str, str]], Any]
+"""One argument of an endpoint, from a request and its query. Raises `Unfit` or `ValidationError`."""
 
 
 class Unfit(Exception):
@@ -30,7 +31,8 @@ class Unfit(Exception):
 
 
 class QuickRoute(APIRoute):
-    """Its endpoint takes parameters of the path, the `caller`, and a `body` in JSON.
+    """Its endpoint takes parameters of the path and of the query, the `caller`, the `request`, and a `body` in JSON; so
+    do the dependencies that are named with the route, which are called first.
 
     It returns a model, which is answered without the fields that it lacks, or a response.
     """
@@ -38,42 +40,72 @@ class QuickRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         assert self.response_model_exclude_none, "both ways must answer alike"
-        hints = get_type_hints(endpoint, include_extras=True)
-        self._readers = {
-            name: _reader(name, hints[name], parameter, in_path=name in self.param_convertors)
-            for name, parameter in inspect.signature(endpoint).parameters.items()
+        self._asked = {parameter.alias for parameter in self.dependant.query_params}
+        required = [dependency.dependency for dependency in self.dependencies]
+        self._calls = [(call, self._readers(call)) for call in (*required, endpoint) if call is not None]
+
+    def _readers(self, call: Callable[..., Any]) -> dict[str, Reader]:
+        hints = get_type_hints(call, include_extras=True)
+        return {
+            name: self._reader(name, hints[name], parameter)
+            for name, parameter in inspect.signature(call).parameters.items()
         }
+
+    def _reader(self, name: str, hint: Any, parameter: inspect.Parameter) -> Reader:
+        if hint is Caller:
+            return lambda scope, _: scope[CALLER]
+        if hint is Request:
+            return lambda scope, _: Request(scope)
+        validated = TypeAdapter(hint)
+        if name in self.param_convertors:
+            return lambda scope, _: validated.validate_python(scope["path_params"][name])
+        if name in self._asked:
+            return lambda _, query: validated.validate_python(query[name]) if name in query else parameter.default
+        assert name == "body", f"{name} is neither in the path, nor the query, nor the caller, nor the body"
+        return _body_reader(validated, parameter.default)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["method"] not in (self.methods or ()):
                 raise Unfit
-            arguments = {name: read(scope) for name, read in self._readers.items()}
+            query = _query(scope["query_string"], self._asked) if self._asked else {}
+            calls = [
+                (call, {name: read(scope, query) for name, read in readers.items()}) for call, readers in self._calls
+            ]
         except (Unfit, ValidationError):
             await super().handle(scope, receive, send)
             return
-        answer = await self.endpoint(**arguments)
+        answer: Any = None
+        for call, arguments in calls:
+            answer = await call(**arguments)
         response = answer if isinstance(answer, Response) else model_response(answer, self.status_code or 200)
         await response(scope, receive, send)
 
 
-def _reader(name: str, hint: Any, parameter: inspect.Parameter, *, in_path: bool) -> Reader:
-    if hint is Caller:
-        return lambda scope: scope[CALLER]
-    validated = TypeAdapter(hint)
-    if in_path:
-        return lambda scope: validated.validate_python(scope["path_params"][name])
-    assert name == "body", f"{name} is neither in the path, nor the caller, nor the body"
-
-    def body(scope: Scope) -> Any:
+def _body_reader(validated: TypeAdapter[Any], default: Any) -> Reader:
+    def body(scope: Scope, _: Mapping[str, str]) -> Any:
         sent = scope[BODY]
-        if not sent and parameter.default is not inspect.Parameter.empty:
-            return parameter.default
+        if not sent and default is not inspect.Parameter.empty:
+            return default
         if next(value for header, value in scope["headers"] if header == CONTENT_TYPE) != JSON:
             raise Unfit
         return validated.validate_json(sent)
 
     return body
+
+
+def _query(sent: bytes, asked: set[str]) -> dict[str, str]:
+    """Raises `Unfit` unless all of it was asked for, is given once, and is UTF-8."""
+    query: dict[str, str] = {}
+    for pair in filter(None, sent.decode("latin-1").split("&")):
+        name, _, value = pair.partition("=")
+        if name not in asked or name in query:
+            raise Unfit
+        try:
+            query[name] = unquote_plus(value, errors="strict")
+        except UnicodeDecodeError:
+            raise Unfit from None
+    return query
 
 
 def add_routes(app: FastAPI, router: APIRouter, *, first: bool = False) -> None:

@@ -6,14 +6,15 @@ answer with the same status, the same media type and the same bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Query
+from fastapi import Request as HttpRequest
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.models import BatchItem, BeginRequest, Request
@@ -23,6 +24,7 @@ from service.problems import ErrorCode, ServiceError
 from service.quick import QuickRoute, add_routes
 
 ID = "0000000000000000000000000000002a"
+FIRST = "00000000000000000000000000000001"
 UTF16 = '{"owner": "é"}'.encode("utf-16")
 JSON_TYPE = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -57,7 +59,29 @@ def _routes(prefix: str, route_class: type[APIRoute]) -> APIRouter:
     async def refused(txn_id: TxnIdPath) -> Seen:
         raise ServiceError(ErrorCode.TXN_NOT_FOUND, "unknown", txn_id=txn_id)
 
+    @router.get("/txns/{txn_id}/ops", response_model_exclude_none=True, dependencies=[Depends(_refuse_the_first)])
+    async def operations(
+        txn_id: TxnIdPath,
+        request: HttpRequest,
+        limit: Annotated[int, Query(ge=1, le=10)] = 5,
+        after: Annotated[Any, BeforeValidator(_reversed), Query()] = None,
+        kind: Literal["write", "ack"] | None = None,
+        whole: bool = False,
+    ) -> Seen:
+        return Seen(txn_id=txn_id, body=[request.url.path[-3:], limit, after, kind, whole])
+
     return router
+
+
+def _reversed(text: str) -> str:
+    if "x" in text:
+        raise ValueError("has an x")
+    return text[::-1]
+
+
+async def _refuse_the_first(txn_id: TxnIdPath, caller: Caller) -> None:
+    if txn_id == FIRST:
+        raise ServiceError(ErrorCode.NOT_ALLOWED, f"not for {caller.name}")
 
 
 def _app() -> FastAPI:
@@ -110,6 +134,20 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a broken escape": ("POST", "/txns/%2/commit", {}),
     "another slash": ("POST", f"/txns/{ID}%2F/commit", {}),
     "a trailing slash": ("POST", f"/txns/{ID}/commit/", {}),
+    "no query": ("GET", f"/txns/{ID}/ops", {}),
+    "a whole query": ("GET", f"/txns/{ID}/ops?limit=7&after=a%20b+c%C3%A9&kind=ack&whole=true", {}),
+    "an empty parameter": ("GET", f"/txns/{ID}/ops?after=", {}),
+    "a parameter without a value": ("GET", f"/txns/{ID}/ops?after&limit=1", {}),
+    "an encoded name": ("GET", f"/txns/{ID}/ops?%6Cimit=2", {}),
+    "an empty number": ("GET", f"/txns/{ID}/ops?limit=", {}),
+    "a number too large": ("GET", f"/txns/{ID}/ops?limit=11", {}),
+    "a value of no kind": ("GET", f"/txns/{ID}/ops?kind=other", {}),
+    "a value that its parser refuses": ("GET", f"/txns/{ID}/ops?after=x", {}),
+    "a parameter twice": ("GET", f"/txns/{ID}/ops?limit=1&limit=2", {}),
+    "an unknown parameter": ("GET", f"/txns/{ID}/ops?limits=1", {}),
+    "a query that is not UTF-8": ("GET", f"/txns/{ID}/ops?after=%FF", {}),
+    "what a dependency refuses": ("GET", f"/txns/{FIRST}/ops", {}),
+    "what a dependency and a parser refuse": ("GET", f"/txns/{FIRST}/ops?limit=11", {}),
     "a refusal": ("POST", f"/txns/{ID}/refused", {}),
 }
 
@@ -126,7 +164,17 @@ async def test_both_ways_answer_alike(asked: tuple[str, str, dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["nothing", "all fields", "as curl -d names it", "no type", "a required body", "an id"]
+    "name",
+    [
+        "nothing",
+        "all fields",
+        "as curl -d names it",
+        "no type",
+        "a required body",
+        "an id",
+        "no query",
+        "a whole query",
+    ],
 )
 async def test_what_fits_does_not_meet_the_slow_way(name: str) -> None:
     app = _app()
