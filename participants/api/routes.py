@@ -49,6 +49,7 @@ from participants.segment.segment import Entry, Segment
 from service.gate import BODY
 from service.http import Caller, PathText, problems
 from service.problems import ErrorCode, ServiceError
+from service.quick import QuickRoute
 from service.text import no_control_characters
 
 MAX_WAIT_MS = 60_000
@@ -94,6 +95,10 @@ class StrictRoute(APIRoute):
             return await handle(request)
 
         return strict
+
+
+class QuickStrictRoute(QuickRoute, StrictRoute):
+    """For what producers and consumers ask all the time."""
 
 
 def _check_query(query: str, known: set[str]) -> None:
@@ -163,6 +168,8 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
 
 
 def _segment_routes(api: APIRouter, broker: Broker) -> None:
+    quick = APIRouter(route_class=QuickStrictRoute)
+
     @api.get(
         "/v1/segments/{segment}",
         tags=["segments"],
@@ -173,9 +180,10 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         """What a segment holds, how far readers may go, and who holds them back."""
         return _detail(await broker.segment(segment), broker)
 
-    @api.post(
+    @quick.post(
         "/v1/segments/{segment}/entries",
         tags=["segments"],
+        response_model_exclude_none=True,
         responses=problems(307, 404, 409, 413, 422, 503, 504, 507),
         openapi_extra=_ENTRY_BODY,
         dependencies=[on_segment("produce")],
@@ -206,9 +214,10 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         position, duplicate = await target.publish(Entry(payload, kind, rows, txn_id, writer, producer, sequence))
         return PublishAnswer(position=str(position), duplicate=duplicate)
 
-    @api.get(
+    @quick.get(
         "/v1/segments/{segment}/entries",
         tags=["segments"],
+        response_model_exclude_none=True,
         response_class=Response,
         responses={200: {"content": {FRAMES_MEDIA_TYPE: {}}}, **problems(307, 404, 422, 503)},
         dependencies=[on_segment("consume")],
@@ -243,6 +252,8 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
         return FramesResponse([frame.data for frame in page.frames], headers)
+
+    api.routes.extend(quick.routes)
 
 
 def _message_routes(api: APIRouter, broker: Broker) -> None:
