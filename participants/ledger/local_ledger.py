@@ -51,7 +51,8 @@ class _LocalLedger(ReadableLedger):
 class LocalSealedLedger(_LocalLedger, SealedLedger):
     def __init__(self, files: LedgerFiles, workers: Workers, segment: str, ledger: int, offsets: array[int]) -> None:
         super().__init__(files, workers, segment, ledger)
-        self._offsets = offsets
+        # A segment may have hundreds of these: four bytes for an entry, where they are enough.
+        self._offsets = array("I", offsets) if offsets[-1] < 1 << 32 else offsets
 
     @property
     def _index(self) -> array[int]:
