@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -16,7 +16,14 @@ from pyspark.sql.types import StructType
 from spark_connector import arrow_schema
 from spark_connector.clients import Service, check_reachable, client
 from spark_connector.errors import one_line
-from spark_connector.options import OptionError, direction_of, own_options, read_options, write_options
+from spark_connector.options import (
+    OptionError,
+    check_values,
+    direction_of,
+    own_options,
+    read_options,
+    write_options,
+)
 from spark_connector.reader import BatchReader, FilteringReader, dataframe_schema
 from spark_connector.stream_writer import StreamWriter
 from spark_connector.table_options import remember_in, remembered_in
@@ -26,6 +33,10 @@ from spark_connector.writer import BatchWriter
 
 
 class MetatxnDataSource(DataSource):
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        check_values(options)
+
     @classmethod
     def name(cls) -> str:
         return "metatxn"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from spark_connector.clients import Service
 from spark_connector.places import is_place
@@ -24,7 +24,6 @@ COMMITTED_PREFIX = "committed:"
 """A `txnId` that starts so names a batch that was committed earlier: writers drain their rows and send none."""
 TOPIC_COLUMN = "topic"
 
-T = TypeVar("T")
 Direction = Literal["read", "write"]
 Mode = Literal["batch", "streaming"]
 Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]
@@ -121,9 +120,9 @@ def write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
         service=values.service(),
         topic=values.get("topic"),
         key_column=values.get("keyColumn"),
-        app_id=values.parsed("txnAppId", application_id),
-        timeout_ms=values.parsed("transactionTimeoutMs", timeout_ms_in_range) or DEFAULT_TIMEOUT_MS,
-        txn_id=values.parsed("txnId", _txn_id),
+        app_id=values.parsed("txnAppId"),
+        timeout_ms=values.parsed("transactionTimeoutMs") or DEFAULT_TIMEOUT_MS,
+        txn_id=values.parsed("txnId"),
         ack_subscription=values.get("ackSubscription"),
         checkpoint=values.get("checkpointLocation"),
     )
@@ -140,26 +139,26 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
             raise values.error("option isolation=snapshot contradicts a streaming read: it goes on for ever")
     elif mode == "batch":
         values.refuse("maxOffsetsPerTrigger", "it limits the micro-batches of a streaming read")
-    topics = values.parsed("subscribe", _topics) or ()
-    pattern = values.parsed("subscribePattern", _pattern)
+    topics = values.parsed("subscribe") or ()
+    pattern = values.parsed("subscribePattern")
     if not topics and pattern is None:
         raise values.error("missing option subscribe (or subscribePattern)")
     if topics and pattern is not None:
         raise values.error("options subscribe and subscribePattern contradict each other, give one")
-    isolation = values.parsed("isolation", _isolation) or "read_committed"
-    revision = values.parsed("revision", _revision)
+    isolation: Isolation = values.parsed("isolation") or "read_committed"
+    revision = values.parsed("revision")
     if revision is not None and isolation != "snapshot":
         raise values.error(f"option revision needs isolation=snapshot, not {isolation}")
-    starting = values.parsed("startingOffsets", _offsets) or "earliest"
-    ending = values.parsed("endingOffsets", _offsets) or "latest"
+    starting: Offsets = values.parsed("startingOffsets") or "earliest"
+    ending: Offsets = values.parsed("endingOffsets") or "latest"
     if mode == "batch" and starting == "latest":
         raise values.error("option startingOffsets=latest contradicts a batch read: nothing is behind it")
     if ending == "earliest":
         raise values.error("option endingOffsets=earliest leaves nothing to read")
     if ending != "latest" and isolation == "snapshot":
         raise values.error("option endingOffsets contradicts isolation=snapshot, which ends at its revision")
-    include_metadata = values.parsed("includeMetadata", _boolean) or False
-    push_filters = values.parsed("pushFilters", _boolean) or False
+    include_metadata = values.parsed("includeMetadata") or False
+    push_filters = values.parsed("pushFilters") or False
     if push_filters and not include_metadata:
         raise values.error("option pushFilters needs includeMetadata=true: filters on its columns are what is pushed")
     return ReadOptions(
@@ -172,9 +171,24 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
         push_filters=push_filters,
         starting=starting,
         ending=ending,
-        max_rows=values.parsed("maxOffsetsPerTrigger", _row_count),
-        fail_on_data_loss=values.parsed("failOnDataLoss", _boolean) is not False,
+        max_rows=values.parsed("maxOffsetsPerTrigger"),
+        fail_on_data_loss=values.parsed("failOnDataLoss") is not False,
     )
+
+
+def check_values(given: Mapping[str, str]) -> None:
+    """What can be told from the options alone, before Spark has said what they are for: names and values. Raises
+    `OptionError`, at the line of the user's program that builds the read or starts the write."""
+    options = own_options(given)
+    theirs = {each: {name.lower() for name in names} for each, names in BY_DIRECTION.items()}
+    possible = [each for each in theirs if not options.keys() & (SPELLING.keys() - theirs[each])] or list(theirs)
+    for name in options:
+        if name not in SPELLING and name not in SPARK_STREAMING_KEYS:
+            raise OptionError(f"Unknown option {name}; {'; '.join(map(_valid, possible))}.")
+    direction = possible[0]
+    values = _Values({name: value for name, value in options.items() if name in theirs[direction]}, direction, None)
+    for name in BY_DIRECTION[direction]:
+        values.parsed(name)
 
 
 def direction_of(given: Mapping[str, str]) -> Direction:
@@ -226,25 +240,22 @@ class _Values:
             raise self.error(f"option {name} is empty")
         return value
 
-    def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
+    def parsed(self, name: str) -> Any:
+        """None when it is not given."""
         value = self.get(name)
         if value is None:
             return None
         try:
-            return parse(value)
+            return _PARSERS[name](value)
         except ValueError as error:
             raise self.error(f"option {name}={value!r} {error}") from None
 
-    def url(self) -> str:
-        url = self.parsed("url", _url)
+    def service(self) -> Service:
+        url = self.parsed("url")
         if url is None:
             raise self.error("missing option url")
-        return url
-
-    def service(self) -> Service:
         # The token is looked up on the driver: executors need not have the variable.
-        token = self.get("token") or os.environ.get("METATXN_TOKEN") or None
-        return Service(self.url(), token, self.parsed("ca", _certificates))
+        return Service(url, self.get("token") or os.environ.get("METATXN_TOKEN") or None, self.parsed("ca"))
 
     def refuse(self, name: str, because: str) -> None:
         if self.get(name) is not None:
@@ -344,3 +355,23 @@ def _boolean(value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise ValueError("must be true or false")
     return value.lower() == "true"
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys((*WRITE_OPTIONS, *READ_OPTIONS), str),
+    "url": _url,
+    "ca": _certificates,
+    "txnAppId": application_id,
+    "transactionTimeoutMs": timeout_ms_in_range,
+    "txnId": _txn_id,
+    "subscribe": _topics,
+    "subscribePattern": _pattern,
+    "isolation": _isolation,
+    "revision": _revision,
+    "startingOffsets": _offsets,
+    "endingOffsets": _offsets,
+    "includeMetadata": _boolean,
+    "pushFilters": _boolean,
+    "maxOffsetsPerTrigger": _row_count,
+    "failOnDataLoss": _boolean,
+}

@@ -22,9 +22,9 @@ class Log:
     parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
     sealed: set[str] = field(default_factory=set)
 
-    def segment(self, name: str, entries: int = 0, parents: tuple[str, ...] = (), *, sealed: bool = False) -> Log:
+    def segment(self, name: str, entries: int = 0, parents: tuple[str, ...] = ()) -> Log:
         self.entries[name], self.parents[name] = entries, parents
-        self.sealed |= {*parents, *([name] if sealed else [])}
+        self.sealed |= set(parents)
         return self
 
     def children(self, name: str) -> tuple[str, ...]:
@@ -108,6 +108,15 @@ def test_a_whole_history_is_read_from_its_roots_in_order() -> None:
     assert sorted(seen) == ["a", "b", "d", "m"], "everything once"
     assert seen.index("a") < seen.index("b") < seen.index("d")
     assert places == {"d": "1:2", "m": "1:4"}
+
+
+def test_children_that_were_sealed_empty_do_not_stand_in_the_way() -> None:
+    log = Log().segment("a", 1)
+    places = log.batch({"a": "1:-1"})[1]
+    log.segment("b", 0, ("a",)).segment("c", 0, ("a",)).segment("m", 2, ("b", "c"))
+    for _ in range(3):
+        places = log.batch(places)[1]
+    assert places == {"m": "1:1"}
 
 
 def test_every_segment_at_once_at_the_beginning() -> None:

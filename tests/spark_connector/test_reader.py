@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, Not
 
 import metatxn
+from spark_connector.options import read_options
+from spark_connector.reader import FilteringReader, dataframe_schema
 from tests.spark_connector.conftest import TopicFactory
 
 
@@ -71,6 +76,51 @@ def test_metadata_columns(spark: SparkSession, url: str, client: metatxn.Client,
     assert {row["__topic"] for row in rows} == {f"public/default/{name}"}
     assert all(row["__segment"].startswith("segment://") for row in rows)
     assert all(":" in row["__position"] and row["__publish_ms"] > 0 for row in rows)
+
+
+def test_filters_on_metadata_are_pushed_where_spark_lets_them(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    """Those on a topic or segment spare the whole partition, the others the unpacking of an entry."""
+    a, b = topic("a", segments=1), topic("b", segments=1)
+    txns = []
+    for name, number in ((a, 1), (a, 2), (b, 3)):
+        with client.transaction() as txn:
+            write(client, name, [number], txn)
+        txns.append(txn.id)
+    pushing = {"includeMetadata": "true", "pushFilters": "true"}
+    options = read_options({"url": url, "subscribe": f"{a},{b}", **pushing}, "batch")
+    reader = FilteringReader(options, dataframe_schema(options))
+    wanted: list[Filter] = [EqualTo(("__topic",), f"public/default/{a}"), In(("__txn_id",), (txns[1], txns[2]))]
+    ours = [*wanted, IsNotNull(("__txn_id",)), GreaterThan(("__publish_ms",), 0)]
+    spark_does: list[Filter] = [EqualTo(("__key",), "n2"), EqualTo(("id",), 2), Not(wanted[0])]
+    assert list(reader.pushFilters([*ours, *spark_does])) == spark_does
+    (partition,) = reader.partitions()
+    assert [batch.column("id").to_pylist() for batch in reader.read(partition)] == [[2]]
+
+    condition = f"__topic = 'public/default/{a}' AND __txn_id = '{txns[1]}' AND (id = 2 OR id = 3) AND __key LIKE 'n%'"
+    with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
+        read(spark, url, f"{a},{b}", **pushing).where(condition).collect()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        assert ids(read(spark, url, f"{a},{b}", **pushing).where(condition)) == [2]
+        assert ids(read(spark, url, f"{a},{b}", includeMetadata="true").where(condition)) == [2]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_part_of_a_topic(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    """Between two places of a segment; and only the columns that a schema names, or none of the topic's own."""
+    name = topic(segments=1)
+    for number in range(4):
+        write(client, name, [number])
+    (segment,) = [each.segment for each in client.topic(name).segments]
+    places = [str(frame.position) for frame in client.read_frames(segment).frames]
+    between = {"startingOffsets": json.dumps({segment: places[0]}), "endingOffsets": json.dumps({segment: places[2]})}
+    assert ids(read(spark, url, name, **between)) == [1, 2]
+    reader = spark.read.format("metatxn").options(url=url, subscribe=name, includeMetadata="true")
+    assert sorted(reader.schema("id long").load().collect()) == [(0,), (1,), (2,), (3,)]
+    assert sorted(reader.schema("__key string").load().collect()) == [("n0",), ("n1",), ("n2",), ("n3",)]
 
 
 def test_json_messages_are_rows_too(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:

@@ -1,0 +1,99 @@
+"""Goal: whatever a DataFrame holds arrives as it was, columns can be added, and what does not fit is refused in whole.
+
+Method: real DataFrames through a real service, and back.
+"""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+import metatxn
+from spark_connector.options import read_options
+from spark_connector.reader import dataframe_schema
+from spark_connector.stream_reader import StreamReader
+from tests.spark_connector.conftest import TopicFactory
+from tests.spark_connector.helpers import column, open_transactions
+from tests.spark_connector.test_stream_reader import ids_between, next_batch
+
+
+def save(rows: DataFrame, url: str, topic: str, **options: str) -> None:
+    rows.write.format("metatxn").mode("append").options(url=url, topic=topic, **options).save()
+
+
+def load(spark: SparkSession, url: str, topic: str) -> DataFrame:
+    return spark.read.format("metatxn").options(url=url, subscribe=topic).load()
+
+
+def test_a_write_with_further_columns_adds_them(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    """Rows from before have nulls there. A stream that began before goes on with the columns it began with."""
+    name = topic(segments=1)
+    save(spark.range(2), url, name)
+    options = {"url": url, "subscribe": name}
+    stream = StreamReader(read_options(options, "streaming"), dataframe_schema(read_options(options, None)))
+    start = next_batch(stream, stream.initialOffset())
+    nested = F.struct(F.lit("x").alias("s"), F.array(F.lit(1)).alias("l"))
+    wider = spark.range(2, 4).withColumn("note", F.lit("new")).withColumn("nested", nested)
+    save(wider.select("nested", "id", "note"), url, name)
+    assert client.topic_schema(name) is not None
+    rows = load(spark, url, name).orderBy("id")
+    assert [field.name for field in rows.schema] == ["id", "nested", "note"]
+    assert [(row["id"], row["note"], row["nested"] and row["nested"]["l"]) for row in rows.collect()] == [
+        (0, None, None),
+        (1, None, None),
+        (2, "new", [1]),
+        (3, "new", [1]),
+    ]
+    assert client.read_table(name).column("note").to_pylist().count(None) == 2
+    assert ids_between(stream, start, next_batch(stream, start)) == [2, 3]
+    stream.stop()
+    producer = client.producer(name)
+    producer.send({"id": 4, "note": "as JSON"})
+    producer.close()
+    with pytest.raises(PySparkException, match=r"SCHEMA_MISMATCH: .*column nested is missing; column note is missing"):
+        save(spark.range(1), url, name)
+    with pytest.raises(PySparkException, match=r"SCHEMA_MISMATCH: .*column note is int64, the topic has string"):
+        save(wider.withColumn("note", F.lit(7).cast("long")), url, name)
+    assert load(spark, url, name).where("note = 'as JSON'").count() == 1
+    assert not open_transactions(client)
+
+
+def test_rows_without_a_key_and_partitions_without_rows(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    name = topic(segments=4)
+    rows = spark.range(100).repartition(4, F.lit(1)).withColumn("name", F.when(F.col("id") % 2 == 0, F.lit("even")))
+    save(rows, url, name, keyColumn="name")
+    save(rows.where("id < 0"), url, name, keyColumn="name")
+    assert column(client, name) == list(range(100))
+    assert client.read_table(name).column("name").null_count == 50
+
+
+def test_a_thousand_columns(spark: SparkSession, url: str, topic: TopicFactory) -> None:
+    name = topic()
+    wide = spark.range(3).select("id", *[(F.col("id") + number).alias(f"c{number}") for number in range(1000)])
+    save(wide, url, name)
+    back = load(spark, url, name)
+    assert back.schema.names == wide.schema.names
+    assert back.where("c999 = 1001").select("id", "c0", "c500").collect() == [(2, 2, 502)]
+
+
+def test_rows_of_ten_megabytes_and_one_that_is_too_large(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    name = topic()
+
+    def rows(count: int, megabytes: int) -> DataFrame:
+        return spark.range(count).coalesce(1).withColumn("text", F.repeat(F.lit("x"), megabytes << 20))
+
+    save(rows(2, 10), url, name)
+    back = load(spark, url, name).select("id", F.length("text").alias("length")).orderBy("id")
+    assert back.collect() == [(0, 10 << 20), (1, 10 << 20)]
+    with pytest.raises(PySparkException, match="PAYLOAD_TOO_LARGE"):
+        save(rows(1, 17), url, name)
+    assert column(client, name) == [0, 1]
+    assert not open_transactions(client)
