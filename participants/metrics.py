@@ -23,7 +23,7 @@ class BrokerMetrics:
         )
         self.horizon_lag = Gauge(
             "metatxn_horizon_lag_entries",
-            "Durable entries of the newest ledger that readers may not see yet.",
+            "Durable entries that readers may not see yet, of each segment that is served here.",
             ["segment"],
             registry=self.registry,
         )
@@ -34,6 +34,12 @@ class BrokerMetrics:
             "metatxn_reconcile_repairs",
             "Decisions found by reconciling that no watch event had delivered.",
             registry=self.registry,
+        )
+        self.group_commit_size = Histogram(
+            "metatxn_group_commit_size",
+            "Applies in one request to the metadata store.",
+            registry=self.registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         )
         self.append_seconds = Histogram(
             "metatxn_append_seconds",

@@ -67,6 +67,7 @@ class BrokerService:
         self._exposure = exposure or Exposure()
         self._exposure.check(host)
         self._metrics = BrokerMetrics()
+        store.group_listeners.append(self._metrics.group_commit_size.observe)
         self.app = self._create_app()
         self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
         self._storage: LedgerStorage | None = None

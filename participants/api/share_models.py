@@ -10,13 +10,15 @@ from participants.api.models import Name, ReceivedMessage, Request
 
 
 class ShareTakeRequest(Request):
-    """The subscription's home, at this generation of its segment, asks for messages for one consumer. `sessions` are
-    all consumers that there are: what others hold returns. `segments` in the order in which they are to be asked."""
+    """The subscription's home, at this generation of its segment, asks for messages for one consumer. Of the
+    consumers up to the one numbered `newest` only `sessions` are there: what others of them hold returns. `segments` in
+    the order in which they are to be asked."""
 
     incarnation: int
     home: Annotated[int, Field(ge=1)]
     session: int
     sessions: list[int]
+    newest: int
     segments: Annotated[list[Name], Field(min_length=1)]
     max: Annotated[int, Field(ge=1, le=1000)]
     max_bytes: Annotated[int, Field(ge=1)]

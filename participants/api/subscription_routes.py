@@ -83,6 +83,7 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
         topic: TopicPath, subscription: NamePath, request: SubscriptionRequest, caller: Caller, shown: Shown
     ) -> SubscriptionInfo:
         """Create a subscription, or find it as it is asked for. Its dead-letter topic is created when it is missing."""
+        await subscriptions.assert_home(topic)
         record = await _record(broker, topic, request, caller)
         return await _info(await subscriptions.create(topic, subscription, record, shown), shown)
 
@@ -190,7 +191,13 @@ def _add_share_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptio
     async def take_of_share(topic: TopicPath, subscription: NamePath, request: ShareTakeRequest) -> ShareTakeAnswer:
         """Messages for a consumer, for the broker that hands the subscription out."""
         wanted = Taking(
-            request.home, request.session, request.sessions, request.segments, request.max, request.max_bytes
+            request.home,
+            request.session,
+            request.sessions,
+            request.newest,
+            request.segments,
+            request.max,
+            request.max_bytes,
         )
         taken = await subscriptions.take(topic, subscription, request.incarnation, wanted)
         return ShareTakeAnswer(messages=[each.message for each in taken.given], ended=sorted(taken.ended))

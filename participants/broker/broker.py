@@ -289,7 +289,7 @@ class Broker:
 
     def changes(self) -> list[asyncio.Future[None]]:
         """They complete when segments were opened, were let go, or have moved to other brokers; see `Signal`."""
-        return [self._opened.next(), *([self._ownership.changed.next()] if self._ownership is not None else [])]
+        return [self._opened.next(), *([self._ownership.moved.next()] if self._ownership is not None else [])]
 
     @property
     def served(self) -> dict[str, Segment]:

@@ -86,6 +86,8 @@ class Ownership:
         """The segments whose ledgers lie here. Kept by events: looking at every record each time would be slow."""
         self.changed = Signal()
         """Something was announced, taken or created."""
+        self.moved = Signal()
+        """A segment has another owner, or none."""
         self._stood_still_since = 0.0
         self._moving: dict[str, asyncio.Task[None]] = {}
 
@@ -133,6 +135,7 @@ class Ownership:
             self._deposed(segment_id, owner)
         if owner is not None and owner.broker:
             self._owned(segment_id)
+        self.moved.notify()
         self.changed.notify()
 
     def _segment(self, event: Event) -> None:

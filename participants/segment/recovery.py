@@ -106,6 +106,7 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         await delete_stale(around.store, segment_id, ownership.check, record.dedup)
         await _recover_transactions(segment, operations, around)
         await segment.subscriptions.recover()
+        segment.advanced()
     except BaseException:
         # Half of a segment must not act on decisions. Its ledger may be recorded: the next opening seals it.
         await segment.close()

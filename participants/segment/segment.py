@@ -125,7 +125,7 @@ class Segment:
         self._mirror = mirror
         self._clock = clock
         self._metrics = metrics
-        self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics.op_writes.inc)
+        self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishes: set[asyncio.Task[Position]] = set()
         self.sealing = asyncio.Lock()
@@ -304,7 +304,7 @@ class Segment:
         self.buffer.unpin(transaction, intent, maybe_stored=maybe_stored)
         if self.buffer.get(transaction.txn_id) is None:
             self._mirror.unfollow(transaction.txn_id, self._on_final)
-        self._advanced()
+        self.advanced()
 
     def _arrive(self, scope: Scope) -> tuple[asyncio.Future[None] | None, asyncio.Future[None]]:
         """Frames of one scope are appended in the order of arrival, whatever order the store answers in."""
@@ -378,7 +378,7 @@ class Segment:
         header = transaction.decision.header
         if header is not None and header.finalized_ms is not None:
             self._metrics.decision_to_visible.observe(max(0, self._clock() - header.finalized_ms) / 1000)
-        self._advanced()
+        self.advanced()
         self.spawn(self._materialize(transaction, outcome))
 
     async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
@@ -651,11 +651,12 @@ class Segment:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+        self._metrics.horizon_lag.remove(self.id)
 
     def _on_durable(self) -> None:
         assert self.ledgers.open is not None
         self.buffer.durable_up_to(self.ledgers.open.last_durable)
-        self._advanced()
+        self.advanced()
         full = self._is_full(self.ledgers.open)
         if full and self.on_full is not None and self.admits and (self._rolling is None or self._rolling.done()):
             self._rolling = self.spawn(self.on_full())
@@ -666,7 +667,8 @@ class Segment:
         times = 1 + len(self.record.ledgers) // MANY_LEDGERS
         return ledger.size_bytes >= times * self.max_ledger_bytes or ledger.entries >= times * MAX_LEDGER_ENTRIES
 
-    def _advanced(self) -> None:
+    def advanced(self) -> None:
+        """Readers may see more, or how far they are behind is known for the first time."""
         lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)
         self._metrics.horizon_lag.labels(self.id).set(lag)
         self.changed.notify()

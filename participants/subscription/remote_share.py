@@ -39,6 +39,7 @@ class RemoteShare:
             home=wanted.home,
             session=wanted.session,
             sessions=list(wanted.sessions),
+            newest=wanted.newest,
             segments=list(wanted.segments),
             max=wanted.limit,
             max_bytes=wanted.max_bytes,

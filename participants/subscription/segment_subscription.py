@@ -33,6 +33,7 @@ from participants.api.models import ReadMessage, ReceivedMessage
 from participants.broker.payloads import message_count, read_messages
 from participants.ledger.chain import RawFrame
 from participants.ledger.position import Position
+from participants.metrics import BrokerMetrics
 from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
@@ -86,7 +87,7 @@ class SegmentSubscription:
         store: MetadataStore,
         mirror: HeaderMirror,
         op_numbers: Iterator[int],
-        ops_written: Callable[[int], None],
+        metrics: BrokerMetrics,
         message_counts: MessageCounts,
     ) -> None:
         """`op_numbers` never repeat while this broker owns the segment, whatever becomes of this object."""
@@ -101,7 +102,7 @@ class SegmentSubscription:
         self._store = store
         self._mirror = mirror
         self._op_numbers = op_numbers
-        self._ops_written = ops_written
+        self._metrics = metrics
         self._message_counts = message_counts
         self._cursor_store = CursorStore(
             store,
@@ -226,7 +227,7 @@ class SegmentSubscription:
         finally:
             for ack in acks:
                 del self._in_flight[txn_id, ack]
-        self._ops_written(len(acks))
+        self._metrics.op_writes.inc(len(acks))
         for ack in acks:
             self.pending.stored(txn_id, ack)
 
@@ -379,6 +380,8 @@ class SegmentSubscription:
                 continue
             if record is None and (self._is_sending(txn_id) or len(known.acks) != candidates[txn_id]):
                 continue  # an operation was sent after the candidates were chosen: this read proves nothing about it
+            if txn_id not in self._finishing:
+                self._metrics.reconcile_repairs.inc()
             self._decide(txn_id, Header.decode(record.value) if record is not None else None)
 
     def _is_sending(self, txn_id: TxnId) -> bool:
@@ -386,9 +389,9 @@ class SegmentSubscription:
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def serve(self, home: int, consumers: Collection[int]) -> None:
-        """The home of the subscription at this generation hands the messages out now, to these consumers and no
-        others: what anybody else holds returns.
+    def serve(self, home: int, consumers: Collection[int], newest: int) -> None:
+        """The home of the subscription at this generation hands the messages out now, up to the consumer `newest` to
+        these and no others: what anybody else holds returns.
 
         Raises STORE_UNAVAILABLE for a home that has been succeeded.
         """
@@ -401,7 +404,7 @@ class SegmentSubscription:
             )
         succeeded, self._home = home > self._home, home
         for consumer in self.deliveries.consumers:
-            if succeeded or consumer not in consumers:
+            if succeeded or (consumer <= newest and consumer not in consumers):
                 self._consumer_gone(consumer)
 
     def knows_home(self, home: int) -> bool:

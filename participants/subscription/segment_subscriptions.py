@@ -4,7 +4,7 @@ one that is created later is read when it is first asked for."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
+from participants.metrics import BrokerMetrics
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.message_counts import MessageCounts
@@ -27,13 +28,11 @@ log = structlog.get_logger()
 
 
 class SegmentSubscriptions:
-    def __init__(
-        self, segment: Segment, store: MetadataStore, mirror: HeaderMirror, ops_written: Callable[[int], None]
-    ) -> None:
+    def __init__(self, segment: Segment, store: MetadataStore, mirror: HeaderMirror, metrics: BrokerMetrics) -> None:
         self._segment = segment
         self._store = store
         self._mirror = mirror
-        self._ops_written = ops_written
+        self._metrics = metrics
         self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
         self._opening = asyncio.Lock()
@@ -71,7 +70,7 @@ class SegmentSubscriptions:
                 store=self._store,
                 mirror=self._mirror,
                 op_numbers=self._op_numbers,
-                ops_written=self._ops_written,
+                metrics=self._metrics,
                 message_counts=self._message_counts,
             )
             try:
@@ -111,7 +110,7 @@ class SegmentSubscriptions:
 
     async def reconcile(self) -> None:
         """Find decisions that no watch has told, and subscriptions whose end nobody has."""
-        for definition in await Definitions(self._store).of_topic(self._segment.record.topic):
+        for definition in await Definitions(self._store).of_topic(self._segment.record.topic) if self._open else ():
             known = self._open.get(definition.name)
             if known is not None and known.definition.record.incarnation <= definition.last_dropped:
                 await self.drop(definition.name, definition.last_dropped)

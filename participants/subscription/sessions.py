@@ -12,7 +12,6 @@ messages, so that what it held in an earlier one returns also when it comes back
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 from typing import Literal
 
 SubscriptionType = Literal["exclusive", "failover", "shared"]
@@ -38,7 +37,8 @@ class Sessions:
         self._kind = kind
         self._timeout_s = timeout_s
         self._sessions: dict[str, Session] = {}
-        self._numbers = count(1)
+        self.newest = 0
+        """The number of the session that began last; they grow."""
 
     @property
     def consumers(self) -> list[str]:
@@ -56,7 +56,8 @@ class Sessions:
             raise ConsumerBusy(others[0])
         session = self._sessions.get(consumer)
         if session is None:
-            session = self._sessions[consumer] = Session(next(self._numbers), now_s)
+            self.newest += 1
+            session = self._sessions[consumer] = Session(self.newest, now_s)
         session.waiting += 1
         return session.number
 

@@ -44,11 +44,13 @@ class AckRequest:
 @dataclass(frozen=True, slots=True)
 class Taking:
     """What the home of a subscription, at the generation `home`, wants for the consumer `session`: up to `limit`
-    messages and about `max_bytes`, of `segments` in this order. `sessions` are all consumers that there are."""
+    messages and about `max_bytes`, of `segments` in this order. Of all consumers up to the one numbered `newest` only
+    `sessions` are there; of later ones it was not known yet when this was written."""
 
     home: int
     session: int
     sessions: Sequence[int]
+    newest: int
     segments: Sequence[str]
     limit: int
     max_bytes: int
@@ -78,7 +80,7 @@ class Share:
         """Raises the failure of a segment only when nothing was given: what was given must reach the consumer."""
         taken, failure = Taken(), None
         for part in self._parts.values():
-            part.serve(wanted.home, wanted.sessions)
+            part.serve(wanted.home, wanted.sessions, wanted.newest)
         for segment_id in wanted.segments:
             room = wanted.max_bytes - sum(each.size_bytes for each in taken.given)
             if len(taken.given) >= wanted.limit or room <= 0:

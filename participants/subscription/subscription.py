@@ -154,7 +154,15 @@ class Subscription:
                 room = RECEIVE_BYTES - sum(each.size_bytes for each in found.given)
                 if len(found.given) >= limit or room <= 0:
                     return found
-                wanted = Taking(self.home, session, self._sessions.numbers, segments, limit - len(found.given), room)
+                wanted = Taking(
+                    self.home,
+                    session,
+                    self._sessions.numbers,
+                    self._sessions.newest,
+                    segments,
+                    limit - len(found.given),
+                    room,
+                )
                 try:
                     taken = await share.take(wanted)
                 except (ServiceError, MetastoreError) as error:

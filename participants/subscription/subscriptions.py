@@ -44,6 +44,11 @@ class Subscriptions:
 
     # -- at home -----------------------------------------------------------------------------------------------
 
+    async def assert_home(self, topic: str) -> None:
+        """Raises NOT_OWNER when another broker hands out the topic's subscriptions, NOT_FOUND without the topic."""
+        await self._broker.topics.get(topic)
+        await home_of(self._broker, topic)
+
     async def create(
         self, topic: str, name: str, wanted: SubscriptionRecord, authorization: str | None = None
     ) -> Subscription:
@@ -67,7 +72,6 @@ class Subscriptions:
         async def stored() -> Record:
             return (await self._broker.topics.get(topic)).record
 
-        await stored()
         home = (await home_of(self._broker, topic)).ownership.generation
         return self._serve(await self._definitions.create(topic, name, wanted, stored, ends), home)
 

@@ -224,6 +224,7 @@ async def test_a_share_that_has_served_a_later_home_refuses_an_earlier_one(sprea
         "incarnation": 1,
         "session": 1,
         "sessions": [1],
+        "newest": 1,
         "segments": [segment],
         "max": 1000,
         "max_bytes": 1 << 20,
@@ -236,6 +237,27 @@ async def test_a_share_that_has_served_a_later_home_refuses_an_earlier_one(sprea
         answer = await spreading.ask("POST", "/subscriptions/s/share/take", taking | {"home": home} | wrong, at=other)
         assert answer.status_code in (404, 503)
     assert await spreading.redeliver() == 60, "what the consumer holds it holds still"
+
+
+async def test_a_request_that_is_overtaken_takes_nothing_from_a_consumer_that_it_does_not_know(
+    spreading: Spreading,
+) -> None:
+    """Of two requests of the home the later one arrives first, and is for a consumer that has just come."""
+    await spreading.subscribe()
+    await spreading.publish_keys(*VALUES)
+    other = spreading.elsewhere()[0]
+    home = spreading.home.broker.served[spreading.segments[0]].ownership.generation
+    common = {"incarnation": 1, "home": home, "segments": list(other.broker.served), "max_bytes": 1 << 20}
+    later = common | {"session": 2, "sessions": [1, 2], "newest": 2, "max": 5}
+    earlier = common | {"session": 1, "sessions": [1], "newest": 1, "max": 1000}
+    next_one = common | {"session": 1, "sessions": [1], "newest": 2, "max": 1000}
+    taken = []
+    for taking in (later, earlier, next_one):
+        answer = await spreading.ask("POST", "/subscriptions/s/share/take", taking, at=other)
+        assert answer.status_code == 200, answer.text
+        taken.append({message["message_id"] for message in answer.json()["messages"]})
+    assert taken[0] and not taken[0] & taken[1]
+    assert taken[2] == taken[0], "the consumer is gone by now"
 
 
 class LosesAnswers(httpx.AsyncBaseTransport):
