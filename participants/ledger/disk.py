@@ -111,10 +111,12 @@ def read_all(disk: Disk, fd: int, size: int, offset: int) -> bytes:
 
 
 def make_directory(disk: Disk, path: Path) -> None:
-    """Create a directory, durably, if it is not there. Its parent must be."""
-    if disk.exists(path):
-        return
-    disk.mkdir(path)
+    """Create a directory, durably, if it is not there. Its parent must be.
+
+    One that is there may have been made by a process that died before it had synced it, so it is synced in any case.
+    """
+    if not disk.exists(path):
+        disk.mkdir(path)
     disk.fsync_dir(path.parent)
 
 

@@ -77,7 +77,8 @@ class LocalStorage(LedgerStorage):
         """
         disk = disk or Disk()
         with device_errors(f"cannot open the storage {data_dir}"):
-            _make_directories(disk, data_dir)
+            if not disk.exists(data_dir / storage_id.FILE_NAME):
+                _make_directories(disk, data_dir)
             lock = disk.lock(data_dir / "lock")
             try:
                 name = _storage_id(disk, data_dir)
@@ -153,14 +154,15 @@ class LocalStorage(LedgerStorage):
 
 
 def _make_directories(disk: Disk, path: Path) -> None:
-    if not disk.exists(path):
+    if not disk.exists(path) and not disk.exists(path.parent):
         _make_directories(disk, path.parent)
-        make_directory(disk, path)
+    make_directory(disk, path)
 
 
 def _storage_id(disk: Disk, data_dir: Path) -> str:
     path = data_dir / storage_id.FILE_NAME
     if disk.exists(path):
+        disk.fsync_dir(data_dir)  # whoever has written it may have died before it did so
         return storage_id.parse(str(path), read_file(disk, path))
     if disk.exists(data_dir / "ledgers"):
         raise storage_id.lost(str(path))
