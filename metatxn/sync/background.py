@@ -43,7 +43,7 @@ class Background:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[], object] | None = None
+        self._stop: Callable[[], None] | None = None
         self._closed = False
 
     @property
@@ -99,7 +99,9 @@ class Background:
         self._thread = threading.Thread(target=_run, args=[serving], name="metatxn", daemon=True)
         self._thread.start()
         self._loop, stop = started.result()
-        self._stop = weakref.finalize(self, _call_soon, self._loop, stop.set)
+        self._stop = functools.partial(_call_soon, self._loop, stop.set)
+        # Not at the end of the program: what is still open then is closed first, and needs the loop for it.
+        weakref.finalize(self, self._stop).atexit = False
         return self._loop
 
     def close(self) -> None:
