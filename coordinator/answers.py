@@ -34,7 +34,7 @@ def members(
     elif deadline_ms is None:
         deadline_ms = header.timeout_ms
     described = {
-        "txn_id": txn_id.text,
+        "txn_id": txn_id,
         "state": header.state.value,
         "created_ms": header.created_ms,
         "deadline_ms": deadline_ms,

@@ -8,31 +8,34 @@ Text form: 32 lower-case hex digits, so that key order is numeric order.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Self
 
+_COORDINATOR_DIGITS = 4
 _SEQUENCE_BITS = 112
 _TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TxnId:
-    coordinator: int
-    sequence: int
-    text: str = field(init=False, repr=False, compare=False)
-    """As `str`; it is in every key, so it is made once."""
+class TxnId(str):
+    """The id is its text: it is in every key and in every answer, and is compared and looked up as such."""
 
-    def __post_init__(self) -> None:
-        assert 0 <= self.coordinator < 1 << 16, self.coordinator
-        assert 0 <= self.sequence < 1 << _SEQUENCE_BITS, self.sequence
-        object.__setattr__(self, "text", f"{self.coordinator << _SEQUENCE_BITS | self.sequence:032x}")
+    __slots__ = ()
 
-    def __hash__(self) -> int:
-        return hash(self.text)
+    def __new__(cls, coordinator: int, sequence: int) -> Self:
+        assert 0 <= coordinator < 1 << 16, coordinator
+        assert 0 <= sequence < 1 << _SEQUENCE_BITS, sequence
+        return super().__new__(cls, f"{coordinator << _SEQUENCE_BITS | sequence:032x}")
 
-    def __str__(self) -> str:
-        return self.text
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # for copies, which call `__new__`
+        return self.coordinator, self.sequence
+
+    @property
+    def coordinator(self) -> int:
+        return int(self[:_COORDINATOR_DIGITS], 16)
+
+    @property
+    def sequence(self) -> int:
+        return int(self[_COORDINATOR_DIGITS:], 16)
 
     @classmethod
     @lru_cache(maxsize=4096)  # The same id is parsed as a parameter, as a key, and for its records.
@@ -40,5 +43,4 @@ class TxnId:
         """Raises `ValueError` unless `text` is 32 lower-case hex digits."""
         if not _TEXT.fullmatch(text):
             raise ValueError(f"{text!r} is not a transaction id: 32 lower-case hex digits are expected")
-        number = int(text, 16)
-        return cls(number >> _SEQUENCE_BITS, number & ((1 << _SEQUENCE_BITS) - 1))
+        return super().__new__(cls, text)

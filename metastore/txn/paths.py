@@ -58,7 +58,7 @@ GROUP_COMMIT_MARKERS = "/batch/"
 
 
 def header(txn_id: TxnId) -> str:
-    return f"{HEADERS}{txn_id.text}"
+    return f"{HEADERS}{txn_id}"
 
 
 def txn_id_of_header(key: str) -> TxnId:
@@ -66,24 +66,24 @@ def txn_id_of_header(key: str) -> TxnId:
 
 
 def lease(txn_id: TxnId) -> str:
-    return f"{LEASES}{txn_id.text}"
+    return f"{LEASES}{txn_id}"
 
 
 def remembered_writers(txn_id: TxnId) -> str:
-    return f"{REMEMBERED_WRITERS}{txn_id.text}"
+    return f"{REMEMBERED_WRITERS}{txn_id}"
 
 
 def prepared(txn_id: TxnId) -> str:
-    return f"{PREPARED}{txn_id.text}"
+    return f"{PREPARED}{txn_id}"
 
 
 def ops_of_transaction(txn_id: TxnId) -> str:
-    return f"{OPS}{txn_id.text}/"
+    return f"{OPS}{txn_id}/"
 
 
 def write_ops_of_segment(txn_id: TxnId, segment: str) -> str:
     """Prefix of the write operations of one transaction on one segment."""
-    return f"{OPS}{txn_id.text}/{escape(segment)}:w:"
+    return f"{OPS}{txn_id}/{escape(segment)}:w:"
 
 
 def write_op(txn_id: TxnId, segment: str, generation: int, counter: int) -> str:
@@ -92,7 +92,7 @@ def write_op(txn_id: TxnId, segment: str, generation: int, counter: int) -> str:
 
 def ack_ops_of_subscription(txn_id: TxnId, segment: str, subscription: str) -> str:
     """Prefix of the acks of one transaction on one segment and subscription."""
-    return f"{OPS}{txn_id.text}/{escape(segment)}:a:{escape(subscription)}:"
+    return f"{OPS}{txn_id}/{escape(segment)}:a:{escape(subscription)}:"
 
 
 def ack_op(txn_id: TxnId, segment: str, subscription: str, generation: int, counter: int) -> str:
@@ -169,7 +169,7 @@ def id_sequence(coordinator: int) -> str:
 
 
 def deadline_entry(deadline_ms: int, txn_id: TxnId) -> str:
-    return f"{DEADLINE_INDEX}{number(deadline_ms)}/{txn_id.text}"
+    return f"{DEADLINE_INDEX}{number(deadline_ms)}/{txn_id}"
 
 
 def final_state_entry(state: TxnState, finalized_ms: int, txn_id: str) -> str:
@@ -186,7 +186,7 @@ def outcomes(segment: str) -> str:
 
 
 def outcome(segment: str, txn_id: TxnId) -> str:
-    return f"{outcomes(segment)}{txn_id.text}"
+    return f"{outcomes(segment)}{txn_id}"
 
 
 def dedup_snapshots(segment: str) -> str:
