@@ -158,7 +158,7 @@ class Planner:
         if start == self._idle_at:  # there were news, and none for us
             self._not_before = time.monotonic() + FRUITLESS_PAUSE_S
         self._idle_at = start
-        self._look_for_children({each for each, found in horizons.items() if found.ended})
+        self._look_for_children({each for each, horizon in horizons.items() if horizon.ended})
         if self._targets is None:
             waited_for = [each for each in found.due if not horizons[each].ended]
             wanted = {each: HorizonPlace(after=places.get(each, horizons[each].start)) for each in waited_for}

@@ -114,3 +114,19 @@ async def test_an_owner_that_is_gone_or_relieved_is_a_reason_to_try_again(
         assert answer.json()["code"] == browse
         answer = await here.http.post("/v1/topics/t/messages", params=params, json={"messages": MESSAGES})
         assert answer.json()["code"] == publish
+
+
+async def test_a_broker_names_who_knows_the_horizon_of_a_segment(brokers: list[SharedBroker]) -> None:
+    """So that whoever watches many segments asks each broker once, for all that it has."""
+    segments = (await brokers[0].http.get("/v1/topics/t")).json()["segments"]
+    places = {each["segment"]: {} for each in segments}
+    known: dict[str, str] = {}
+    for broker in brokers:
+        answer = (await broker.http.post("/v1/horizons", json={"segments": places})).json()
+        assert answer["segments"].keys() | answer["elsewhere"].keys() == places.keys()
+        assert answer["segments"].keys() == broker.broker.served.keys()
+        known |= dict.fromkeys(answer["segments"], broker.url)
+        assert all(url != broker.url for url in answer["elsewhere"].values())
+    for broker in brokers:
+        answer = (await broker.http.post("/v1/horizons", json={"segments": places})).json()
+        assert answer["elsewhere"] == {each: url for each, url in known.items() if url != broker.url}
