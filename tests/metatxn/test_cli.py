@@ -113,6 +113,15 @@ def test_values_from_standard_input(ask: Callable[..., Any], topic: str) -> None
     assert len(ask("topic", "consume", topic, "--limit", "2")) == 2
 
 
+def test_the_latest_value_of_each_key(ask: Callable[..., Any], cli: Run, topic: str) -> None:
+    for key, values in (("a", ["1", "2"]), ("b", ["1", "null"]), ("c", ["3"])):
+        ask("topic", "produce", topic, *values, "--key", key)
+    found = ask("topic", "consume", topic, "--compacted")
+    assert [(message["key"], message["value"]) for message in found] == [("a", 2), ("c", 3)]
+    assert "--compacted" in error_line(cli("topic", "consume", topic, "--compacted", "--subscription", "s"))
+    assert "start" in error_line(cli("topic", "consume", topic, "--compacted", "--start", "latest"))
+
+
 def test_the_layout_of_a_topic_by_hand(ask: Callable[..., Any], cli: Run, topic: str) -> None:
     """Split, merge, trim, seal, delete: messages stay readable until they are trimmed, a sealed topic says so."""
     name = f"segment://{topic}"

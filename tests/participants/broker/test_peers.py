@@ -72,6 +72,25 @@ async def test_any_broker_takes_messages_for_all_segments_and_shows_those_of_all
         assert len(await browsed(broker, isolation="read_uncommitted")) == 120
 
 
+async def test_any_broker_makes_the_compacted_view_of_all_segments(brokers: list[SharedBroker]) -> None:
+    """A view begun at one broker goes on at another, which makes it again."""
+    for value in range(3):
+        messages = [{"key": f"k{number}", "value": value if number or value < 2 else None} for number in range(40)]
+        answer = await brokers[value].http.post("/v1/topics/t/messages", json={"messages": messages})
+        assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = {}
+    token = None
+    for number in range(100):
+        params: dict[str, Any] = {"max": 7, "compacted": "true"} | ({"after": token} if token else {})
+        page = (await brokers[number % 3].http.get("/v1/topics/t/messages", params=params)).json()
+        if not page["messages"]:
+            break
+        assert not found.keys() & {message["key"] for message in page["messages"]}, "each key once"
+        found |= {message["key"]: message["value"] for message in page["messages"]}
+        token = page["next"]
+    assert found == {f"k{number}": 2 for number in range(1, 40)}
+
+
 async def test_a_long_poll_hears_of_what_another_broker_takes(brokers: list[SharedBroker]) -> None:
     here, there = brokers[0], brokers[1]
     empty = (await here.http.get("/v1/topics/t/messages")).json()

@@ -253,6 +253,19 @@ class Stop(Publish):
         await super().end(life, client)
 
 
+@pytest.fixture(autouse=True)
+def _slices_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done in slices can die between any two of them."""
+    for slices in (
+        "txn.materializer.OPS_PER_APPLY",
+        "segment.trimming.OUTCOMES_PER_APPLY",
+        "segment.dedup_snapshot.DELETED_PER_APPLY",
+        "segment.dedup_snapshot.CHUNK_BYTES",
+        "subscription.traces.RECORDS_PER_APPLY",
+    ):
+        monkeypatch.setattr(f"participants.{slices}", 1)
+
+
 STORIES = (Publish, Roll, Split, Merge, Seal, Trim, DeleteTopic, Acknowledge, DeleteSubscription, Recover, Stop)
 
 
