@@ -88,7 +88,7 @@ class AsyncClient:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
+        self._producers: weakref.WeakKeyDictionary[AsyncProducer, None] = weakref.WeakKeyDictionary()
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class AsyncClient:
         """Flush every producer, then let go of the connections. Raises the first failure of a send."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.let_go)
-            for delivery in {producer.delivery for producer in self._producers} | self._connection.sending:
+            for delivery in {producer.delivery: None for producer in self._producers} | self._connection.sending:
                 stack.push_async_callback(delivery.close)
 
     async def let_go(self) -> None:
@@ -324,7 +324,7 @@ class AsyncClient:
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
         producer = AsyncProducer(self._connection, topic, name, batching)
-        self._producers.add(producer)
+        self._producers[producer] = None
         return producer
 
     async def reader(

@@ -48,7 +48,7 @@ class Connection:
         self.coordinators = AnyOf(self.directory, "coordinator")
         self.brokers = AnyOf(self.directory, "broker")
         self.request_timeout_s = request_timeout_s
-        self.sending: set[Delivery[Any]] = set()
+        self.sending: dict[Delivery[Any], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:

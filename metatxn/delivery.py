@@ -49,7 +49,7 @@ class Entry:
 class Link(Protocol):
     """The way to the brokers."""
 
-    sending: set[Delivery[Any]]
+    sending: dict[Delivery[Any], None]
     """Those that have something to send, whether or not anybody still holds them."""
 
     def new_name(self) -> str: ...
@@ -187,7 +187,7 @@ class Delivery(Generic[T]):
         wanted = {key[1] for key in self._lanes} | set(self._failures) if everything else {txn_id}
         while not await self._settled(wanted):
             pass
-        failures = [self._failures[txn] for txn in wanted if txn in self._failures]
+        failures = [failure for txn, failure in self._failures.items() if txn in wanted]
         if None in wanted:
             self._failures.pop(None, None)
         if failures:
@@ -240,7 +240,7 @@ class Delivery(Generic[T]):
             lane = self._lanes.get((segment, txn_id))
             if lane is None:
                 lane = self._lanes[segment, txn_id] = Lane(segment, txn_id)
-                self._link.sending.add(self)
+                self._link.sending[self] = None
             size = self._format.size(piece)
             if not lane.items:
                 lane.since = asyncio.get_running_loop().time()
@@ -313,7 +313,7 @@ class Delivery(Generic[T]):
         if self._lanes.get((lane.segment, lane.txn_id)) is lane:
             del self._lanes[lane.segment, lane.txn_id]
         if not self._lanes:
-            self._link.sending.discard(self)
+            self._link.sending.pop(self, None)
         self._notify()
 
     def _take(self, lane: Lane[T]) -> list[T]:

@@ -45,7 +45,8 @@ class AsyncTransaction:
         self._connection = connection
         self._id = txn_id
         self._header = header
-        self._senders: set[Sender] = set()
+        self._senders: dict[Sender, None] = {}
+        """In the order in which they joined: a simulation repeats every step."""
         self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -129,7 +130,7 @@ class AsyncTransaction:
     def joined_by(self, sender: Sender) -> None:
         """`sender` is about to send inside. Raises `InvalidTransactionState` when nothing can be sent any more."""
         self.check_takes_operations()
-        self._senders.add(sender)
+        self._senders[sender] = None
 
     def failed(self, failure: BaseException) -> None:
         """Something that belongs inside did not happen: it cannot be committed any more."""
