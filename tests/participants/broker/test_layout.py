@@ -125,6 +125,27 @@ async def test_a_waiting_reader_follows_into_the_children(process: BrokerProcess
     assert [message["value"] for message in (await waiting).json()["messages"]] == ["second"]
 
 
+async def test_nobody_is_sent_to_children_that_are_being_opened(process: BrokerProcess, world: World) -> None:
+    """Whoever waits or comes while they are opened reads on in the parent, and is not told to come again."""
+    (parent,) = await process.create("t")
+    await send(process, LOW, "first")
+    page = (await process.http.get("/v1/topics/t/messages")).json()
+    opening = world.store.fault(Fault(puts(paths.segment_owner(CHILDREN[1])), hold_before=True))
+    split = asyncio.create_task(post(process, parent, "split"))
+    await opening.reached.wait()
+    waiting = asyncio.create_task(
+        process.http.get("/v1/topics/t/messages", params={"after": page["next"], "wait_ms": 60_000})
+    )
+    assert await browse(process) == ["first"]
+    (await process.broker.segment(parent)).changed.notify()
+    assert await browse(process) == ["first"]
+    assert not waiting.done()
+    opening.go.set()
+    await split
+    await send(process, LOW, "second")
+    assert [message["value"] for message in (await waiting).json()["messages"]] == ["second"]
+
+
 async def test_a_sealed_segment_says_who_took_over_and_stays_readable(process: BrokerProcess) -> None:
     (name,) = await process.create("t")
     parent = await process.broker.segment(name)

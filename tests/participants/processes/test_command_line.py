@@ -1,0 +1,70 @@
+"""Goal: the commands about topics and subscriptions do what they say whichever of several brokers they are sent to.
+
+Method: real brokers on a shared directory and a real etcd; every command goes to the next broker in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.metatxn.dev_server import COMMAND
+from tests.participants.processes.cluster import PATIENCE_S, Cluster
+
+NUMBERS = range(30)
+
+
+@pytest.mark.timeout(600)
+def test_every_command_at_any_broker(tmp_path: Path) -> None:
+    with Cluster(tmp_path, f"file://{tmp_path}/objects") as cluster:
+        brokers = [cluster.broker() for _ in range(2)]
+        urls = itertools.cycle([broker.url for broker in brokers])
+
+        def ask(*arguments: str, stdin: str = "") -> Any:
+            command = [*COMMAND, *arguments, "--url", next(urls), "--output", "json"]
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S)
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout)
+
+        def values(*more: str) -> list[int]:
+            return sorted(message["value"] for message in ask("topic", "consume", "t", *more))
+
+        ask("topic", "create", "t", "--segments", "12")
+        cluster.wait(lambda: set(cluster.owners("t").values()) == {broker.url for broker in brokers})
+        for name in ("a", "b"):
+            created = ask("subscription", "create", "t", name)
+            assert [each["segment"] for each in created["segments"]] == list(cluster.owners("t"))
+        with cluster.client.producer("t") as producer:
+            for number in NUMBERS[2:]:
+                producer.send(number, str(number))
+        for number in NUMBERS[:2]:
+            assert ask("topic", "produce", "t", str(number), "--key", str(number))["sent"] == 1
+        assert values() == list(NUMBERS)
+        txn = cluster.client.begin(timeout_ms=600_000)
+        taken = values("--subscription", "a", "--limit", "20", "--txn", txn.id)
+        assert len(taken) == 20
+        for _ in brokers:
+            shown = ask("subscription", "show", "t", "a")["segments"]
+            assert sum(part["pending_acks"].get(txn.id, 0) for part in shown) == 20
+            assert sum(part["backlog"] for part in shown) == 30
+        assert sorted([*taken, *values("--subscription", "a")]) == list(NUMBERS)
+        txn.abort()
+        cluster.wait(lambda: values("--subscription", "a") == taken)
+        for _ in brokers:
+            assert [each["name"] for each in ask("subscription", "list", "t")] == ["a", "b"]
+        first, second, *_ = cluster.owners("t")
+        children = ask("topic", "split", first)["children"] + ask("topic", "split", second)["children"]
+        ask("topic", "merge", children[1], children[2])
+        assert values("--subscription", "b") == list(NUMBERS)
+        ask("subscription", "drop", "t", "a")
+        for _ in brokers:
+            assert [each["name"] for each in ask("subscription", "list", "t")] == ["b"]
+            assert len(ask("topic", "show", "t")["segments"]) == 17
+        ask("topic", "delete", "t")
+        for _ in brokers:
+            assert ask("topic", "list") == []
