@@ -107,15 +107,18 @@ class RemoteSegment:
     id: str
     record: SegmentRecord
     peer: Peer
-    _end: Position | None = None
 
     @property
     def start(self) -> Position:
         return self.record.trimmed_up_to or Position(0, -1)
 
     def ended_at(self, position: Position) -> bool:
-        """Nothing is behind `position`, and nothing will be."""
-        return self.record.state == "sealed" and self._end is not None and position >= self._end
+        """Nothing is behind `position`, and nothing will be. Where a page of the owner ends tells nothing: that may be
+        the horizon of a transaction that is not decided yet."""
+        ledgers = self.record.ledgers
+        return self.record.state == "sealed" and all(
+            ledger.entries is not None and position >= Position(ledger.id, ledger.entries - 1) for ledger in ledgers
+        )
 
     def remembered(self, entry: Entry) -> Remembered | None:
         """Not known here. The children of a sealed segment remember what it had taken."""
@@ -147,7 +150,6 @@ class RemoteSegment:
         answer = await self._request("GET", params, wait_s=wait_s)
         place = ReadPlace.parse(answer.headers[NEXT_HEADER])
         end = answer.headers[END_HEADER] == "true"
-        self._end = place.position if end else None
         return Page(_raw_frames(answer.content), place.position, end, place.revision)
 
     async def max_read_position(self) -> Position:
