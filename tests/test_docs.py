@@ -1,5 +1,5 @@
-"""What the README shows is what happens: its marked examples (`tests.documents`) run against a real `metatxn dev`,
-in order. The output of its program is compared; its commands must succeed.
+"""What the README and the client's page show is what happens: their marked examples (`tests.documents`) run against a
+real `metatxn dev`, in order. The output of its program is compared; its commands must succeed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.documents import commands, examples, outputs
 ROOT = Path(__file__).parent.parent
 DEFAULT_URL = "http://127.0.0.1:8470"
 README = (ROOT / "README.md").read_text()
+CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,13 @@ def test_python_example_prints_what_the_readme_shows(url: str) -> None:
     (source,) = examples(README, "python")
     (expected,) = outputs(README)
     assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
+
+
+def test_examples_of_the_client_page_print_what_it_shows(url: str) -> None:
+    programs, printed = examples(CLIENT_PAGE, "python"), outputs(CLIENT_PAGE)
+    assert len(programs) == len(printed) > 2
+    for source, expected in zip(programs, printed, strict=True):
+        assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
 
 
 def test_console_example_works(url: str) -> None:
