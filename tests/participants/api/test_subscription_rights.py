@@ -44,8 +44,17 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
             ("POST", "/receive", {"consumer": "c"}),
             ("POST", "/redeliver", {}),
             ("DELETE", "/consumers/c", None),
+            ("GET", "/share", None),
+            ("POST", "/share/redeliver", {}),
         )
-        for method, path, body in (*verbs, ("POST", "/acks", acks)):
+        taking = {"incarnation": 1, "segments": ["x"], "home": 1, "session": 1, "sessions": [1], "newest": 1}
+        others: tuple[tuple[str, str, object], ...] = (
+            ("POST", "/acks", acks),
+            ("POST", "/share/acks", acks),
+            ("POST", "/share/take", taking | {"max": 1, "max_bytes": 1}),
+            ("POST", "/share/wait", {"incarnation": 1, "segments": ["x"], "wait_ms": 0}),
+        )
+        for method, path, body in (*verbs, *others):
             assert await status(producer, method, SUBSCRIPTION + path, body) == 403, path
         for method, path, body in verbs:
             assert await status(consumer, method, SUBSCRIPTION + path, body) in (200, 204), path
@@ -57,5 +66,7 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
         inside = acks | {"txn_id": begun.json()["txn_id"]}
         assert await status(other, "POST", f"{SUBSCRIPTION}/acks", inside) == 403
         assert await status(consumer, "POST", f"{SUBSCRIPTION}/acks", inside) == 200
+        assert await status(other, "POST", f"{SUBSCRIPTION}/share/acks", inside) == 403
         assert await status(consumer, "DELETE", SUBSCRIPTION) == 403
+        assert await status(consumer, "DELETE", f"{SUBSCRIPTION}/share") == 403
         assert await status(boss, "DELETE", SUBSCRIPTION) == 204

@@ -236,7 +236,13 @@ async def test_a_share_that_has_served_a_later_home_refuses_an_earlier_one(sprea
     for wrong in ({"segments": [elsewhere]}, {"incarnation": 2}):
         answer = await spreading.ask("POST", "/subscriptions/s/share/take", taking | {"home": home} | wrong, at=other)
         assert answer.status_code in (404, 503)
-    assert await spreading.redeliver() == 60, "what the consumer holds it holds still"
+    backlog, unacked, _ = await spreading.counts()
+    assert backlog == unacked == 60
+    for own in process.served.values():
+        (part,) = own.subscriptions
+        part.serve(home + 1, [], 0)  # a successor, of whom this home has not heard
+    answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "a"})
+    assert answer.status_code == 503, "what returned is for the successor to give"
 
 
 async def test_a_request_that_is_overtaken_takes_nothing_from_a_consumer_that_it_does_not_know(
