@@ -131,7 +131,8 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
     generation = max(owner.generation if owner else 0, record.newest_ledger) + 1
     value = OwnerRecord(broker=around.broker, url=around.url, generation=generation).encode()
-    batch = around.store.batch()
+    # What an opening before this one has planned must not be deleted when its ledger was recorded since it was read.
+    batch = around.store.batch().check(AtVersion(segment_key, segment_record.version))
     if owner_record:
         batch.replace(owner_record, value)
     else:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing
@@ -59,6 +59,29 @@ async def test_78_recovery_of_nothing_becomes_ready(world: World) -> None:
     segment = await world.reopened()
     assert await committed(segment) == []
     assert await publish(segment, "x")
+
+
+async def test_an_opening_that_read_a_planned_ledger_deletes_none_that_was_recorded_since(world: World) -> None:
+    """The record of a first opening is on its way while a second one reads: it lands, and the ledger is written to,
+    before the second one takes the segment."""
+    node = await world.first_node()
+
+    def recorded(batch: Batch) -> bool:
+        value = batch.puts.get(paths.segment(SEGMENT))
+        return value is not None and bool(SegmentRecord.decode(value).ledgers)
+
+    record = world.store.fault(Fault(recorded, hold_before=True))
+    first = asyncio.create_task(node.open())
+    await record.reached.wait()
+    claim = world.store.fault(Fault(puts(paths.SEGMENT_OWNERS), hold_before=True))
+    second = asyncio.create_task(node.open())
+    await claim.reached.wait()
+    record.go.set()
+    await publish(await first, "x")
+    claim.go.set()
+    with pytest.raises(CheckFailed):
+        await second
+    assert await committed(await world.reopened()) == ["x"]
 
 
 async def test_69_committed_data_is_visible_after_a_restart(world: World) -> None:
