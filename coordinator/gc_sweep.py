@@ -35,6 +35,8 @@ from metastore.types import EmptyRange, Record, Revision
 DEFAULT_INTERVAL_MS = 60_000
 DEFAULT_RETENTION_MS = 3_600_000
 SLICE = 100
+TOGETHER = 25
+"""Headers in one apply: each brings a check of its own that no operation is left."""
 PAUSE_MS = 10
 
 OVERDUE_INTERVALS = 2
@@ -114,7 +116,9 @@ class GcSweep(PeriodicSweep):
         if not present:
             return 0
         await self._advance_horizon(max(record.version for record in present.values()))
-        return sum(await asyncio.gather(*(self._delete(txn_id, record) for txn_id, record in present.items())))
+        due = list(present.items())
+        parts = (due[first : first + TOGETHER] for first in range(0, len(due), TOGETHER))
+        return sum(await asyncio.gather(*map(self._delete, parts)))
 
     async def _advance_horizon(self, revision: Revision) -> None:
         """Never backwards: whoever is behind another sweep leaves the horizon where it is."""
@@ -133,13 +137,18 @@ class GcSweep(PeriodicSweep):
             else:
                 return
 
-    async def _delete(self, txn_id: TxnId, record: Record) -> bool:
-        operations = paths.ops_of_transaction(txn_id)
-        batch = self._store.batch().remove(record).check(EmptyRange(operations, prefix_end(operations)))
+    async def _delete(self, headers: Sequence[tuple[TxnId, Record]]) -> int:
+        """How many were deleted: all in one apply, or, when one of them cannot go, each by itself."""
+        batch = self._store.batch()
+        for txn_id, record in headers:
+            operations = paths.ops_of_transaction(txn_id)
+            batch.remove(record).check(EmptyRange(operations, prefix_end(operations)))
         try:
             await self._store.apply(batch)
         except CheckFailed as lost:
+            if len(headers) > 1:
+                return sum(await asyncio.gather(*(self._delete([header]) for header in headers)))
             # Operations are left, and their brokers will delete them; or another sweep was faster.
-            return lost.current is None
-        log.debug("header collected", txn_id=str(txn_id))
-        return True
+            return int(lost.current is None)
+        log.debug("headers deleted", txn_ids=[txn_id for txn_id, _ in headers])
+        return len(headers)

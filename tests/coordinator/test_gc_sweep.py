@@ -8,7 +8,7 @@ import functools
 
 import pytest
 
-from coordinator.gc_sweep import SLICE, Collected, GcSweep
+from coordinator.gc_sweep import SLICE, TOGETHER, Collected, GcSweep
 from coordinator.shares import share_of
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
@@ -87,6 +87,24 @@ async def test_a_header_with_operations_is_kept_until_its_broker_has_deleted_the
     assert record is not None
     await truth.apply(truth.batch().remove(record))
     assert await gc.collect_once() == Collected(deleted=1, kept=0)
+
+
+async def test_a_header_that_stays_keeps_no_other_one(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    """Headers share an apply while all of them can go."""
+    txn_ids = [await begin(transactions) for _ in range(3 * TOGETHER)]
+    for txn_id in txn_ids[:2]:
+        await write(truth, txn_id)
+    for txn_id in txn_ids:
+        await transactions.commit(txn_id)
+    clock.now_ms += RETENTION_MS
+    store.sent.clear()
+    assert await gc.collect_once() == Collected(deleted=len(txn_ids) - 2, kept=2)
+    assert len(store.sent) == 1 + 3 + TOGETHER, "the horizon, three applies, and one of them header by header"
+    assert [record.key for record in (await truth.scan(paths.HEADERS)).records] == [
+        paths.header(txn_id) for txn_id in txn_ids[:2]
+    ]
 
 
 async def test_the_horizon_moves_before_the_header_goes(
