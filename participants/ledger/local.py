@@ -2,7 +2,7 @@
 
     <data directory>/
         lock                                   flock, held for the life of the process, never unlinked
-        storage.json                           {"format": 1, "storage_id": "<32 hex digits>"}, written once
+        storage.json                           the storage id (see `storage_id`), written once
         ledgers/<escaped segment>/
             00000000000000000003.ledger        the frames, one after another
             00000000000000000003.sealed        the seal mark: final length and index

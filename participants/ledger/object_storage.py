@@ -1,7 +1,7 @@
 """Ledgers in an object store: any broker that reaches the store can take over any segment.
 
     <prefix of the URL>/
-        storage.json            {"format": 1, "storage_id": "<32 hex digits>"}, created once
+        storage.json            the storage id (see `storage_id`), created once
         ledgers/…               see `objects`
 
 Nobody locks anything here. Who owns a segment is decided in the metadata store; the former owner, who may not know it

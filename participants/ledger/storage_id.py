@@ -1,10 +1,17 @@
-"""`storage.json`: the name that a storage keeps for ever, wherever it is moved to."""
+"""`storage.json`: the name that a storage keeps for ever, wherever it is moved to.
+
+    {"format": 1, "storage_id": "<32 hex digits>", "crc32": "<8 hex digits>"}
+
+The sum is that of the id's text: a storage that took a damaged id for its own would leave all its segments unserved,
+and call new ones by a name that is gone with the next reading. Files of earlier versions have none.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import uuid
+import zlib
 from typing import Any
 
 from participants.ledger.storage import StorageRefused
@@ -14,8 +21,9 @@ _FORMAT = 1
 
 
 def describe_new() -> bytes:
-    """`{"format": 1, "storage_id": "<32 hex digits>"}`, with an id that no storage has."""
-    return (json.dumps({"format": _FORMAT, "storage_id": uuid.uuid4().hex}) + "\n").encode()
+    """With an id that no storage has."""
+    storage_id = uuid.uuid4().hex
+    return (json.dumps({"format": _FORMAT, "storage_id": storage_id, "crc32": _sum(storage_id)}) + "\n").encode()
 
 
 def parse(where: str, content: bytes) -> str:
@@ -29,7 +37,13 @@ def parse(where: str, content: bytes) -> str:
     storage_id = described.get("storage_id")
     if not isinstance(storage_id, str) or not re.fullmatch(r"[0-9a-f]{32}", storage_id):
         raise StorageRefused(f"{where} names no storage id")
+    if described.get("crc32", _sum(storage_id)) != _sum(storage_id):
+        raise StorageRefused(f"{where} is damaged: the storage id does not match its sum; restore it from a backup")
     return storage_id
+
+
+def _sum(storage_id: str) -> str:
+    return f"{zlib.crc32(storage_id.encode()):08x}"
 
 
 def lost(where: str) -> StorageRefused:

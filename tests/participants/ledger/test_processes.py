@@ -9,10 +9,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from participants.ledger import storage_id
 from participants.ledger.directory_lock import file_system_type, is_network_type
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageLocked, StorageRefused
@@ -116,6 +118,21 @@ async def test_a_lost_storage_id_is_not_replaced(tmp_path: Path, content: bytes 
         LocalStorage.open(tmp_path)
     with pytest.raises(StorageRefused):  # and not "locked": the refusal let the lock go
         LocalStorage.open(tmp_path)
+
+
+def test_a_damaged_storage_id_is_not_another_one() -> None:
+    """No bit that flips makes another id of it."""
+    content = storage_id.describe_new()
+    name = storage_id.parse("storage.json", content)
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with suppress(StorageRefused):
+            assert storage_id.parse("storage.json", bytes(damaged)) == name
+
+
+def test_a_storage_id_without_a_sum_is_of_an_earlier_version() -> None:
+    assert storage_id.parse("storage.json", b'{"format": 1, "storage_id": "%s"}' % (b"7" * 32)) == "7" * 32
 
 
 MOUNTS = r"""21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
