@@ -131,7 +131,8 @@ def _rows(
             if not filters.let_through(described):
                 continue
             decoded = decode(frame, partition.columns, keys=options.include_metadata)
-            tables.append(_with_metadata(decoded.table, decoded.keys, described) if decoded.keys else decoded.table)
+            table = decoded.table
+            tables.append(_with_metadata(table, decoded.keys, described) if options.include_metadata else table)
         if tables:
             # Entries may be small and many; Spark takes few large batches much faster.
             for batch in pa.concat_tables(tables).combine_chunks().to_batches():
