@@ -29,7 +29,7 @@ from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.options import (
     COMMITTED_PREFIX,
-    DEFAULT_TIMEOUT_MS,
+    MICRO_BATCH_TIMEOUT_MS,
     OptionError,
     application_id,
     timeout_ms_in_range,
@@ -53,7 +53,7 @@ def batch_transaction(
     url: str,
     app_id: str,
     batch_id: int,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout_ms: int = MICRO_BATCH_TIMEOUT_MS,
     token: str | None = None,
     *,
     ca: str | None = None,

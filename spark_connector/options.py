@@ -17,8 +17,11 @@ from typing import Any, Literal, get_args
 from spark_connector.clients import Service
 from spark_connector.places import is_place
 
-DEFAULT_TIMEOUT_MS = 600_000
-"""Longer than a batch usually takes; a longer one keeps its transaction alive."""
+BATCH_TIMEOUT_MS = 600_000
+"""Of a batch write, which keeps its transaction alive in its tasks: what comes before them must take no longer."""
+MICRO_BATCH_TIMEOUT_MS = 120_000
+"""Of a micro-batch, whose tasks begin the transaction and keep it alive. When all of them fail, Spark's driver never
+learns which transaction they were in, so it stays open for that long."""
 MAX_TIMEOUT_MS = 86_400_000
 COMMITTED_PREFIX = "committed:"
 """A `txnId` that starts so names a batch that was committed earlier: writers drain their rows and send none."""
@@ -78,7 +81,7 @@ class WriteOptions:
     topic: str | None = None
     key_column: str | None = None
     app_id: str | None = None
-    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    timeout_ms: int = BATCH_TIMEOUT_MS
     txn_id: str | None = None
     ack_subscription: str | None = None
     checkpoint: str | None = None
@@ -121,7 +124,8 @@ def write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
         topic=values.get("topic"),
         key_column=values.get("keyColumn"),
         app_id=values.parsed("txnAppId"),
-        timeout_ms=values.parsed("transactionTimeoutMs") or DEFAULT_TIMEOUT_MS,
+        timeout_ms=values.parsed("transactionTimeoutMs")
+        or (MICRO_BATCH_TIMEOUT_MS if mode == "streaming" else BATCH_TIMEOUT_MS),
         txn_id=values.parsed("txnId"),
         ack_subscription=values.get("ackSubscription"),
         checkpoint=values.get("checkpointLocation"),
