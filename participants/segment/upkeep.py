@@ -9,6 +9,7 @@ import structlog
 from metastore.errors import CheckFailed, MetastoreError
 from participants.ledger.storage import LedgerError
 from participants.segment.segment import Segment
+from service.problems import ServiceError
 from service.retry import until_it_succeeds
 
 log = structlog.get_logger()
@@ -25,6 +26,9 @@ async def until_done(segment: Segment, work: Callable[[], Awaitable[None]], agai
             await work()
         except CheckFailed as lost:
             segment.deposed_by(lost)  # raises it when something else has changed: that is read again
+        except ServiceError:
+            if not segment.lost:
+                raise
 
     await until_it_succeeds(
         attempt,

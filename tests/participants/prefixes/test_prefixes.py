@@ -7,6 +7,8 @@ to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-85, 89-91, 95, 9
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,20 +18,22 @@ from metastore.txn.records import SubscriptionRecord
 from participants.api.models import Message
 from participants.broker.messages import PublishOptions
 from participants.broker.names import MessageId
+from participants.broker.ownership import wanted
 from participants.ledger.frames import MIN_FRAME_BYTES
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, every_prefix
 from tests.participants.prefixes.lives import Life
+from tests.participants.prefixes.steps import Steps
 
 PARENT = "segment://public/default/t/0000-ffff-0"
 LOWER, UPPER = "segment://public/default/t/0000-7fff-1", "segment://public/default/t/8000-ffff-2"
 
 
-async def created(life: Life) -> None:
-    await life.broker.topics.create(TOPIC, 1, None, life.storage.storage_id, life.world.now_ms())
-    await life.broker.until_opened([PARENT])
+async def created(life: Life, segments: int = 1) -> None:
+    topic = await life.broker.topics.create(TOPIC, segments, None, life.storage.storage_id, life.world.now_ms())
+    await life.broker.until_opened(topic.segments)
     await life.serving()
 
 
@@ -253,6 +257,44 @@ class Stop(Publish):
         await super().end(life, client)
 
 
+class HandOver(Publish):
+    """Another broker comes, is given its share of the segments, and goes; transactions stay open meanwhile.
+
+    The one that gives and takes back dies. Shares are by chance, so the steps are not the same in every run.
+    """
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life, 4)
+        for name in ("committed", "open"):
+            await client.begin(name)
+            for key in (LOW, HIGH):
+                await send(life, client, key, f"{name} {key}", client.txns[name])
+
+    async def act(self, life: Life, client: Client) -> None:
+        segments = (await life.broker.topics.get(TOPIC)).topic.segments
+        other = await self.second(life, segments)
+        try:
+            await other.begin()
+            brokers = {each.broker.id: each.broker for each in (life, other)}
+            goal = {segment: wanted(segment, brokers) for segment in segments}
+            while any(set(broker.served) != {s for s in goal if goal[s] == each} for each, broker in brokers.items()):
+                await asyncio.sleep(0.001)
+        finally:
+            await other.end()
+
+    async def second(self, life: Life, segments: Sequence[str]) -> Life:
+        """One whose id makes it the owner of some segments."""
+        while True:
+            other = await Life.create(life.world, life.place, Steps())
+            if any(wanted(segment, [life.broker.id, other.broker.id]) == other.broker.id for segment in segments):
+                return other
+            await other.end()
+
+    async def end(self, life: Life, client: Client) -> None:
+        await client.end("committed", commit=True)
+        await super().end(life, client)
+
+
 @pytest.fixture(autouse=True)
 def _slices_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done in slices can die between any two of them."""
@@ -276,3 +318,8 @@ async def test_every_interrupted_prefix_ends_as_the_whole(
     story: type[Story], place: str, answered: bool, tmp_path: Path
 ) -> None:
     assert await every_prefix(story, place, tmp_path, answered=answered) > 1
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
+async def test_every_interrupted_prefix_of_a_hand_over(answered: bool, tmp_path: Path) -> None:
+    assert await every_prefix(HandOver, "objects", tmp_path, answered=answered) > 1
