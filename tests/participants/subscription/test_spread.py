@@ -8,7 +8,8 @@ running without its announcement and without events. Scenarios 47-52, 54-56, 62,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ import pytest
 
 from metastore.txn import paths
 from participants.broker.names import MessageId
+from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.segment.world import World
 from tests.participants.subscription.spreading import Spreading
@@ -266,39 +268,44 @@ async def test_a_request_that_is_overtaken_takes_nothing_from_a_consumer_that_it
     assert taken[2] == taken[0], "the consumer is gone by now"
 
 
-class LosesAnswers(httpx.AsyncBaseTransport):
-    """Answers to `take` that carry messages are dropped on their way to the home."""
+class Losses(httpx.AsyncBaseTransport):
+    """On the ways from the home to other brokers: answers to `take` that carry messages are dropped, `after` so many
+    of them have passed."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
-        self._inner = inner
+    def __init__(self, brokers: Sequence[SharedBroker], after: int) -> None:
+        self._ways = {httpx.URL(each.url).host: each.http._transport for each in brokers}
+        self._left = after
         self.lost = 0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        answer = await self._inner.handle_async_request(request)
+        answer = await self._ways[request.url.host].handle_async_request(request)
         if request.url.path.endswith("/share/take"):
             await answer.aread()
             if found := len(answer.json()["messages"]):
-                self.lost += found
-                raise httpx.ReadError("the connection broke", request=request)
+                self._left -= 1
+                if self._left < 0:
+                    self.lost += found
+                    raise httpx.ReadError("the connection broke", request=request)
         return answer
 
 
-async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(spreading: Spreading) -> None:
+@pytest.mark.parametrize("after", [0, 1], ids=["nothing else was given", "something else was given"])
+async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(spreading: Spreading, after: int) -> None:
+    """The consumer is told, at the latest when it asks again: then it leaves, and everything returns."""
     await spreading.subscribe()
     await spreading.publish_keys(*VALUES)
     home = spreading.home
-    losing = {each.url: LosesAnswers(each.http._transport) for each in spreading.elsewhere()}
-    home.broker.peers = httpx.AsyncClient(mounts=losing)
-    unknown, given = 0, 0
-    while not unknown:
-        answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "a"}, at=home)
-        if answer.status_code == 504:
-            assert "return" in answer.json()["action"] or "again" in answer.json()["action"]
-            unknown += 1
-        else:
-            given += len(answer.json()["messages"])
-    lost = sum(each.lost for each in losing.values())
-    assert lost and given + lost <= 60
+    losses = Losses(spreading.brokers, after)
+    home.broker.peers = httpx.AsyncClient(transport=losses)
+    given, told = 0, False
+    while not told:
+        lost = losses.lost
+        answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "a", "max": 1000}, at=home)
+        told = answer.status_code == 504
+        given += 0 if told else len(answer.json()["messages"])
+        assert told or not lost, "an answer was lost before, and this one says nothing of it"
+    assert "given again" in answer.json()["action"]
+    assert losses.lost and given + losses.lost <= 60
     home.can_reach(spreading.brokers)
     await spreading.asked("DELETE", "/subscriptions/s/consumers/a")
     assert await spreading.all_values(consumer="b") == list(VALUES)
@@ -391,3 +398,34 @@ async def test_dead_letters_of_every_broker_arrive_once(spreading: Spreading) ->
     assert sorted(letter["value"] for letter in letters) == list(VALUES)
     origins = {letter["properties"]["metatxn.origin-message-id"] for letter in letters}
     assert origins == set(ids.values())
+
+
+async def test_with_local_files_any_broker_leads_to_the_one_that_has_the_topic(world: World, tmp_path: Path) -> None:
+    """It has all segments of it, and is the home; the other one has nothing but the way there."""
+    having = await BrokerProcess(world, tmp_path / "having", url="http://having").start()
+    other = await BrokerProcess(world, tmp_path / "other", url="http://other").start()
+    await having.create("t", segments=3)
+    ways = {"http://having": having.http._transport}
+    other.broker.peers = httpx.AsyncClient(mounts=ways)
+    root = "/v1/topics/t/subscriptions/s"
+    for method, path, body in (
+        ("PUT", "", {"type": "exclusive", "initial": "earliest"}),
+        ("GET", "", None),
+        ("POST", "/receive", {"consumer": "c"}),
+        ("DELETE", "/consumers/c", None),
+    ):
+        answer = await other.http.request(method, root + path, json=body)
+        assert (answer.status_code, answer.headers["Location"]) == (307, f"http://having{root}{path}")
+        assert (await having.http.request(method, root + path, json=body)).is_success
+    messages = [{"key": str(number), "value": number} for number in range(10)]
+    ids = (await having.http.post("/v1/topics/t/messages", json={"messages": messages})).json()["message_ids"]
+    assert len((await having.http.post(f"{root}/receive", json={"consumer": "c"})).json()["messages"]) == 10
+    assert (await other.http.post(f"{root}/redeliver", json={"message_ids": ids[:4]})).json() == {"redelivered": 4}
+    acks = {"kind": "individual", "message_ids": ids[:7]}
+    assert (await other.http.post(f"{root}/acks", json=acks)).json() == {"acknowledged": 7}
+    shown = (await having.http.get(root)).json()["segments"]
+    assert (sum(part["backlog"] for part in shown), sum(part["unacked"] for part in shown)) == (3, 3)
+    assert (await other.http.delete(root)).status_code == 204
+    assert (await having.http.get(root)).status_code == 404
+    assert (await world.store.inner.scan(paths.CURSORS)).records == []
+    await asyncio.gather(having.stop(), other.stop())
