@@ -17,7 +17,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job simulate clean
+.PHONY: help setup check test contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job simulate mutants clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -43,8 +43,11 @@ test: check  ## Set up, check, and run every test
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
 
-simulate: setup  ## Everything fails, on virtual time (SEEDS=300, FIRST=1; SEED=7 replays one, TRACE=file)
-	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST))
+simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOAD=bank; SEED=7 replays one, TRACE=file)
+	$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST))
+
+mutants: setup  ## Deliberate bugs, each of which the simulation has to find; writes their table
+	$(BIN)/python -m tests.simulation.mutants
 
 chaos: setup  ## Real processes are killed, frozen and cut off (MINUTES=10, MIX=etcd, SEED=7)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(MIX),--mix $(MIX)) $(if $(SEED),--seed $(SEED))
