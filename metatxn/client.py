@@ -6,7 +6,7 @@ import contextlib
 import random
 import re
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Literal, Self, overload
 from urllib.parse import urlsplit
@@ -392,30 +392,16 @@ class AsyncClient:
         return parsed(SubscriptionInfo, json_of(answer))
 
     async def acknowledge_up_to(
-        self,
-        topic: str,
-        subscription: str,
-        positions: Mapping[str, str],
-        txn: AsyncTransaction,
+        self, topic: str, subscription: str, positions: Mapping[str, str], txn: AsyncTransaction
     ) -> None:
-        """Inside `txn`: everything up to a position of each segment, which readers must have been shown. Segments that
-        different brokers own are sent to each of them.
+        """Inside `txn`: everything up to a position of each segment, which readers must have been shown.
 
         Raises `NotFound` without the subscription, `TransactionConflict`; whatever is raised, `txn` must be aborted.
         """
         txn.check_takes_operations()
-        path = subscription_path(topic, subscription, "acks")
+        body = {"kind": "cumulative", "positions": dict(positions), "txn_id": txn.id}
         with inside(txn):
-            for owned in await self._by_owner(topic, positions):
-                body = {"kind": "cumulative", "positions": owned, "txn_id": txn.id}
-                await self._connection.owner_of(next(iter(owned)), post(path, body))
-
-    async def _by_owner(self, topic: str, positions: Mapping[str, str]) -> Iterable[dict[str, str]]:
-        owners = {segment.segment: segment.owner for segment in (await self.topic(topic)).segments}
-        groups: dict[str | None, dict[str, str]] = {}
-        for segment, position in positions.items():
-            groups.setdefault(owners.get(segment), {})[segment] = position
-        return groups.values()
+            await self._connection.broker(post(subscription_path(topic, subscription, "acks"), body))
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:
         """With all that it knows. Raises `NotFound`."""

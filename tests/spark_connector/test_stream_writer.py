@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -117,6 +117,10 @@ def test_a_query_that_fails_in_the_middle_of_a_batch_goes_on_after_a_restart(
     with pytest.raises(StreamingQueryException, match="on purpose"):
         run(to_topic(rows, url, tmp_path / "checkpoint", topic=name))
     assert column(client, name) == []
+    for left in client.transactions(state="OPEN"):
+        # No task has told the driver which transaction it was in; its timeout is what ends it.
+        assert left.deadline_ms is not None and left.created_ms is not None
+        assert left.deadline_ms - left.created_ms < 600_000
     healed.touch()
     query = run(to_topic(rows, url, tmp_path / "checkpoint", topic=name))
     assert column(client, name) == list(range(10_000))
@@ -205,6 +209,18 @@ def test_an_empty_batch_is_committed_too(
     assert column(client, name) == []
     assert [h.state for h in client.transactions() if h.transaction_key == str(query.id)] == ["COMMITTED"]
     assert not open_transactions(client)
+
+
+def test_a_wrong_option_fails_the_query_before_its_first_batch(
+    spark: SparkSession, url: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """A read tells at once; of a write Spark asks in the query's own thread."""
+    source = Input(spark, tmp_path / "in")
+    source.add(numbers(0, 1))
+    with pytest.raises(StreamingQueryException, match="Unknown option colour; valid write options are url, topic"):
+        run(to_topic(source.stream(), url, tmp_path / "checkpoint", topic=topic(), colour="red"))
+    with pytest.raises(PySparkException, match="Option maxOffsetsPerTrigger='no' must be a number of rows"):
+        spark.readStream.format("metatxn").options(url=url, subscribe="t", maxOffsetsPerTrigger="no").load()
 
 
 def test_complete_mode_is_refused(spark: SparkSession, url: str, topic: TopicFactory, tmp_path: Path) -> None:
