@@ -87,7 +87,8 @@ class Background:
         return loop
 
     def _check_may_wait(self) -> None:
-        if self._thread is not None and threading.get_ident() == self._thread.ident:
+        # Not by its number: that of a thread that has ended goes to the next one.
+        if threading.current_thread() is self._thread:
             raise InvalidArgument(
                 "a callback of the client waits for the client", action="Do it in another thread, or use AsyncClient."
             )
