@@ -42,6 +42,8 @@ class AsyncConsumer:
         self._given_name = name
         self._connection = connection
         self._received: deque[Message] = deque()
+        self._held: dict[str, None] = {}
+        """Ids of what was fetched and neither acknowledged nor given back, in the order in which it came."""
         self._alive = False
         self.closed = False
 
@@ -85,7 +87,11 @@ class AsyncConsumer:
         except asyncio.CancelledError:
             await self._start_over()
             raise
-        return [message_of(self.topic, each, each.redelivery_count) for each in answer.messages]
+        # A new home gives again what is not acknowledged. Handed out twice it could be acknowledged twice in one
+        # transaction, which succeeds like a retry, and what was made of it would be there twice.
+        new = [each for each in answer.messages if each.message_id not in self._held]
+        self._held |= dict.fromkeys(each.message_id for each in new)
+        return [message_of(self.topic, each, each.redelivery_count) for each in new]
 
     async def _request(self, limit: int, wait_ms: int) -> ReceiveAnswer:
         body = {"consumer": self.name, "max": limit, "wait_ms": wait_ms}
@@ -96,10 +102,16 @@ class AsyncConsumer:
     async def _start_over(self) -> None:
         """An answer was lost, and perhaps messages in it, which the broker believes to be here. So leave, and come
         back under another name; what was given returns, the messages that nobody has looked at yet too."""
+        self._settle(message.message_id for message in self._received)
         self._received.clear()
         with contextlib.suppress(MetatxnError):
             await self._leave()
         self.name = f"{self._given_name or 'consumer'}-{self._connection.new_name()}"
+
+    def _settle(self, message_ids: Iterable[str]) -> None:
+        """They are not held any more, so they may come again."""
+        for message_id in message_ids:
+            self._held.pop(message_id, None)
 
     def _stay_alive(self) -> None:
         if not self._alive:
@@ -123,12 +135,17 @@ class AsyncConsumer:
         self, message: Message, txn: AsyncTransaction | None = None, writer: str | None = None
     ) -> None:
         """This message and all before it in its segment. As `acknowledge`."""
+        held = list(self._held)
+        if message.message_id in self._held:  # those of other segments too, which may then come twice, as ever
+            self._settle(held[: held.index(message.message_id)])
         await self._acknowledge("cumulative", [message], txn, writer)
 
     async def _acknowledge(
         self, kind: str, messages: Iterable[Message], txn: AsyncTransaction | None, writer: str | None
     ) -> None:
-        body: dict[str, Any] = {"kind": kind, "message_ids": [each.message_id for each in messages], "writer": writer}
+        message_ids = [each.message_id for each in messages]
+        self._settle(message_ids)
+        body: dict[str, Any] = {"kind": kind, "message_ids": message_ids, "writer": writer}
         if txn is not None:
             txn.check_takes_operations()
             body["txn_id"] = txn.id
@@ -141,6 +158,7 @@ class AsyncConsumer:
         messages = [message] if isinstance(message, Message) else list(message)
         for start in range(0, len(messages), MAX_IDS):
             ids = [each.message_id for each in messages[start : start + MAX_IDS]]
+            self._settle(ids)
             path = subscription_path(self.topic, self.subscription, "redeliver")
             await self._connection.home_of(self.topic, post(path, {"message_ids": ids}))
 

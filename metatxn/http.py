@@ -133,8 +133,6 @@ class Http:
     async def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> httpx.Response:
         """A 2xx answer. Raises `MetatxnError`, the last attempt's, when `request_timeout_s` is over; impatient: the
         only attempt's."""
-        if self._client.is_closed:
-            raise InvalidArgument("this client was closed", action="Connect again.")
         deadline = _now() + self._timeout_s + call.wait_s
         unanswered: list[MetatxnError] = []
 
@@ -159,7 +157,7 @@ class Http:
         try:
             return await retrying(attempt)
         except MetatxnError as error:
-            if unanswered and error.definite and _says_nothing_of_earlier_attempts(error):
+            if unanswered and error.definite and (self._client.is_closed or _says_nothing_of_earlier_attempts(error)):
                 raise OutcomeUnknown(f"{unanswered[0].detail}; and then: {error.detail}", **error.members) from error
             raise
 
@@ -171,6 +169,8 @@ class Http:
         return max(doubled * self._randomness.uniform(0.5, 1), asked or 0.0)
 
     async def _attempt(self, endpoint: Endpoint, call: Call, deadline: float) -> httpx.Response:
+        if self._client.is_closed:
+            raise InvalidArgument("this client was closed", action="Connect again.")
         base, location = await endpoint.url(), None
         for _ in range(MAX_REDIRECTS):
             response = await self._send(endpoint, base, location, call, deadline)

@@ -91,8 +91,7 @@ class AsyncTransaction:
         if self._header and self._header.already_committed:
             return self._header
         try:
-            for sender in list(self._senders):
-                await sender.flush(self._id)
+            await asyncio.gather(*[sender.flush(self._id) for sender in self._senders])
             self._check_complete()
         except BaseException as failure:
             await self._abort_after(failure)

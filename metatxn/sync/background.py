@@ -107,6 +107,7 @@ class Background:
 
     def close(self) -> None:
         """Idempotent."""
+        self._check_may_wait()
         with self._lock:
             self._closed = True
         if self._stop is not None and self._thread is not None and self._thread.is_alive():

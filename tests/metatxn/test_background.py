@@ -27,6 +27,13 @@ HOUR_MS = 3_600_000
 SECRET = "a-token-that-nobody-may-see"
 
 
+def closing(client: metatxn.Client, told: Future[BaseException | None]) -> None:
+    try:
+        client.close()
+    except metatxn.InvalidArgument as error:
+        told.set_result(error)
+
+
 @pytest.fixture
 def cluster() -> FakeCluster:
     return FakeCluster()
@@ -80,6 +87,17 @@ def test_callback_that_waits_is_refused_and_not_stuck(cluster: FakeCluster) -> N
         gate.open()
         assert "callback" in str(told.result(60))
     assert cluster.visible() == ["x", "from a callback"]
+
+
+def test_callback_that_closes_is_refused(cluster: FakeCluster) -> None:
+    told: Future[BaseException | None] = Future()
+    gate = Gate()
+    cluster.before = [(ENTRIES, gate)]
+    with cluster.client() as client:
+        client.producer("t").send("x").add_done_callback(lambda _: closing(client, told))
+        gate.open()
+        assert "callback" in str(told.result(60))
+        assert client.begin().state == "OPEN"
 
 
 def test_interrupt_of_a_commit_aborts(cluster: FakeCluster) -> None:
@@ -149,8 +167,8 @@ def test_program_that_ends_without_closing_has_sent_everything(dev: DevServer) -
         assert [message.value for message in client.reader(topic)] == ["the last words"]
 
 
-def test_interpreter_says_what_could_not_be_sent() -> None:
-    """Method: a program without a service, which ends at once."""
+def test_program_whose_service_is_gone_ends() -> None:
+    """Without waiting for it, and without a word but its own."""
     program = """
         import metatxn
         client = metatxn.connect("http://127.0.0.1:9", request_timeout_s=0.1)

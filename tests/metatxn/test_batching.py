@@ -49,7 +49,8 @@ class Gate:
         await asyncio.wrap_future(self.reached)
 
     def open(self) -> None:
-        self.opened.set_result(None)
+        if not self.opened.cancelled():  # together with the request that waited
+            self.opened.set_result(None)
 
 
 def sizes(cluster: FakeCluster) -> list[int]:
@@ -179,6 +180,22 @@ async def test_closed_takes_nothing(cluster: FakeCluster, client: metatxn.AsyncC
     with pytest.raises(metatxn.InvalidArgument, match="closed"):
         await client.begin()
     assert cluster.visible() == ["x"]
+
+
+async def test_closing_ends_what_is_tried_again(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    gate = Gate()
+
+    async def hold_and_refuse(request: httpx.Request) -> Outcome:
+        await gate(request)
+        return refused(request)
+
+    cluster.before = [("POST /v1/txns", hold_and_refuse)]
+    beginning = asyncio.ensure_future(client.begin())
+    await gate.wait()
+    await client.close()
+    gate.open()
+    with pytest.raises(metatxn.MetatxnError, match="closed"):
+        await beginning
 
 
 async def test_retry_that_is_refused_says_nothing_of_the_first_attempt(cluster: FakeCluster, connect: Connect) -> None:
