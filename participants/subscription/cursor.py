@@ -100,11 +100,6 @@ class Cursor:
             self._advance()
             self._drop_empty()
 
-    def add_before(self, place: Place) -> None:
-        """Acknowledge everything before `place`."""
-        if place > self.mark_delete:
-            self.add(Span(self.mark_delete, place))
-
     def _advance(self) -> None:
         """Move the mark-delete over what follows it without a gap."""
         while (first := self._acked.first()) is not None and first.start <= self.mark_delete:
