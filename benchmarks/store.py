@@ -274,7 +274,7 @@ async def zookeeper_figures(directory: Path, run: int) -> dict[str, float]:
             await at_once(25_000, 256, one_create(store, f"/warm-up-{warm_up}/"))
         single = await best(lambda _: 5_000, (64, 256), lambda _: lambda _: one_multi(next(numbers)))
         await asyncio.to_thread(client.stop)
-        grouped = await best(lambda _: 25_000, (256, 1024), lambda n: one_create(store, f"/g{n}/"))
+        grouped = await best(lambda _: 25_000, (256, 512, 1024, 2048), lambda n: one_create(store, f"/g{n}/"))
         await store.close()
     return {
         "zookeeper: single creates": single,

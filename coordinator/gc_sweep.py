@@ -8,7 +8,9 @@ Before any header of a slice goes, `/gc/horizon` is moved to the highest decisio
 read that would miss one of them is refused. Two sweeps at once are safe: every step is checked. Each begins with its
 own share (`shares`), and takes what is left of another's once that is overdue.
 
-A hundred thousand headers may fall due together. They go in slices with a pause behind each, so that commits find room.
+A hundred thousand headers may fall due together. They go in slices with a pause behind each, so that commits find room,
+and a slice is looked for in a window of time that is about as long as it needs: etcd counts all keys of a range that is
+read, whatever the limit.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ SLICE = 100
 TOGETHER = 25
 """Headers in one apply: each brings a check of its own that no operation is left."""
 PAUSE_MS = 10
+FIRST_WINDOW_MS = 1_000
 
 OVERDUE_INTERVALS = 2
 """After how many sweeps a header that may go is everybody's."""
@@ -89,19 +92,28 @@ class GcSweep(PeriodicSweep):
         deleted = kept = 0
         share = self._share()
         for state in (TxnState.COMMITTED, TxnState.ABORTED):
-            after = ""
+            after, reach_ms, window_ms = "", until_ms, FIRST_WINDOW_MS
             while until_ms >= 0 and not self.stopping:
                 with self._metrics.index_query.time():
                     rows = await listing.decided_by_time(
-                        self._store, state, after=after, until_ms=until_ms, limit=SLICE
+                        self._store, state, after=after, until_ms=reach_ms, limit=SLICE
                     )
                 due = [row.txn_id for row in rows if row.at_ms <= overdue_ms or share(row.txn_id)]
                 gone = await self._collect(due)
                 deleted += gone
                 kept += len(due) - gone
-                if len(rows) < SLICE or await self.stopped_within(PAUSE_MS):
+                if rows:
+                    after = rows[-1].position
+                if len(rows) == SLICE:
+                    reach_ms = rows[-1].at_ms
+                    window_ms = max(1, reach_ms - rows[0].at_ms) * 2
+                elif reach_ms == until_ms:
                     break
-                after = rows[-1].position
+                else:
+                    window_ms *= 4
+                reach_ms = min(reach_ms + window_ms, until_ms)
+                if rows and await self.stopped_within(PAUSE_MS):
+                    break
         if deleted:
             log.info("headers collected", deleted=deleted, kept=kept)
         return Collected(deleted, kept)
@@ -118,7 +130,7 @@ class GcSweep(PeriodicSweep):
         await self._advance_horizon(max(record.version for record in present.values()))
         due = list(present.items())
         parts = (due[first : first + TOGETHER] for first in range(0, len(due), TOGETHER))
-        return sum(await asyncio.gather(*map(self._delete, parts)))
+        return sum([await self._delete(part) for part in parts])
 
     async def _advance_horizon(self, revision: Revision) -> None:
         """Never backwards: whoever is behind another sweep leaves the horizon where it is."""
@@ -150,5 +162,6 @@ class GcSweep(PeriodicSweep):
                 return sum(await asyncio.gather(*(self._delete([header]) for header in headers)))
             # Operations are left, and their brokers will delete them; or another sweep was faster.
             return int(lost.current is None)
-        log.debug("headers deleted", txn_ids=[txn_id for txn_id, _ in headers])
+        for txn_id, _ in headers:
+            log.debug("header collected", txn_id=str(txn_id))
         return len(headers)

@@ -7,12 +7,19 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from participants.api.models import Name, ReceivedMessage, Request
+from service.models import example
+
+_SEGMENT = "segment://public/default/orders/0000-ffff-0"
 
 
 class ShareTakeRequest(Request):
     """The subscription's home, at this generation of its segment, asks for messages for one consumer. Of the
     consumers up to the one numbered `newest` only `sessions` are there: what others of them hold returns. `segments` in
     the order in which they are to be asked."""
+
+    model_config = example(
+        incarnation=1, home=3, session=7, sessions=[6, 7], newest=7, segments=[_SEGMENT], max=100, max_bytes=4194304
+    )
 
     incarnation: int
     home: Annotated[int, Field(ge=1)]
@@ -27,12 +34,16 @@ class ShareTakeRequest(Request):
 class ShareTakeAnswer(BaseModel):
     """`ended`: segments that have nothing left, and never will."""
 
+    model_config = example(messages=[], ended=[_SEGMENT])
+
     messages: list[ReceivedMessage]
     ended: list[str]
 
 
 class ShareWaitRequest(Request):
     """Answered once one of these segments has something to give."""
+
+    model_config = example(incarnation=1, segments=[_SEGMENT], wait_ms=10_000)
 
     incarnation: int
     segments: Annotated[list[Name], Field(min_length=1)]

@@ -107,6 +107,28 @@ async def test_a_header_that_stays_keeps_no_other_one(
     ]
 
 
+@pytest.mark.parametrize("slice_size", [1, 2, 3, 100])
+async def test_every_header_is_found_once_however_they_are_spread_over_time(
+    transactions: Transactions,
+    gc: GcSweep,
+    clock: FakeClock,
+    truth: MemoryStore,
+    slice_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many in one millisecond, then none for hours, then one now and then; every fourth of them has to stay."""
+    monkeypatch.setattr("coordinator.gc_sweep.SLICE", slice_size)
+    pauses_ms = [0, 0, 0, 0, 0, 1, 40_000_000, 3, 3, 60_000, 0, 7_000_000]
+    for number, pause_ms in enumerate(pauses_ms):
+        clock.now_ms += pause_ms
+        txn_id = await begin(transactions)
+        if number % 4 == 0:
+            await write(truth, txn_id)
+        await transactions.commit(txn_id)
+    clock.now_ms += RETENTION_MS
+    assert await gc.collect_once() == Collected(deleted=9, kept=3)
+
+
 async def test_the_horizon_moves_before_the_header_goes(
     transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
 ) -> None:

@@ -32,7 +32,8 @@ def verdict(calls: Sequence[Call]) -> dict[str, str]:
     away = [call for call in calls if call.action["verb"] == STORE_AWAY]
     calls = [call for call in calls if call not in away]
     found: dict[str, str | None] = {"a decision has changed": _decision_fault(calls)}
-    for family, of_family in sorted(_families(calls, away).items()):
+    # A begin that was refused and has neither a key nor an id belongs to nothing that has a name.
+    for family, of_family in sorted(_families(calls, away).items(), key=lambda one: str(one[0])):
         found[f"{family} is not linearizable"] = not_linearizable(of_family, Coordinator())
     return {what: evidence for what, evidence in found.items() if evidence is not None}
 
