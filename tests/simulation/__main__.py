@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.simulation.run import Result, run_seed
+from tests.simulation.workloads import WORKLOADS
 
 _SHOWN_LINES = 60
 
@@ -18,30 +19,31 @@ def main() -> int:
     arguments.add_argument("--first", type=int, default=1)
     arguments.add_argument("--seed", type=int, help="replay this one, with its trace")
     arguments.add_argument("--trace", type=Path, help="write the whole trace of --seed to this file")
+    arguments.add_argument("--workload", choices=sorted({kind.name for kind in WORKLOADS}), help="instead of any")
     arguments.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     given = arguments.parse_args()
     if given.seed is not None:
-        return _replay(given.seed, given.trace)
-    return _run(range(given.first, given.first + given.seeds), given.keep_going)
+        return _replay(given.seed, given.trace, given.workload)
+    return _run(range(given.first, given.first + given.seeds), given.keep_going, given.workload)
 
 
-def _replay(seed: int, trace: Path | None) -> int:
+def _replay(seed: int, trace: Path | None, workload: str | None) -> int:
     if trace is None:
-        result = run_seed(seed)
+        result = run_seed(seed, workload)
     else:
         with trace.open("w") as file:
-            result = run_seed(seed, file)
+            result = run_seed(seed, workload, file)
     _describe(result)
     return 1 if result.violations else 0
 
 
-def _run(seeds: range, keep_going: bool) -> int:
+def _run(seeds: range, keep_going: bool, workload: str | None) -> int:
     faults: Counter[str] = Counter()
     wall_s = simulated_s = 0.0
     transactions = 0
     failed: list[int] = []
     for seed in seeds:
-        result = run_seed(seed)
+        result = run_seed(seed, workload)
         faults += result.faults
         wall_s += result.wall_s
         simulated_s += result.simulated_s
@@ -70,7 +72,7 @@ def _describe(result: Result) -> None:
     for violation in result.violations:
         _say(f"  VIOLATION {violation}")
     if result.violations:
-        _say(f"  replay: make simulate SEED={result.seed}")
+        _say(f"  replay: make simulate SEED={result.seed} WORKLOAD={result.workload}")
 
 
 sys.exit(main())

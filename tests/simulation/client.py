@@ -99,6 +99,46 @@ class Client:
         header: dict[str, Any] = answer.json()
         return header
 
+    async def connect(self, key: str) -> dict[str, Any]:
+        """Become the only connection of a key. A call that is repeated takes over from itself."""
+        path = f"/v1/transaction-keys/{key}/connect"
+        answer = await self._ask("POST", self._coordinators, path, body={"epoch": -1})
+        connected: dict[str, Any] = answer.json()
+        return connected
+
+    async def begin_version(self, key: str, epoch: int, version: int, timeout_ms: int) -> dict[str, Any]:
+        body = {"transaction_key": key, "epoch": epoch, "version": version, "timeout_ms": timeout_ms}
+        answer = await self._ask("POST", self._coordinators, "/v1/txns", body=body)
+        header: dict[str, Any] = answer.json()
+        return header
+
+    # -- subscriptions -----------------------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, name: str, kind: str) -> None:
+        await self._at_subscription(topic, name, "PUT", "", {"initial": "earliest", "type": kind})
+
+    async def receive(self, topic: str, name: str, consumer: str, limit: int) -> list[dict[str, Any]]:
+        """Not repeated: what was given in an answer that was lost stays with `consumer`, so go on as another one."""
+        body = {"consumer": consumer, "max": limit, "wait_ms": 1000}
+        answer = await self._at_subscription(topic, name, "POST", "/receive", body, once=True)
+        messages: list[dict[str, Any]] = answer["messages"]
+        return messages
+
+    async def acknowledge(self, topic: str, name: str, ids: list[str], txn_id: str) -> None:
+        body = {"kind": "individual", "message_ids": ids, "txn_id": txn_id}
+        await self._at_subscription(topic, name, "POST", "/acks", body)
+
+    async def redeliver(self, topic: str, name: str, ids: list[str]) -> None:
+        await self._at_subscription(topic, name, "POST", "/redeliver", {"message_ids": ids})
+
+    async def _at_subscription(
+        self, topic: str, name: str, method: str, action: str, body: dict[str, Any], *, once: bool = False
+    ) -> dict[str, Any]:
+        path = f"/v1/topics/{quote(topic, safe='')}/subscriptions/{name}{action}"
+        answer = await self._ask(method, self._brokers, path, body=body, segment=f"home of {topic}", once=once)
+        said: dict[str, Any] = answer.json()
+        return said
+
     # -- topics ------------------------------------------------------------------------------------------------
 
     async def create_topic(self, broker: str, name: str, segments: int) -> None:
@@ -197,10 +237,12 @@ class Client:
         body: dict[str, Any] | None = None,
         content: bytes = b"",
         segment: str | None = None,
+        once: bool = False,
     ) -> Answer:
         """Send it until there is an answer that is not to be repeated. All calls here may be repeated.
 
-        To any of `servers`; what concerns a segment first to its owner, as far as that is known.
+        To any of `servers`; what concerns a segment first to its owner, as far as that is known. `once`: what may have
+        been done is not sent again.
         """
         loop = self._world.loop
         deadline = loop.time() + _PATIENCE_S
@@ -229,7 +271,7 @@ class Client:
             doubtful = doubtful or not definite
             if not retriable:
                 raise Refused(problem["code"], problem["detail"], doubtful=doubtful)
-            if loop.time() >= deadline:
+            if loop.time() >= deadline or (once and doubtful):
                 if doubtful:
                     raise Doubtful(problem["detail"])
                 raise Refused(problem["code"], problem["detail"], doubtful=False)

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """Whoever starts a thread is told that it would run when it likes."""
+    with mock.patch.object(threading.Thread, "start", side_effect=AssertionError("a thread in a simulation")):
+        yield
 
 
 @contextmanager

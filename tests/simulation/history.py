@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from metastore.txn import paths
-from metastore.txn.records import Header
+from metastore.txn.records import Header, TransactionKey
 from metastore.types import Changes, Event, Revision
 
 
@@ -111,6 +111,10 @@ class History:
     """What everybody sees once the faults have stopped and everything is done."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     begun: dict[str, Revision] = field(default_factory=dict)
+    pipes: list[tuple[str, str]] = field(default_factory=list)
+    """Topics of which the second has one output for each entry of the first, by the entry's id."""
+    epochs: dict[str, list[tuple[Revision, int]]] = field(default_factory=dict)
+    """Of each transaction key, when it came to which epoch."""
     layouts: dict[str, list[str]] = field(default_factory=dict)
     """Of each topic its segments in the end, parents before their children."""
     broken: list[str] = field(default_factory=list)
@@ -127,11 +131,27 @@ class History:
     def final_reads_committed(self) -> Iterator[Read]:
         return (read for read in self.final_reads if read.isolation == "read_committed")
 
+    def visible_in(self, topic: str) -> Iterator[Seen]:
+        """The entries of a topic in the end."""
+        segments = set(self.layouts[topic])
+        for read in self.final_reads_committed():
+            if read.segment in segments:
+                yield from read.frames
+
+    def epoch_at(self, key: str, revision: Revision) -> int | None:
+        """Of a transaction key, as it was before the change at `revision`."""
+        before = [epoch for changed, epoch in self.epochs.get(key, ()) if changed < revision]
+        return before[-1] if before else None
+
     def hear(self, changes: Changes) -> None:
         """Every change of the store, when it takes effect."""
         for event in changes.events:
             if event.key.startswith(paths.HEADERS):
                 self._hear_header(event, changes.revision)
+            elif event.key.startswith(paths.TRANSACTION_KEYS) and event.record is not None:
+                _, key = paths.parse_transaction_key(event.key)
+                epoch = TransactionKey.decode(event.record.value).epoch
+                self.epochs.setdefault(key, []).append((changes.revision, epoch))
 
     def _hear_header(self, event: Event, revision: Revision) -> None:
         txn_id = event.key.removeprefix(paths.HEADERS)

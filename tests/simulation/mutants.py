@@ -28,8 +28,9 @@ _BEGIN, _END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`before` becomes `after` in the file at `path`. `rule` is what that breaks, with its place in DESIGN §5. `workload` is
-    the one that can show it; the others would only take their turns."""
+    """`before` becomes `after` in the file at `path`. `rule` is what that breaks, with its place in DESIGN §5.
+
+    `workload` is the one that can show it; the others would only take their turns."""
 
     name: str
     rule: str

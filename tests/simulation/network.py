@@ -144,7 +144,8 @@ class Network:
             world.trace.note("network", f"lost answer {given.status} to {request.method} {request.url}")
             world.later(world.faults.random.uniform(0, 1), _fail, answer, NoAnswer("the connection broke"))
             return
-        world.trace.note("network", f"answer {given.status} to {request.method} {request.url}")
+        detail = f": {given.json()['detail']}" if given.status >= 300 else ""
+        world.trace.note("network", f"answer {given.status} to {request.method} {request.url}{detail}")
         world.later(world.faults.delay_s("net_slow"), _give, answer, given)
 
 

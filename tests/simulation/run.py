@@ -16,8 +16,9 @@ from metastore.check import StoreCheck
 from metastore.txn import paths
 from participants.broker.broker import Broker
 from tests.simulation.checkers import judge
+from tests.simulation.client import Doubtful, Refused
 from tests.simulation.cluster import Cluster
-from tests.simulation.entropy import seeded_entropy
+from tests.simulation.entropy import no_threads, seeded_entropy
 from tests.simulation.history import History
 from tests.simulation.loop import Stuck
 from tests.simulation.nemesis import Nemesis
@@ -45,6 +46,7 @@ _BUGS = ("unhandled error", "sweep failed")
 @dataclass(frozen=True, slots=True)
 class Result:
     seed: int
+    workload: str
     violations: list[str]
     lines: list[str]
     digest: str
@@ -55,22 +57,26 @@ class Result:
     transactions: int
 
 
-def run_seed(seed: int, trace_file: IO[str] | None = None) -> Result:
+def run_seed(seed: int, workload: str | None = None, trace_file: IO[str] | None = None) -> Result:
+    """With the workload of this name, or the one that the seed draws."""
     began = time.perf_counter()
     world = World(seed, trace_file)
     history = History()
+    kind = _drawn(world, workload)
     collecting = gc.isenabled()
     gc.disable()  # when it runs depends on what ran before, and finalizers are callbacks
     try:
-        with seeded_entropy(f"{seed}/entropy"):
+        with seeded_entropy(f"{seed}/entropy"), no_threads():
             _listen(world, history)
             try:
-                world.loop.run_until_complete(_life(world, history))
+                world.loop.run_until_complete(_life(world, history, kind))
                 violations = judge(history)
             except Stuck as stuck:
                 violations = [f"nothing hangs: {stuck}"]
             except Unfinished as unfinished:
                 violations = [f"nothing hangs: {unfinished}"]
+            except (Refused, Doubtful) as error:
+                violations = [f"everything is served once nothing fails: {error!r}"]
             finally:
                 world.loop.abandon()
                 world.loop.close()
@@ -79,6 +85,7 @@ def run_seed(seed: int, trace_file: IO[str] | None = None) -> Result:
             gc.enable()
     return Result(
         seed,
+        kind.name,
         violations,
         list(world.trace.lines),
         world.trace.digest,
@@ -90,19 +97,20 @@ def run_seed(seed: int, trace_file: IO[str] | None = None) -> Result:
     )
 
 
-def _drawn(world: World) -> list[type[Workload]]:
-    """Some of the workloads; too many would only make a seed longer."""
-    return [*world.generator("workloads").sample(WORKLOADS, 1), Layout]
+def _drawn(world: World, wanted: str | None) -> type[Workload]:
+    """One workload, beside the operator's; more would only make a seed longer."""
+    drawn = world.generator("workloads").choice(WORKLOADS)
+    return next((kind for kind in WORKLOADS if kind.name == wanted), drawn)
 
 
 class Unfinished(Exception):
     """What has not ended in time although nothing fails any more."""
 
 
-async def _life(world: World, history: History) -> None:
+async def _life(world: World, history: History, kind: type[Workload]) -> None:
     cluster = Cluster(world)
     cluster.store.listeners.append(history.hear)
-    workloads = [kind(cluster, history) for kind in _drawn(world)]
+    workloads = [each(cluster, history) for each in (kind, Layout)]
     await cluster.start()
     for workload in workloads:
         await workload.set_up()
@@ -121,6 +129,8 @@ async def _life(world: World, history: History) -> None:
             for workload in workloads:
                 await workload.finish()
             await asyncio.sleep(TIMEOUT_S + LATE_S)  # what is late arrives
+            for workload in workloads:
+                await workload.drain()
             await _until(lambda: set(history.begun) == set(history.decisions))
             await _compare_mirrors(cluster, history)
             cluster.let_time_pass()

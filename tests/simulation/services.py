@@ -10,22 +10,28 @@ import asyncio
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
+import httpx
 from fastapi import FastAPI
 
 from coordinator.service import CoordinatorService
+from participants.api import subscription_routes
 from participants.broker.broker import Broker
+from participants.broker.messages import Messages
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.service import BrokerService
+from participants.subscription.subscriptions import Subscriptions
 from service.server import HttpServer
 from tests.simulation.bucket import Objects, SimulatedBucket
 from tests.simulation.disk import Device, SimulatedDisk
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
 from tests.simulation.store import SimulatedStore, StoreServer
+from tests.simulation.transport import SimulatedTransport
 
 DATA_DIR = Path("/data")
 MAX_CLOCK_SKEW_MS = 500
@@ -123,6 +129,7 @@ class SimulatedBroker(BrokerService):
     def __init__(self, server: StoreServer, network: Network, process: Process, place: Device | Objects) -> None:
         self._process = process
         self._place = place
+        self._network = network
         super().__init__(
             SimulatedStore(server, process),
             data_dir=DATA_DIR,
@@ -138,9 +145,12 @@ class SimulatedBroker(BrokerService):
         return _APPS[self._process.name]
 
     def _route_to(self, broker: Broker) -> None:
+        broker.peers = httpx.AsyncClient(transport=SimulatedTransport(self._network), trust_env=False)
         stand, new = _stand(f"{self._process.name} routes", broker)
+        subscriptions, _ = _stand(f"{self._process.name} subscriptions", Subscriptions(broker, Messages(broker)))
         if new:
-            super()._route_to(stand)
+            with mock.patch.object(subscription_routes, "Subscriptions", return_value=subscriptions):
+                super()._route_to(stand)
 
     async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:
         loop = asyncio.get_running_loop()

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from tests.simulation.checkers import (
     aborted_reads,
     atomic_visibility,
+    consumption,
     early_reads,
     ends,
+    fencing,
     laws,
     leftovers,
     lost_writes,
@@ -31,6 +33,8 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "snapshot sums": snapshots.check,
     "order": order.check,
     "ends are idempotent": ends.check,
+    "acknowledged exactly when there is an output": consumption.check,
+    "fencing": fencing.check,
     "nothing is left": leftovers.check,
 }
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.base import Workload
+from tests.simulation.workloads.consume import Consume
+from tests.simulation.workloads.keyed import Keyed
 from tests.simulation.workloads.log import Log
 
-WORKLOADS: tuple[type[Workload], ...] = (Bank, Bank, Log)
+WORKLOADS: tuple[type[Workload], ...] = (Bank, Bank, Consume, Keyed, Log)
 """Drawn from, so the bank comes twice as often."""

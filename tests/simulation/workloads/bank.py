@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.simulation.client import Doubtful, Refused, SegmentPlace
-from tests.simulation.history import End, Outcome, Read
+from tests.simulation.history import Read
 from tests.simulation.workloads.base import Actor, Workload
 
 TOPICS = 3
@@ -21,6 +21,8 @@ TIMEOUT_MS = (1_500, 8_000, 30_000)
 
 
 class Bank(Workload):
+    name = "bank"
+
     async def set_up(self) -> None:
         random = self.world.generator("bank")
         for number in range(TOPICS):
@@ -48,15 +50,15 @@ class Teller(Actor):
         try:
             await asyncio.gather(*works)
         except (Refused, Doubtful):
-            await self._end(txn_id, commit=False)
+            await self.end(txn_id, commit=False)
             return
         if random.random() < 0.1:
             await asyncio.sleep(random.uniform(0, 10))
         fate = random.random()
         if fate < 0.8:
-            await self._end(txn_id, commit=True, writers=writers[:1] if void or random.random() < 0.3 else None)
+            await self.end(txn_id, commit=True, writers=writers[:1] if void or random.random() < 0.3 else None)
         elif fate < 0.95:
-            await self._end(txn_id, commit=False)
+            await self.end(txn_id, commit=False)
 
     def _account(self) -> str:
         return f"account-{self.random.randrange(ACCOUNTS)}"
@@ -70,20 +72,6 @@ class Teller(Actor):
         topics = self.workload.topics
         topic = topics[int(account.rpartition("-")[2]) % len(topics)]
         await self.write(topic, account, amount, txn_id=txn_id, writer=writer)
-
-    async def _end(self, txn_id: str, *, commit: bool, writers: tuple[str, ...] | None = None) -> None:
-        end = End(txn_id, commit, self.name, writers)
-        self.history.ends.append(end)
-        try:
-            if commit:
-                await self.client.commit(txn_id, writers)
-            else:
-                await self.client.abort(txn_id)
-        except Refused as refused:
-            end.code = refused.code
-            end.outcome = Outcome.UNKNOWN if refused.doubtful else Outcome.FAILED
-        else:
-            end.outcome = Outcome.OK
 
 
 class Auditor(Actor):

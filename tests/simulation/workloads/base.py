@@ -9,20 +9,20 @@ from random import Random
 
 from tests.simulation.client import Client, Doubtful, Refused, SegmentPlace, parse_position
 from tests.simulation.cluster import Cluster
-from tests.simulation.history import History, Outcome, Read, Write
+from tests.simulation.history import End, History, Outcome, Read, Write
 from tests.simulation.processes import Process
 
 
 class Workload(ABC):
     """`set_up` while nothing fails, then `start`; `finish` and `read_everything` when nothing fails any more."""
 
-    topics: list[str]
+    name: str
 
     def __init__(self, cluster: Cluster, history: History) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.history = history
-        self.topics = []
+        self.topics: list[str] = []
         self.processes: list[Process] = []
         self.stopping = False
         self._running: list[asyncio.Task[None]] = []
@@ -59,6 +59,10 @@ class Workload(ABC):
                 self.world.loop.thaw(process)
             if process.alive:
                 await running
+
+    async def drain(self) -> None:
+        """Bring what the clients have left to an end; here there is nothing."""
+        return
 
     async def read_everything(self) -> None:
         """What everybody sees in the end."""
@@ -172,3 +176,18 @@ class Actor(ABC):
         write.outcome = Outcome.OK
         write.ended = loop.time()
         return write
+
+    async def end(self, txn_id: str, *, commit: bool, writers: tuple[str, ...] | None = None) -> None:
+        """Commit or abort, and write down what came of it. Raises as the client."""
+        end = End(txn_id, commit, self.name, writers)
+        self.history.ends.append(end)
+        try:
+            if commit:
+                await self.client.commit(txn_id, writers)
+            else:
+                await self.client.abort(txn_id)
+        except Refused as refused:
+            end.code = refused.code
+            end.outcome = Outcome.UNKNOWN if refused.doubtful else Outcome.FAILED
+            raise
+        end.outcome = Outcome.OK

@@ -10,6 +10,8 @@ from tests.simulation.workloads.base import Actor, Workload
 class Layout(Workload):
     """Without topics of its own."""
 
+    name = "layout"
+
     async def set_up(self) -> None:
         """There is nothing to set up."""
 

@@ -13,6 +13,8 @@ KEYS = 5
 
 
 class Log(Workload):
+    name = "log"
+
     async def set_up(self) -> None:
         await self.create_topic("log", self.world.generator("log"))
 

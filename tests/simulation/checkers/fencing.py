@@ -1,0 +1,27 @@
+"""Under a transaction key each version is committed once, in the order of the versions, and never under an epoch that
+had been taken over when it was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.simulation.history import History
+
+
+def check(history: History) -> Iterable[str]:
+    last: dict[tuple[str | None, str], tuple[int, int]] = {}
+    for txn_id, decision in sorted(history.decisions.items(), key=lambda item: item[1].revision):
+        header = decision.header
+        if header.key is None or not decision.committed:
+            continue
+        assert header.version is not None and header.epoch is not None
+        key = (header.owner, header.key)
+        version, epoch = last.get(key, (-1, -1))
+        if header.version <= version:
+            yield f"{txn_id} committed version {header.version} of {header.key} behind version {version}"
+        if header.epoch < epoch:
+            yield f"{txn_id} committed under epoch {header.epoch} of {header.key} behind one under epoch {epoch}"
+        current = history.epoch_at(header.key, decision.revision)
+        if current is not None and header.epoch != current:
+            yield f"{txn_id} committed under epoch {header.epoch} of {header.key} when it was at {current}"
+        last[key] = (header.version, header.epoch)

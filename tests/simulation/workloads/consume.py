@@ -1,0 +1,109 @@
+"""Consume, transform, produce: a consumer writes an output for each input and acknowledges it in the same transaction.
+
+So every input has exactly one output in the end, whoever of the consumers was killed, frozen, fenced or left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+from tests.simulation.client import Doubtful, Refused
+from tests.simulation.workloads.base import Actor, Workload
+
+PRODUCERS = 1
+CONSUMERS = 3
+SUBSCRIPTION = "packing"
+TIMEOUT_MS = (4_000, 20_000)
+
+
+class Consume(Workload):
+    name = "consume"
+
+    async def set_up(self) -> None:
+        random = self.world.generator("consume")
+        self.orders = await self.create_topic("orders", random)
+        self.parcels = await self.create_topic("parcels", random)
+        self.history.pipes.append((self.orders, self.parcels))
+        kind = random.choice(("shared", "shared", "failover", "exclusive"))
+        await self.client(random).subscribe(self.orders, SUBSCRIPTION, kind)
+
+    def start(self) -> None:
+        for number in range(PRODUCERS):
+            self.employ(f"shop-{number}", Shop)
+        for number in range(CONSUMERS):
+            self.employ(f"packer-{number}", Packer)
+
+    async def drain(self) -> None:
+        """One more consumer packs what the others have left, once what they hold has returned."""
+        process = self.world.process("last packer")
+        packer = Packer(self, "last packer", self.world.generator("last packer"))
+        packer.patient = True
+        self.processes.append(process)
+        await process.spawn(packer.pack_everything())
+
+
+class Shop(Actor):
+    async def act(self) -> None:
+        assert isinstance(self.workload, Consume)
+        await self.write(self.workload.orders, f"order-{self.random.randrange(20)}", 0, producer=self.name)
+
+
+class Packer(Actor):
+    patient = False
+    """Commits whatever it has begun; the others change their minds."""
+    _life = 0
+
+    async def act(self) -> None:
+        await self._pack()
+
+    async def pack_everything(self) -> None:
+        """Until nothing was given for longer than a consumer may be silent and a transaction open."""
+        quiet_s = 0.0
+        while quiet_s < 70:
+            began = self.workload.world.loop.time()
+            try:
+                packed = await self._pack()
+            except (Refused, Doubtful):
+                packed = 1
+                await asyncio.sleep(1)
+            quiet_s = 0 if packed else quiet_s + self.workload.world.loop.time() - began
+
+    async def _pack(self) -> int:
+        workload = self.workload
+        assert isinstance(workload, Consume)
+        try:
+            given = await self.client.receive(workload.orders, SUBSCRIPTION, f"{self.name}/{self._life}", 5)
+        except Doubtful:
+            self._life += 1
+            raise
+        if not given:
+            await asyncio.sleep(1)
+            return 0
+        txn_id = await self.client.begin(self.random.choice(TIMEOUT_MS))
+        works = [self._output(txn_id, message) for message in given]
+        works.append(self._acknowledge(txn_id, given))
+        try:
+            await asyncio.gather(*works)
+        except (Refused, Doubtful):
+            await self.end(txn_id, commit=False)
+            await self.client.redeliver(workload.orders, SUBSCRIPTION, [each["message_id"] for each in given])
+            raise
+        fate = self.random.random()
+        if self.patient or fate < 0.85:
+            await self.end(txn_id, commit=True)
+        elif fate < 0.95:
+            await self.end(txn_id, commit=False)
+        return len(given)
+
+    async def _output(self, txn_id: str, message: dict[str, Any]) -> None:
+        assert isinstance(self.workload, Consume)
+        order = json.loads(base64.b64decode(message["value_base64"]))
+        await self.write(self.workload.parcels, order["id"], 0, txn_id=txn_id)
+
+    async def _acknowledge(self, txn_id: str, given: list[dict[str, Any]]) -> None:
+        assert isinstance(self.workload, Consume)
+        ids = [message["message_id"] for message in given]
+        await self.client.acknowledge(self.workload.orders, SUBSCRIPTION, ids, txn_id)
