@@ -122,7 +122,7 @@ class EtcdStore(StoredIndexes):
         deadline_ms: int = 5_000,
         max_txn_ops: int | None = None,
         max_request_bytes: int = 1_000_000,
-        pipeline: int = 2,
+        pipeline: int = 3,
         on_group: Callable[[int], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> EtcdStore:
