@@ -4,6 +4,8 @@ Every broker answers that for itself, from what it sees announced in the store, 
 
     nobody owns it, or its owner is not announced any more   the wanted broker takes it
     it is ours, and somebody else is wanted                  we drain it, let go of the record, and he takes it
+    the record says that it is ours, and we do not have it   the same, without anything to drain: a claim of ours has
+                                                             landed after we had turned away
 
 Wanted is, among the brokers announced with the segment's storage, the one with the highest hash of (broker, segment): a
 broker that comes or goes moves only its own share. Brokers that see different things for a moment disagree harmlessly:
@@ -17,16 +19,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import structlog
 
 from metastore.api import MetadataStore
 from metastore.background import in_background
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.keys import unescape
 from metastore.txn import paths
-from metastore.types import Event
+from metastore.types import Event, Record
 from metastore.watches import Mirror
 from participants.records import OwnerRecord, ProcessRecord, SegmentRecord
 from participants.signal import Signal
@@ -64,12 +68,13 @@ class Ownership:
         *,
         kept: Callable[[], Iterable[str]],
         take: Callable[[str], None],
-        give_up: Callable[[str], Awaitable[None]],
+        give_up: Callable[[str], Coroutine[Any, Any, None]],
         deposed: Callable[[str, OwnerRecord], None],
         owned: Callable[[str], None],
         seen: Callable[[str, SegmentRecord], None],
         settle_ms: int = SETTLE_MS,
     ) -> None:
+        self._store = store
         self._broker = broker
         self._storage = storage
         self._kept = kept
@@ -82,7 +87,7 @@ class Ownership:
         self._announced = Mirror(store, paths.BROKERS, self._announcement)
         self._owners = Mirror(store, paths.SEGMENT_OWNERS, self._owner)
         self._segments = Mirror(store, paths.SEGMENTS, self._segment)
-        self._of_storage: set[str] = set()
+        self._of_storage: dict[str, None] = {}
         """The segments whose ledgers lie here. Kept by events: looking at every record each time would be slow."""
         self.changed = Signal()
         """Something was announced, taken or created."""
@@ -142,10 +147,10 @@ class Ownership:
         segment_id = unescape(event.key.removeprefix(paths.SEGMENTS))
         record = SegmentRecord.decode(event.record.value) if event.record is not None else None
         if record is not None and record.storage == self._storage and record.state != "deleted":
-            self._of_storage.add(segment_id)
+            self._of_storage[segment_id] = None
             self._seen(segment_id, record)
         else:
-            self._of_storage.discard(segment_id)
+            self._of_storage.pop(segment_id, None)
         self.changed.notify()
 
     def _is_announced(self, broker: str) -> bool:
@@ -181,6 +186,8 @@ class Ownership:
                     self._move(segment_id)
             elif is_wanted and self._is_free(segment_id):
                 self._take(segment_id)
+            elif not is_wanted and (record := self._claimed(segment_id)):
+                self._in_turn(segment_id, self._let_go(record))
 
     def _is_free(self, segment_id: str) -> bool:
         record = self._owners.records.get(paths.segment_owner(segment_id))
@@ -189,14 +196,30 @@ class Ownership:
         owner = OwnerRecord.decode(record.value)
         return not owner.broker or (self.may_take(owner) and (owner.broker == self._broker or self._settled()))
 
-    def _move(self, segment_id: str) -> None:
-        if segment_id not in self._moving and len(self._moving) < _MOVES_AT_ONCE:
-            log.info("segment moves to another broker", segment=segment_id)
-            task = in_background(self._moved(segment_id), f"give up {segment_id}")
-            self._moving[segment_id] = task
+    def _claimed(self, segment_id: str) -> Record | None:
+        """The owner's record, when it names this broker."""
+        record = self._owners.records.get(paths.segment_owner(segment_id))
+        return record if record and OwnerRecord.decode(record.value).broker == self._broker else None
 
-    async def _moved(self, segment_id: str) -> None:
+    def _move(self, segment_id: str) -> None:
+        if self._in_turn(segment_id, self._give_up(segment_id)):
+            log.info("segment moves to another broker", segment=segment_id)
+
+    def _in_turn(self, segment_id: str, giving_up: Coroutine[Any, Any, None]) -> bool:
+        if segment_id in self._moving or len(self._moving) >= _MOVES_AT_ONCE:
+            giving_up.close()
+            return False
+        self._moving[segment_id] = in_background(self._moved(segment_id, giving_up), f"give up {segment_id}")
+        return True
+
+    async def _moved(self, segment_id: str, giving_up: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._give_up(segment_id)
+            await giving_up
         finally:
             del self._moving[segment_id]  # the next one goes with the next look, which the record's change brings on
+
+    async def _let_go(self, record: Record) -> None:
+        """The record as it was seen: when it is not so any more, there is nothing to let go of."""
+        owner = OwnerRecord(broker="", url="", generation=OwnerRecord.decode(record.value).generation)
+        with suppress(CheckFailed, StoreUnavailable, OutcomeUnknown):  # the next look is soon
+            await self._store.apply(self._store.batch().replace(record, owner.encode()))

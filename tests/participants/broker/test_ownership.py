@@ -16,7 +16,9 @@ import pytest
 from obstore.store import MemoryStore
 
 from metastore.errors import StoreUnavailable
+from metastore.txn import paths
 from participants.broker.ownership import wanted
+from participants.records import OwnerRecord
 from participants.segment.segment import STALE_READ_S
 from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.shared import SharedBroker, owner_of
@@ -273,6 +275,24 @@ async def test_a_record_that_cannot_be_given_up_now_is_given_up_later(start: Sta
     second = await start()
     goal = await spread([first, second], names)
     assert second in goal.values()
+
+
+async def test_a_claim_that_lands_after_its_broker_has_turned_away_is_given_back(start: Start, world: World) -> None:
+    """Found by `make simulate SEED=263`: the record named a broker that lives, does not have the segment and is not
+    wanted, so it was nobody's to take, for ever."""
+    brokers = [await start(), await start()]
+    names = await create(brokers[0])
+    goal = await spread(brokers, names)
+    (name,) = names
+    (other,) = (each for each in brokers if each is not goal[name])
+    generation = goal[name].broker.served[name].ownership.generation
+    late = OwnerRecord(broker=other.broker.id, url=other.url, generation=generation + 1)
+    await world.store.apply(world.store.batch().put(paths.segment_owner(name), late.encode()))
+    segment = await goal[name].serving(name)
+    while segment.ownership.generation <= late.generation:
+        await asyncio.sleep(0.001)
+        segment = await goal[name].serving(name)
+    assert await publish(segment, "goes on")
 
 
 async def test_nobody_moves_a_segment_while_announcements_come_and_go(start: Start, world: World) -> None:
