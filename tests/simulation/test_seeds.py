@@ -1,6 +1,6 @@
 """Goal: every promise holds in worlds in which everything fails.
 
-Method: two hundred seeds; `make simulate` runs more. The workload `log` has plain producers only, no transactions.
+Method: three hundred seeds; `make simulate` runs more. The workload `log` has plain producers only, no transactions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.run import run_seed
 
 
-@pytest.mark.parametrize("seed", range(1, 201))
+@pytest.mark.parametrize("seed", range(1, 301))
 def test_seed(seed: int) -> None:
     result = run_seed(seed)
     assert not result.violations, f"replay: make simulate SEED={seed}"
