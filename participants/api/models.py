@@ -364,10 +364,21 @@ class SubscriptionRequest(Request):
     max_redeliveries: Annotated[int, Field(ge=0, le=1000)] | None = None
 
 
+SUBSCRIPTION_SEGMENT = {
+    "segment": _SEGMENT,
+    "mark_delete": "7:11",
+    "backlog": 3,
+    "unacked": 1,
+    "pending_acks": {_TXN_ID: 1},
+}
+
+
 class SubscriptionSegment(BaseModel):
     """One segment of a subscription, in messages that can be read: `backlog` are those that are not acknowledged;
     `unacked` of these were given to a consumer; `pending_acks`, by transaction, are acknowledged by an open one and not
     among the `unacked`. Everything up to the entry `mark_delete` is acknowledged."""
+
+    model_config = example(**SUBSCRIPTION_SEGMENT)
 
     segment: str
     mark_delete: str
@@ -385,9 +396,7 @@ class SubscriptionInfo(BaseModel):
         dead_letter_topic=None,
         max_redeliveries=None,
         consumers=["billing-1"],
-        segments=[
-            {"segment": _SEGMENT, "mark_delete": "7:11", "backlog": 3, "unacked": 1, "pending_acks": {_TXN_ID: 1}}
-        ],
+        segments=[SUBSCRIPTION_SEGMENT],
     )
 
     topic: str

@@ -14,6 +14,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import SubscriptionRecord
 from participants.api.models import (
     DEFAULT_MAX_REDELIVERIES,
+    SUBSCRIPTION_SEGMENT,
     AckMessagesAnswer,
     AckMessagesRequest,
     ReceiveAnswer,
@@ -258,7 +259,8 @@ def _add_share_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptio
     @api.get(
         f"{ROOT}/share",
         tags=["between brokers"],
-        responses=problems(ErrorCode.NOT_FOUND, 422, 503),
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503)
+        | {200: {"content": {"application/json": {"example": [SUBSCRIPTION_SEGMENT]}}}},
         dependencies=[on_topic("consume")],
     )
     async def get_share(topic: TopicPath, subscription: NamePath) -> list[SubscriptionSegment]:

@@ -43,7 +43,8 @@ async def test_a_child_waits_for_what_is_undecided_in_its_sealed_parent(
 
     async def publish(value: str, **params: str) -> None:
         body = {"messages": [{"key": KEY, "value": value}]}
-        answer = await owner.http.post("/v1/topics/t/messages", params=params, json=body)
+        while (answer := await owner.http.post("/v1/topics/t/messages", params=params, json=body)).status_code == 503:
+            await asyncio.sleep(0.001)  # the child is being opened
         assert answer.status_code == 200, answer.text
 
     txn = await world.begin()
