@@ -36,12 +36,12 @@ been whole.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
 from metastore.txn.ids import TxnId
+from participants.ledger.crc import crc32
 from participants.ledger.position import Position
 
 FORMAT_VERSION = 1
@@ -182,7 +182,7 @@ def finish(draft: Draft, payload: bytes | memoryview, durable: int) -> bytes:
     if not 0 <= durable <= entry:
         raise ValueError(f"entry {entry} cannot have been written behind {durable} durable ones")
     _U64.pack_into(body, _DURABLE_IN_BODY, durable)
-    crc = zlib.crc32(payload, zlib.crc32(body))
+    crc = crc32(payload, crc32(body))
     return _PREFIX.pack(draft.size - _PREFIX.size, crc) + body
 
 
@@ -230,7 +230,7 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
         raise IncompleteFrame(_PREFIX.size + length)
     start = offset + _PREFIX.size
     end = start + length
-    if zlib.crc32(view[start:end]) != crc:
+    if crc32(view[start:end]) != crc:
         raise CorruptFrame("the frame does not match its CRC")
     return _decode_header(view, offset, end)
 

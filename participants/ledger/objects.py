@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import struct
 import sys
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
 from metastore import keys
 from participants.ledger.bucket import Bucket
+from participants.ledger.crc import crc32
 from participants.ledger.frames import FrameError, peek
 from participants.ledger.local_files import segment_directory
 from participants.ledger.position import Position
@@ -68,13 +68,13 @@ class ObjectHeader:
 
     def encode(self) -> bytes:
         body = _BODY.pack(self.kind, self.token, self.first, self.durable)
-        return _MAGIC + _CRC.pack(zlib.crc32(body)) + body
+        return _MAGIC + _CRC.pack(crc32(body)) + body
 
     @classmethod
     def decode(cls, content: bytes, name: str) -> ObjectHeader:
         """Raises `LedgerCorrupt`."""
         body = content[_BODY_OFFSET:HEADER_BYTES]
-        if len(body) < _BODY.size or content[:_BODY_OFFSET] != _MAGIC + _CRC.pack(zlib.crc32(body)):
+        if len(body) < _BODY.size or content[:_BODY_OFFSET] != _MAGIC + _CRC.pack(crc32(body)):
             raise LedgerCorrupt(f"{name} is no object of a ledger, or is damaged")
         kind, token, first, durable = _BODY.unpack(body)
         if kind > Kind.FENCE:
@@ -191,13 +191,13 @@ class ObjectIndex:
     def encode(self) -> bytes:
         numbers = array("Q", [len(self.firsts), *self.firsts, *self.offsets])
         body = _little_endian(numbers).tobytes()
-        return _INDEX_MAGIC + _CRC.pack(zlib.crc32(body)) + body
+        return _INDEX_MAGIC + _CRC.pack(crc32(body)) + body
 
     @classmethod
     def decode(cls, content: bytes) -> ObjectIndex | None:
         """None when this is no whole index: everything it says can be read from the objects, too."""
         head, body = content[:_INDEX_HEAD_BYTES], content[_INDEX_HEAD_BYTES:]
-        if head != _INDEX_MAGIC + _CRC.pack(zlib.crc32(body)) or len(body) % 8 or len(body) < 16:
+        if head != _INDEX_MAGIC + _CRC.pack(crc32(body)) or len(body) % 8 or len(body) < 16:
             return None
         numbers = _little_endian(array("Q", body))
         objects = numbers[0]

@@ -13,10 +13,10 @@ the file was not restored) everything still works, by reading the ledger through
 from __future__ import annotations
 
 import sys
-import zlib
 from array import array
 from pathlib import Path
 
+from participants.ledger.crc import crc32
 from participants.ledger.disk import Disk, read_file, replace_file
 
 _MAGIC = b"mtxnseal"
@@ -30,7 +30,7 @@ class MarkDamaged(Exception):
 def write_mark(disk: Disk, path: Path, offsets: array[int]) -> None:
     """Durable when it returns. Raises `OSError`."""
     body = _little_endian(offsets).tobytes()
-    replace_file(disk, path, [_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body])
+    replace_file(disk, path, [_MAGIC, crc32(body).to_bytes(4, "little"), body])
 
 
 def read_mark(disk: Disk, path: Path) -> array[int] | None:
@@ -42,7 +42,7 @@ def read_mark(disk: Disk, path: Path) -> array[int] | None:
     body = content[_HEAD_BYTES:]
     if content[: len(_MAGIC)] != _MAGIC or len(body) < 8 or len(body) % 8:
         raise MarkDamaged(f"{path.name} is not a seal mark")
-    if int.from_bytes(content[len(_MAGIC) : _HEAD_BYTES], "little") != zlib.crc32(body):
+    if int.from_bytes(content[len(_MAGIC) : _HEAD_BYTES], "little") != crc32(body):
         raise MarkDamaged(f"{path.name} does not match its CRC")
     offsets = array("Q", bytes(body))
     return _little_endian(offsets)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 import uuid
-import zlib
 from typing import Any
 
+from participants.ledger.crc import crc32
 from participants.ledger.storage import StorageRefused
 
 FILE_NAME = "storage.json"
@@ -43,7 +43,7 @@ def parse(where: str, content: bytes) -> str:
 
 
 def _sum(storage_id: str) -> str:
-    return f"{zlib.crc32(storage_id.encode()):08x}"
+    return f"{crc32(storage_id.encode()):08x}"
 
 
 def lost(where: str) -> StorageRefused:
