@@ -42,6 +42,7 @@ class BrokerService:
     """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not.
 
     Its ledgers are local files in `data_dir`, or objects below the URL `storage` (see `Bucket.open`); one of the two.
+    `peer_token` is what it shows to other brokers where it asks in nobody's name.
     Without `exposure` only this machine may connect; raises `InvalidExposure` for another `host` then.
     """
 
@@ -57,6 +58,7 @@ class BrokerService:
         exposure: Exposure | None = None,
         reconcile_interval_ms: int = 5_000,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
+        peer_token: str | None = None,
         clock: Clock = wall_clock_ms,
     ) -> None:
         self._store = store
@@ -73,6 +75,7 @@ class BrokerService:
         self._storage: LedgerStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
         self._max_ledger_bytes = max_ledger_bytes
+        self._peer_token = peer_token
         self._registration: Ephemeral | None = None
         self.broker: Broker | None = None
 
@@ -100,6 +103,7 @@ class BrokerService:
             metrics=self._metrics,
             reconcile_interval_ms=self._reconcile_interval_ms,
             max_ledger_bytes=self._max_ledger_bytes,
+            peer_token=self._peer_token,
         )
         self._route_to(self.broker)
         await self.broker.start()

@@ -44,6 +44,14 @@ MaxLedgerOption = Annotated[
 AdvertiseOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Where others reach it. [default: http(s)://<host>:<port>]")
 ]
+PeerTokenOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="METATXN_PEER_TOKEN",
+        metavar="TOKEN",
+        help="What it shows to other brokers when it puts dead letters into their segments. Better in the variable.",
+    ),
+]
 LogOption = Annotated[str, typer.Option(help="debug, info, warning or error; on standard error.")]
 
 
@@ -152,6 +160,7 @@ def broker(
     port: PortOption = BROKER_PORT,
     max_ledger_bytes: MaxLedgerOption = None,
     advertise_url: AdvertiseOption = None,
+    peer_token: PeerTokenOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -166,7 +175,7 @@ def broker(
     async def run(stack: AsyncExitStack) -> None:
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
-        where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
+        where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url, "peer_token": peer_token}
         settings = {"max_ledger_bytes": max_ledger_bytes}
         service = made("broker", opened, settings, data_dir=data_dir, storage=storage, **where, exposure=exposed)
         await started(stack, service, "broker", "--port", port, data_dir)

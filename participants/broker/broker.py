@@ -61,6 +61,7 @@ class Broker:
         reconcile_interval_ms: int,
         settle_ms: int = SETTLE_MS,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
+        peer_token: str | None = None,
     ) -> None:
         self.store = store
         self.topics = Topics(store)
@@ -96,6 +97,8 @@ class Broker:
         self._opened = Signal()
         self.peers: httpx.AsyncClient | None = None
         """The way to other brokers, once there is something to ask them: making one is slow."""
+        self.authorization = f"Bearer {peer_token}" if peer_token else None
+        """What this broker shows to others where no caller has shown anything; None: nothing."""
         self._exit = AsyncExitStack()
         self._reconciler: asyncio.Task[None] | None = None
         self._resyncs_counted = 0

@@ -213,7 +213,9 @@ class Subscriptions:
     # -- dead letters ------------------------------------------------------------------------------------------
 
     async def _publish(self, topic: str, message: Message, producer: str, sequence: int) -> object:
-        return await self._messages.publish(topic, [message], PublishOptions(None, producer, sequence))
+        """In nobody's name but the broker's own: whoever made the subscription had the right, then."""
+        options = PublishOptions(None, producer, sequence, self._broker.authorization)
+        return await self._messages.publish(topic, [message], options)
 
 
 def _one_error(errors: Sequence[BaseException], shares: int) -> BaseException:

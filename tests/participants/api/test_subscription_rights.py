@@ -1,15 +1,23 @@
 """Goal: consuming needs the right to consume, dropping the one to administer, dead letters the one to produce there,
 and an acknowledgement inside a transaction is its owner's.
 
-Method: both services on sockets, with a token file. Scenarios 13-16.
+Method: both services on sockets, or two brokers, with a token file. Scenarios 13-16.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
+
+from metastore.backends.memory import MemoryStore
+from metastore.txn.store import INDEXES
+from participants.service import BrokerService
+from service.exposure import open_exposure
 from tests.service.secured import Caller, secured
-from tests.service.security import TokenFile
+from tests.service.security import TokenFile, bearer
 
 SUBSCRIPTION = "/v1/topics/t/subscriptions/s"
 DEFINITION = {"type": "shared", "initial": "earliest"}
@@ -70,3 +78,42 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
         assert await status(consumer, "DELETE", SUBSCRIPTION) == 403
         assert await status(consumer, "DELETE", f"{SUBSCRIPTION}/share") == 403
         assert await status(boss, "DELETE", SUBSCRIPTION) == 204
+
+
+async def test_a_dead_letter_goes_to_another_broker_in_the_name_of_the_broker_that_sends_it(tmp_path: Path) -> None:
+    """Its caller has no right there, and is gone; what is told, and nothing else, is the broker's own token."""
+    tokens = TokenFile(tmp_path)
+    boss = tokens.add("boss", admin=True)
+    consumer = tokens.add("consumer", topics={"public/default/t": "consume"})
+    peer = tokens.add("brokers", topics={"public/default/dead": "produce"})
+    exposure = open_exposure(token_file=tokens.path)
+    async with AsyncExitStack() as stack:
+        store = MemoryStore(INDEXES)
+        stack.push_async_callback(store.close)
+
+        async def broker(name: str, peer_token: str | None = None) -> httpx.AsyncClient:
+            data_dir = tmp_path / name
+            service = BrokerService(store, data_dir=data_dir, port=0, exposure=exposure, peer_token=peer_token)
+            stack.push_async_callback(service.stop)
+            await service.start()
+            return await stack.enter_async_context(
+                httpx.AsyncClient(base_url=service.url, headers=bearer(boss), timeout=60)
+            )
+
+        here, elsewhere = await broker("here", peer_token=peer), await broker("elsewhere")
+        assert (await elsewhere.post("/v1/topics", json={"name": "dead"})).status_code == 201
+        assert (await here.post("/v1/topics", json={"name": "t"})).status_code == 201
+        limits = {"dead_letter_topic": "dead", "max_redeliveries": 0}
+        assert (await here.put(SUBSCRIPTION, json=DEFINITION | limits)).status_code == 200
+        await here.post("/v1/topics/t/messages", json={"messages": [{"value": "poison"}]})
+        here.headers.update(bearer(consumer))
+        given = await here.post(f"{SUBSCRIPTION}/receive", json={"consumer": "c"})
+        assert [message["value"] for message in given.json()["messages"]] == ["poison"]
+        assert (await here.post(f"{SUBSCRIPTION}/redeliver", json={})).json() == {"redelivered": 1}
+        letters: list[str] = []
+        while not letters:
+            page = await elsewhere.get("/v1/topics/dead/messages", params={"wait_ms": 20_000})
+            letters = [message["value"] for message in page.json()["messages"]]
+        assert letters == ["poison"]
+        while (await here.get(SUBSCRIPTION)).json()["segments"][0]["backlog"]:
+            await asyncio.sleep(0.01)
