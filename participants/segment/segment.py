@@ -44,7 +44,7 @@ from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
 from participants.signal import Signal
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
-from participants.txn.header_mirror import HeaderMirror
+from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.materializer import materialize
 from participants.txn.refusals import prepared, refusal
 from service.problems import ErrorCode, ServiceError
@@ -123,6 +123,7 @@ class Segment:
         self._store = store
         self._txns = TxnStore(store)
         self._mirror = mirror
+        self._headers = Follower(mirror, self._on_final)
         self._clock = clock
         self._metrics = metrics
         self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics)
@@ -303,7 +304,7 @@ class Segment:
     def _drop_intent(self, transaction: TrackedTransaction, intent: int, *, maybe_stored: bool) -> None:
         self.buffer.unpin(transaction, intent, maybe_stored=maybe_stored)
         if self.buffer.get(transaction.txn_id) is None:
-            self._mirror.unfollow(transaction.txn_id, self._on_final)
+            self._headers.unfollow(transaction.txn_id)
         self.advanced()
 
     def _arrive(self, scope: Scope) -> tuple[asyncio.Future[None] | None, asyncio.Future[None]]:
@@ -337,7 +338,7 @@ class Segment:
     def _track(self, txn_id: TxnId) -> TrackedTransaction:
         """Follow the header before anything is stored for the transaction, so that no decision can be missed."""
         transaction = self.buffer.track(txn_id, self._clock())
-        self._mirror.follow(txn_id, self._on_final)
+        self._headers.follow(txn_id)
         return transaction
 
     def follow_recovered(self, txn_id: TxnId) -> None:
@@ -393,7 +394,7 @@ class Segment:
         )
         if not self.lost:
             self.buffer.forget(transaction)
-            self._mirror.unfollow(transaction.txn_id, self._on_final)
+            self._headers.unfollow(transaction.txn_id)
 
     async def reconcile(self) -> None:
         """Act on final or absent headers of what is undecided here, and adopt operations that memory lacks
@@ -640,8 +641,7 @@ class Segment:
         """Stop admitting, let begun appends end, stop the background work. What is undone is redone by recovery."""
         self.lost = self.lost or "the broker closes it"
         self.changed.notify()
-        for transaction in self.buffer.tracked():
-            self._mirror.unfollow(transaction.txn_id, self._on_final)
+        self._headers.close()
         self.subscriptions.close()
         ledger = self.ledgers.open
         # A failed ledger stays as it is until recovery seals it: this object alone knows how far it was durable.

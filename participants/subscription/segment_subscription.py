@@ -43,7 +43,7 @@ from participants.subscription.pending_acks import Ack, AckConflict, AckState, P
 from participants.subscription.places import START, Place, Span, entry_span, message_span
 from participants.subscription.ranges import RangeSet
 from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
-from participants.txn.header_mirror import HeaderMirror
+from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared, refusal
 from service.problems import ErrorCode, ServiceError
 from service.retry import until_it_succeeds
@@ -101,6 +101,7 @@ class SegmentSubscription:
         self.dropped = False
         self._store = store
         self._mirror = mirror
+        self._headers = Follower(mirror, self._on_final)
         self._op_numbers = op_numbers
         self._metrics = metrics
         self._message_counts = message_counts
@@ -182,7 +183,7 @@ class SegmentSubscription:
 
     def reserve(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
         """Right after `check`, with nothing awaited in between."""
-        self._mirror.follow(txn_id, self._on_final)  # before anything is stored, so that no decision is missed
+        self._headers.follow(txn_id)  # before anything is stored, so that no decision is missed
         for ack in acks:
             self.pending.reserve(txn_id, ack)
             self.deliveries.reserved(ack.span)
@@ -249,7 +250,7 @@ class SegmentSubscription:
             self.pending.release(txn_id, ack)
         self._settle([ack.span for ack in acks], keep_held=True)
         if self.pending.get(txn_id) is None and txn_id not in self._finishing:
-            self._mirror.unfollow(txn_id, self._on_final)
+            self._headers.unfollow(txn_id)
 
     async def acknowledge(self, acks: Iterable[Ack]) -> None:
         """Outside of a transaction, right after `check`. Returns once it is durable.
@@ -276,7 +277,7 @@ class SegmentSubscription:
         found = {TxnId.parse(entry.split("/")[2]) for entry in entries}
         missing = [txn_id for txn_id in found if self.pending.get(txn_id) is None and txn_id not in self._finishing]
         for txn_id in missing:
-            self._mirror.follow(txn_id, self._on_final)
+            self._headers.follow(txn_id)
         acks = {txn_id: await self._stored_acks(txn_id) for txn_id in missing}
         headers = await self._mirror.read(missing)
         for txn_id, record in headers.items():
@@ -337,7 +338,7 @@ class SegmentSubscription:
 
         await until_it_succeeds(once, MetastoreError, self._report)
         self._finishing.discard(txn_id)
-        self._mirror.unfollow(txn_id, self._on_final)
+        self._headers.unfollow(txn_id)
 
     async def _commit(self, txn_id: TxnId, counted: Sequence[str] | None) -> None:
         """The cursor is durable before this returns, and only then may the operations go (DESIGN §5.10)."""
@@ -602,8 +603,7 @@ class SegmentSubscription:
 
     def close(self) -> None:
         """Its tasks belong to the segment and end with it."""
-        for txn_id in {*(each.txn_id for each in self.pending), *self._finishing}:
-            self._mirror.unfollow(txn_id, self._on_final)
+        self._headers.close()
 
     @property
     def is_gone(self) -> bool:

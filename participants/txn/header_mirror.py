@@ -93,3 +93,29 @@ class HeaderMirror:
         header = Header.decode(event.record.value)
         for listener in list(listeners):
             listener(paths.txn_id_of_header(event.key), header)
+
+
+class Follower:
+    """All that one listener follows. Once it is closed nothing is followed any more, also not by work that was waiting
+    for the store meanwhile: the mirror outlives the segment, and would keep it for ever."""
+
+    def __init__(self, mirror: HeaderMirror, listener: Listener) -> None:
+        self._mirror = mirror
+        self._listener = listener
+        self._followed: set[TxnId] = set()
+        self._closed = False
+
+    def follow(self, txn_id: TxnId) -> None:
+        """See `HeaderMirror.follow`."""
+        if not self._closed:
+            self._followed.add(txn_id)
+            self._mirror.follow(txn_id, self._listener)
+
+    def unfollow(self, txn_id: TxnId) -> None:
+        self._followed.discard(txn_id)
+        self._mirror.unfollow(txn_id, self._listener)
+
+    def close(self) -> None:
+        self._closed = True
+        for txn_id in list(self._followed):
+            self.unfollow(txn_id)

@@ -73,6 +73,7 @@ class FaultyStore(StoredIndexes):
         self.dropping = False
         self._faults: list[Fault] = []
         self._reads: list[HeldRead] = []
+        self._ranges: list[HeldRead] = []
 
     def fault(self, fault: Fault) -> Fault:
         self._faults.append(fault)
@@ -83,6 +84,12 @@ class FaultyStore(StoredIndexes):
         `unread` the request is held instead: what follows is in its answer."""
         held = HeldRead(wanted, unread)
         self._reads.append(held)
+        return held
+
+    def hold_range(self, prefix: str) -> HeldRead:
+        """Hold the answer of the next range that begins with `prefix`."""
+        held = HeldRead(lambda keys: keys[0].startswith(prefix))
+        self._ranges.append(held)
         return held
 
     def cut_watches(self) -> None:
@@ -130,7 +137,15 @@ class FaultyStore(StoredIndexes):
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
     ) -> RangeResult:
         self._assert_near()
-        return await self.inner.range(start, end, limit=limit, reverse=reverse, keys_only=keys_only)
+        found = await self.inner.range(start, end, limit=limit, reverse=reverse, keys_only=keys_only)
+        held = next((held for held in self._ranges if held.wanted([start])), None)
+        if held is not None:
+            self._ranges.remove(held)
+            held.reached.set()
+            await held.go.wait()
+            if held.error is not None:
+                raise held.error
+        return found
 
     def watch(self, prefix: str, from_revision: Revision) -> Watch:
         return _FaultyWatch(self, self.inner.watch(prefix, from_revision))

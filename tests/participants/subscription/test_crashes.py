@@ -111,3 +111,24 @@ async def test_a_broker_dies_after_any_write(consuming: Consuming, writes: int, 
     if writes == WRITES - 1:
         assert not cut.reached, "the story has more writes than are tried"
         assert not counts.perhaps and len(counts.surely) == 7
+
+
+async def test_a_recovery_that_fails_half_way_follows_nothing(consuming: Consuming) -> None:
+    """The headers of pending acknowledgements are followed before these are read. When the store goes away in between,
+    the segment is opened again, and what was opened in vain must not be remembered for ever."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    failing = consuming.world.store.hold_range(paths.ops_of_transaction(txn))
+    failing.error = StoreUnavailable("gone")
+    failing.go.set()
+    segment = await consuming.segment()
+    segment.lose("for the test")
+    broker = consuming.process.broker
+    await failing.reached.wait()
+    while broker.not_ready:
+        await broker._opened.wait()
+    await consuming.commit(txn)
+    assert await consuming.world.operations(txn) == []
+    assert not broker._mirror._listeners

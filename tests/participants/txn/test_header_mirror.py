@@ -1,13 +1,20 @@
-"""Goal: the header mirror's memory is bounded by what is open, not by what was decided and waits to be collected.
+"""Goal: the header mirror's memory is bounded by what is open, not by what was decided and waits to be collected, nor
+by segments that are gone.
 
-Method: a mirror that keeps two decisions; what it has forgotten is asked for in every way in which it was used.
+Method: a mirror that keeps two decisions; what it has forgotten is asked for in every way in which it was used. And a
+segment that is closed while it waits for the store.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from metastore.txn import paths
 from metastore.txn.ids import TxnId
+from metastore.txn.records import WriteOp
+from metastore.txn.store import put_write_op
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror
 from service.problems import ErrorCode, ServiceError
@@ -60,3 +67,22 @@ async def test_a_listing_after_a_gap_brings_back_no_more_than_is_kept(world: Wor
     await materialized(segment, last)
     assert node.mirror.resyncs == 1
     assert sum(seen(node.mirror, [*txn_ids, last])) == 2
+
+
+async def test_a_segment_that_was_closed_follows_nothing(world: World) -> None:
+    """A frozen broker wakes up: its reconcile finds an operation of the next owner, and the segment is lost meanwhile.
+
+    Found by the simulation: the mirror went on to hold the header and the closed segment.
+    """
+    node = await world.first_node()
+    segment = await node.open()
+    txn_id = await world.begin()
+    op = WriteOp(segment=segment.id, after=str(segment.buffer.last_durable), count=1)
+    await world.store.apply(put_write_op(world.store.batch(), txn_id, segment.ownership.generation + 1, 1, op))
+    held = world.store.hold_range(paths.WRITES_INDEX)
+    reconciling = asyncio.create_task(segment.reconcile())
+    await held.reached.wait()
+    await segment.close()
+    held.go.set()
+    await reconciling
+    assert not node.mirror._listeners
