@@ -3,23 +3,28 @@
     python -m tests.simulation.mutants              all of them; writes the table of docs/simulation.md
     python -m tests.simulation.mutants NAME …       these, without writing
 
-Each is applied to a copy of the source, in which seeds are run until one fails, at most `SEEDS`. A mutant whose text is
-not found exactly once is an error: the rule has moved, and the mutant must move with it.
+Each is applied to a copy of the source, in which seeds are run until one fails, at most `SEEDS`. That seed must pass
+without the mutant: otherwise it has found a bug of ours, which comes first. A mutant whose text is not found exactly
+once is an error: the rule has moved, and the mutant must move with it. What was found of a mutant is kept in
+build/mutants under the digest of that very copy, so that a run which was cut off goes on where it was.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
-SEEDS = 100
+KEPT = ROOT / "build" / "mutants"
+SEEDS = 400
 _PACKAGES = ("metastore", "service", "coordinator", "participants", "metatxn", "tests")
 _VIOLATION = re.compile(r"VIOLATION ([^:]*)")
 _FAILED = re.compile(r"^seed (\d+):", re.MULTILINE)
@@ -332,13 +337,39 @@ def caught(mutant: Mutant) -> tuple[str, int] | None:
         text = source.read_text()
         assert text.count(mutant.before) == 1, f"{mutant.name}: {text.count(mutant.before)} places in {mutant.path}"
         source.write_text(text.replace(mutant.before, mutant.after))
-        run = subprocess.run(
-            [sys.executable, "-m", "tests.simulation", "--seeds", str(SEEDS), "--workload", mutant.workload],
-            cwd=copy,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        kept = KEPT / f"{mutant.name}-{_digest(copy, mutant.workload)}.json"
+        if not kept.exists():
+            found = _first_failure(copy, "--seeds", str(SEEDS), "--workload", mutant.workload)
+            if found is not None:
+                source.write_text(text)
+                ours = _first_failure(copy, "--seed", str(found[1]), "--workload", mutant.workload)
+                assert ours is None, f"{mutant.name}: without it, too, this is found: {ours}"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(found))
+    found = json.loads(kept.read_text())
+    return None if found is None else (found[0], found[1])
+
+
+def _digest(copy: Path, workload: str) -> str:
+    """Of all that decides what the seeds of this copy find."""
+    digest = blake2b(f"{SEEDS} {workload}".encode(), digest_size=8)
+    for package in _PACKAGES[:-1]:
+        for path in sorted((copy / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    for path in sorted((copy / "tests" / "simulation").rglob("*.py")):
+        if path.name != Path(__file__).name:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _first_failure(copy: Path, *arguments: str) -> tuple[str, int] | None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=copy,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if not run.returncode:
         return None
     violation, seed = _VIOLATION.search(run.stdout), _FAILED.search(run.stdout)

@@ -21,6 +21,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.entropy import no_threads, seeded_entropy
 from tests.simulation.history import History
 from tests.simulation.loop import Stuck
+from tests.simulation.memory import transactions_in
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import LATE_S, TIMEOUT_S
 from tests.simulation.services import RECONCILE_INTERVAL_MS, SimulatedBroker
@@ -41,6 +42,8 @@ TEMPORARY = (paths.HEADERS, paths.LEASES, paths.PREPARED, paths.REMEMBERED_WRITE
 """Nothing stays below these."""
 _BUGS = ("unhandled error", "sweep failed")
 """What a service logs when it has met its own mistake."""
+_REMEMBERED = (".buffer._outcomes[]", "._mirror._decided[]")
+"""Until the entries are trimmed; and the latest ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
     except TimeoutError:
         raise Unfinished(_what_is_left(cluster)) from None
     await asyncio.sleep(2 * RECONCILE_INTERVAL_MS / 1000)
-    history.left |= _memory(cluster)
+    history.left |= _memory(cluster, history)
     await _check_laws(cluster, history)
 
 
@@ -189,20 +192,13 @@ def _what_is_left(cluster: Cluster) -> str:
     return f"not serving: {not_serving}, not ready: {why}, {len(left)} records left: {left[:10]}"
 
 
-def _memory(cluster: Cluster) -> dict[str, Any]:
+def _memory(cluster: Cluster, history: History) -> dict[str, Any]:
     """What processes still remember of transactions, when nothing is left of them in the store."""
     left: dict[str, Any] = {}
-    for name, broker in _brokers(cluster):
-        mirrored = broker._mirror._mirror.records
-        if mirrored:
-            left[f"{name}: headers in the mirror"] = sorted(mirrored)
-        if broker._mirror._listeners:
-            left[f"{name}: followed headers"] = sorted(broker._mirror._listeners)
-        for segment in broker.served.values():
-            if tracked := list(segment.buffer.tracked()):
-                left[f"{name}: tracked in {segment.id}"] = [str(each.txn_id) for each in tracked]
-            if remembered := list(segment.dedup.transactions):
-                left[f"{name}: sequences remembered in {segment.id}"] = [str(each) for each in remembered]
+    for role in cluster.roles.values():
+        for place, count in transactions_in(role.service, history.begun).items():
+            if not place.endswith(_REMEMBERED):
+                left[f"{role.name}{place}"] = f"{count} transactions"
     return left
 
 
