@@ -251,7 +251,7 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
-        return FramesResponse([frame.data for frame in page.frames], headers)
+        return FramesResponse(page.frames, headers)
 
     api.routes.extend(quick.routes)
 

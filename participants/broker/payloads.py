@@ -78,8 +78,7 @@ def message_count(header: FrameHeader) -> int:
 
 def read_messages(segment: str, frame: RawFrame, indexes: Sequence[int] | None = None) -> list[ReadMessage]:
     """The messages of one entry, as people read them: these, or all."""
-    header = frame.header
-    payload = frame.data[header.payload_start : header.end]
+    header, payload = frame.header, frame.payload
     wanted = range(message_count(header)) if indexes is None else indexes
     match header.kind:
         case PayloadKind.MESSAGES:
@@ -105,8 +104,7 @@ def read_messages(segment: str, frame: RawFrame, indexes: Sequence[int] | None =
 def keyed(frame: RawFrame) -> Iterator[tuple[int, str, bool]]:
     """Index and key of every message of an entry that has a key, and whether it deletes the key: its value is null or
     has no bytes, or the row has other columns than the key's and all of them are null."""
-    header = frame.header
-    payload = frame.data[header.payload_start : header.end]
+    header, payload = frame.header, frame.payload
     match header.kind:
         case PayloadKind.MESSAGES:
             for index, body in enumerate(json.loads(bytes(payload))):

@@ -204,7 +204,7 @@ def _problem_of(answer: httpx.Response) -> ServiceError:
 def _raw_frames(content: bytes) -> list[RawFrame]:
     view, at, found = memoryview(content), 0, []
     while at < len(view):
-        data = view[at : frames.peek(view, at).end]
-        found.append(RawFrame(frames.peek(data), data))
-        at += len(data)
+        header = frames.peek(view, at)
+        found.append(RawFrame(header, view))
+        at = header.end
     return found

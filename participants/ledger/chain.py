@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from participants.ledger import frames
-from participants.ledger.frames import FrameHeader
+from participants.ledger.frames import RawFrame as RawFrame
 from participants.ledger.position import Position
 from participants.ledger.storage import OpenLedger, ReadableLedger
 
 READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RawFrame:
-    """A frame as it lies in the ledger, with its header decoded."""
-
-    header: FrameHeader
-    data: memoryview
 
 
 class LedgerChain:
@@ -95,5 +85,5 @@ class LedgerChain:
             if ledger.id < after.ledger or first >= ledger.entries or Position(ledger.id, first) > up_to:
                 continue
             last = up_to.entry if up_to.ledger == ledger.id else None
-            return [RawFrame(frames.header_of(data), data) for data in await ledger.read(first, max_bytes, last)]
+            return await ledger.read(first, max_bytes, last)
         return []

@@ -124,6 +124,22 @@ class FrameHeader:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class RawFrame:
+    """A frame as it lies in `buffer`, among others perhaps; `header` says where."""
+
+    header: FrameHeader
+    buffer: memoryview
+
+    @property
+    def data(self) -> memoryview:
+        return self.buffer[self.header.start : self.header.end]
+
+    @property
+    def payload(self) -> memoryview:
+        return self.buffer[self.header.payload_start : self.header.end]
+
+
 def encode(frame: Frame) -> bytes:
     """The bytes of `frame`. Raises as `encode_parts`."""
     return b"".join(encode_parts(frame))
@@ -233,11 +249,6 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
     if crc32(view[start:end]) != crc:
         raise CorruptFrame("the frame does not match its CRC")
     return _decode_header(view, offset, end)
-
-
-def header_of(frame: memoryview) -> FrameHeader:
-    """The header of one whole frame that `peek` has accepted before: the CRC is what costs most in a read."""
-    return _decode_header(frame, 0, len(frame))
 
 
 def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from metastore import keys
 from participants.ledger.disk import Disk, make_directory, read_all
+from participants.ledger.frames import RawFrame
 from participants.ledger.group_commit import device_errors
 from participants.ledger.reading import checked_frames
 from participants.ledger.recovery import recover, scan
@@ -161,7 +162,7 @@ class LedgerFiles:
             self.disk.rmdir(directory)
             self.disk.fsync_dir(self._root)
 
-    def read(self, path: Path, ledger: int, first_entry: int, offsets: array[int]) -> list[memoryview]:
+    def read(self, path: Path, ledger: int, first_entry: int, offsets: array[int]) -> list[RawFrame]:
         """The frames that lie between `offsets`, checked."""
         begin, end = offsets[0], offsets[-1]
         with device_errors(f"cannot read ledger {ledger}"), self._opened(path, os.O_RDONLY) as fd:

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable
 
 from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pending, QueuedLedger
+from participants.ledger.frames import RawFrame
 from participants.ledger.group_commit import write_group
 from participants.ledger.local_files import LedgerFiles
 from participants.ledger.reading import end_of_read
@@ -35,7 +36,7 @@ class _LocalLedger(ReadableLedger):
     def size_bytes(self) -> int:
         return self._index[-1]
 
-    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[memoryview]:
+    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]:
         assert first_entry >= 0, first_entry
         index = self._index
         if first_entry >= self.entries:

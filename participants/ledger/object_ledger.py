@@ -16,7 +16,7 @@ from itertools import islice
 
 from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pending, QueuedLedger
 from participants.ledger.bucket import Bucket
-from participants.ledger.frames import finish
+from participants.ledger.frames import RawFrame, finish
 from participants.ledger.objects import (
     START,
     Kind,
@@ -116,7 +116,7 @@ class _ObjectLedger(ReadableLedger):
     def size_bytes(self) -> int:
         return self._index.offsets[-1]
 
-    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[memoryview]:
+    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]:
         assert first_entry >= 0, first_entry
         self._reach.check_open()
         index = self._index
@@ -131,7 +131,7 @@ class _ObjectLedger(ReadableLedger):
         found = await asyncio.gather(*(self._read_part(*each) for each in wanted))
         return [frame for frames in found for frame in frames]
 
-    async def _read_part(self, part: Part, bounds: array[int], size: int) -> list[memoryview]:
+    async def _read_part(self, part: Part, bounds: array[int], size: int) -> list[RawFrame]:
         name = object_name(self.segment, self.id, part.number)
         try:
             content = await self._reach.content(name, size, bounds[0], bounds[-1])

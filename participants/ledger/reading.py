@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from participants.ledger.frames import FrameError, peek
+from participants.ledger.frames import FrameError, RawFrame, peek
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt
 
@@ -16,7 +16,7 @@ def end_of_read(offsets: array[int], first_entry: int, max_bytes: int, last_entr
     return fitting if last_entry is None else min(fitting, last_entry + 1)
 
 
-def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: array[int]) -> list[memoryview]:
+def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: array[int]) -> list[RawFrame]:
     """The frames from `first_entry` on, of which the first begins `content`, and which lie between `offsets`.
 
     Raises `LedgerCorrupt` when one of them is not what belongs there.
@@ -31,5 +31,5 @@ def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: 
             raise LedgerCorrupt(f"entry {expected} is damaged: {error}") from error
         if (header.position, header.end) != (expected, stop):
             raise LedgerCorrupt(f"in the place of entry {expected} there is {header.position}")
-        frames.append(content[start:stop])
+        frames.append(RawFrame(header, content))
     return frames

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from metastore.txn.ids import TxnId
-from participants.ledger.frames import PayloadKind
+from participants.ledger.frames import PayloadKind, RawFrame
 from participants.ledger.position import Position
 
 
@@ -121,11 +121,11 @@ class ReadableLedger(ABC):
         return Position(self.id, self.entries - 1)
 
     @abstractmethod
-    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[memoryview]:
+    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]:
         """Whole frames from entry `first_entry` on, up to and including `last_entry` (None: the last there is): no more
         than fit into `max_bytes`, but one when there is one.
 
-        An empty list: there is no such entry (yet). The views lie in buffers of their own, which no one changes.
+        An empty list: there is no such entry (yet). The frames lie in buffers of their own, which no one changes.
         The CRC and the position of every frame are checked in each read.
 
         Raises `LedgerCorrupt` when one of them is damaged: none is returned. `LedgerMissing`: the ledger was

@@ -27,7 +27,7 @@ async def read_frames(ledger: ReadableLedger, max_bytes: int = 1 << 20) -> list[
     """All frames, in as many reads as it takes."""
     found: list[Frame] = []
     while chunk := await ledger.read(len(found), max_bytes):
-        found += [decode(view)[0] for view in chunk]
+        found += [decode(frame.data)[0] for frame in chunk]
     return found
 
 

@@ -35,7 +35,7 @@ def test_one_goes_on_where_the_other_stopped(first: bytes, second: bytes) -> Non
 @pytest.mark.parametrize("size", TURNS)
 def test_sizes_at_which_it_changes_its_way(size: int) -> None:
     data = random.Random(size).randbytes(size + 100)
-    for start in range(0, 17):
+    for start in range(17):
         for end in (size - 1, size, size + 1, len(data)):
             view = memoryview(data)[start : max(start, end)]
             assert crc32(view) == zlib.crc32(view), (start, end)

@@ -228,7 +228,7 @@ def sending(
 
 
 def payload_of(frame: RawFrame) -> str:
-    return bytes(frame.data[frame.header.payload_start : frame.header.end]).decode()
+    return bytes(frame.payload).decode()
 
 
 async def committed(segment: Segment) -> list[str]:
