@@ -13,7 +13,7 @@ acknowledged entry lost" and "none twice" both are "as without a death".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,16 +184,20 @@ async def _next(life: Life) -> Life:
 
 
 async def _ended(life: Life, client: Client) -> None:
-    """Every decision is carried out, and everything else that goes on in the background."""
+    await carried_out(life, client.txns.values())
+    await _assert_nothing_left(life, client)
+
+
+async def carried_out(life: Life, txn_ids: Iterable[TxnId]) -> None:
+    """These decisions are, and everything else that goes on in the background is over."""
     await life.quiet()
-    for txn_id in client.txns.values():
+    for txn_id in txn_ids:
         for segment in list(life.broker.served.values()):
             while (tracked := segment.buffer.get(txn_id)) is not None and not tracked.released:
                 await segment.changed.wait()
     await life.quiet()
     await life.broker.reconcile()
     await life.quiet()
-    await _assert_nothing_left(life, client)
 
 
 async def _assert_nothing_left(life: Life, client: Client) -> None:

@@ -12,6 +12,8 @@ from typing import Self
 import obstore
 from obstore.store import MemoryStore as ObjectsInMemory
 
+from coordinator.gc_sweep import GcSweep
+from coordinator.transactions import Transactions
 from metastore.api import Ephemeral
 from metastore.txn import paths
 from participants.broker.broker import Broker
@@ -29,6 +31,8 @@ from tests.participants.prefixes.steps import InPlace, MortalBucket, MortalDisk,
 from tests.participants.segment.world import World
 
 SETTLE_MS = 20
+COORDINATOR = 2
+"""The id of those that live and die here; the one of `World` has another."""
 _number = count(1)
 
 
@@ -99,7 +103,7 @@ class Objects(Place):
 
 
 class Life:
-    """One broker process, from its start to its death or stop."""
+    """One process, from its start to its death or stop: a broker, and beside it a coordinator."""
 
     def __init__(self, world: World, place: Place, storage: LedgerStorage, steps: Steps) -> None:
         self.world = world
@@ -121,6 +125,8 @@ class Life:
         )
         self.messages = Messages(self.broker)
         self.subscriptions = Subscriptions(self.broker, self.messages)
+        self.transactions = Transactions(self.store, world.now_ms, COORDINATOR, id_block_size=1)
+        self.gc_sweep = GcSweep(self.store, world.now_ms, self.transactions.metrics, retention_ms=0)
         self._announcement: Ephemeral | None = None
 
     @classmethod

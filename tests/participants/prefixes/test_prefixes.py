@@ -1,18 +1,24 @@
-"""Goal: whoever dies behind any single write of what a broker does, a blank broker finishes it: the same end as without
-a death, no acknowledged entry lost or doubled, nothing left over.
+"""Goal: whoever dies behind any single write of what a broker or a coordinator does, a blank one finishes it: the same
+end as without a death, no acknowledged entry lost or doubled, nothing left over.
 
 Method: every interrupted prefix, enumerated (see `harness`), with ledgers as files and as objects, and with the answer
-to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-85, 89-91, 95, 96.
+to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 96, 112.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from coordinator.api.models import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
+from coordinator.gc_sweep import GcSweep
+from coordinator.timeout_sweep import TimeoutSweep
+from coordinator.transactions import Transactions
+from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import SubscriptionRecord
 from participants.api.models import Message
@@ -22,8 +28,9 @@ from participants.broker.ownership import wanted
 from participants.ledger.frames import MIN_FRAME_BYTES
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
+from service.problems import ServiceError
 from tests.participants.broker.stories import HIGH, LOW
-from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, every_prefix
+from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, carried_out, every_prefix
 from tests.participants.prefixes.lives import Life
 from tests.participants.prefixes.steps import Steps
 
@@ -243,6 +250,58 @@ class Recover(Publish):
         await send(life, client, HIGH, "after")
 
 
+class Begin(Story):
+    """Under a transaction key, begun again by whoever was not answered, and without one; each writes, one commits. What
+    was begun for nobody ends by its timeout, and no header is left of anything."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+
+    async def act(self, life: Life, client: Client) -> None:
+        transactions = life.transactions
+        connect = ConnectRequest(epoch=-1)
+        epoch = (await client.once("connect", lambda: transactions.keys.connect("k", connect))).epoch
+        keyed = BeginRequest(transaction_key="k", epoch=epoch, version=1)
+        for name, request in (("keyed", keyed), ("plain", BeginRequest())):
+            begun = await client.once(f"begin {name}", functools.partial(transactions.begin, request))
+            client.txns[name] = TxnId.parse(begun.header.txn_id)
+            await send(life, client, LOW, f"in {name}", client.txns[name])
+        await client.once("end keyed", lambda: transactions.commit(client.txns["keyed"]))
+        again = await transactions.begin(keyed)
+        assert not again.created and again.header.already_committed
+
+    async def end(self, life: Life, client: Client) -> None:
+        await super().end(life, client)
+        late = Transactions(life.store, lambda: life.world.now_ms() + MAX_TIMEOUT_MS)
+        await TimeoutSweep(late, max_clock_skew_ms=0).sweep_once()
+        await carried_out(life, client.txns.values())
+        await GcSweep(life.store, late.clock, late.metrics, retention_ms=0).collect_once()
+        assert not (await life.world.store.inner.scan(paths.HEADERS)).records
+
+
+class Collect(Publish):
+    """The headers of what is decided and carried out go, those of what is open stay; what was hidden stays hidden."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await super().act(life, client)
+        await carried_out(life, [client.txns["committed"], client.txns["aborted"]])
+        last = await life.world.store.inner.get(paths.header(client.txns["aborted"]))
+        assert last is not None
+        client.answers["last decision"] = last.version
+
+    async def act(self, life: Life, client: Client) -> None:
+        await client.once("collect", life.gc_sweep.collect_once)
+        left = (await life.world.store.inner.scan(paths.HEADERS)).records
+        assert [record.key for record in left] == [paths.header(client.txns["open"])]
+
+    async def end(self, life: Life, client: Client) -> None:
+        segment = await life.segment(PARENT)
+        with pytest.raises(ServiceError, match="too old"):
+            await segment.read_snapshot(segment.ledgers.start, 1, client.answers["last decision"] - 1)
+        await super().end(life, client)
+
+
 class Stop(Publish):
     """A broker that stops in order, with transactions open: what it can it gives up for others to take."""
 
@@ -299,16 +358,31 @@ class HandOver(Publish):
 def _slices_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done in slices can die between any two of them."""
     for slices in (
-        "txn.materializer.OPS_PER_APPLY",
-        "segment.trimming.OUTCOMES_PER_APPLY",
-        "segment.dedup_snapshot.DELETED_PER_APPLY",
-        "segment.dedup_snapshot.CHUNK_BYTES",
-        "subscription.traces.RECORDS_PER_APPLY",
+        "participants.txn.materializer.OPS_PER_APPLY",
+        "participants.segment.trimming.OUTCOMES_PER_APPLY",
+        "participants.segment.dedup_snapshot.DELETED_PER_APPLY",
+        "participants.segment.dedup_snapshot.CHUNK_BYTES",
+        "participants.subscription.traces.RECORDS_PER_APPLY",
+        "coordinator.gc_sweep.TOGETHER",
     ):
-        monkeypatch.setattr(f"participants.{slices}", 1)
+        monkeypatch.setattr(slices, 1)
 
 
-STORIES = (Publish, Roll, Split, Merge, Seal, Trim, DeleteTopic, Acknowledge, DeleteSubscription, Recover, Stop)
+STORIES = (
+    Begin,
+    Publish,
+    Collect,
+    Roll,
+    Split,
+    Merge,
+    Seal,
+    Trim,
+    DeleteTopic,
+    Acknowledge,
+    DeleteSubscription,
+    Recover,
+    Stop,
+)
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
