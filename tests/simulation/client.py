@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from random import Random
@@ -63,6 +64,15 @@ class Page:
     revision: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How far readers may go in a segment, as the broker at `server` told."""
+
+    server: str
+    first: tuple[int, int]
+    max_read_position: tuple[int, int]
+
+
 class Client:
     """`patience_s` bounds a call with all of its retries."""
 
@@ -89,12 +99,21 @@ class Client:
 
     async def commit(self, txn_id: str, writers: tuple[str, ...] | None) -> dict[str, Any]:
         body = {} if writers is None else {"writers": list(writers)}
-        return await self._end(txn_id, "commit", body)
+        return await self._at_transaction(txn_id, "commit", body)
 
     async def abort(self, txn_id: str) -> dict[str, Any]:
-        return await self._end(txn_id, "abort", {})
+        return await self._at_transaction(txn_id, "abort", {})
 
-    async def _end(self, txn_id: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def prepare(self, txn_id: str, timeout_ms: int) -> None:
+        await self._at_transaction(txn_id, "prepare", {"prepared_timeout_ms": timeout_ms})
+
+    async def keep_alive(self, txn_id: str, timeout_ms: int) -> None:
+        await self._at_transaction(txn_id, "keep-alive", {"timeout_ms": timeout_ms})
+
+    async def remember_writers(self, txn_id: str, writers: Sequence[str]) -> None:
+        await self._at_transaction(txn_id, "writers", {"add": list(writers)})
+
+    async def _at_transaction(self, txn_id: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self._ask("POST", self._coordinators, f"/v1/txns/{txn_id}/{action}", body=body)
         header: dict[str, Any] = answer.json()
         return header
@@ -224,6 +243,20 @@ class Client:
             answer.headers[END_HEADER.lower()] == "true",
             int(said) if said is not None else None,
         )
+
+    async def horizon(self, place: SegmentPlace) -> Horizon:
+        path = f"/v1/segments/{quote(place.segment, safe='')}"
+        said = (await self._ask("GET", self._brokers, path, segment=place.segment)).json()
+        return Horizon(
+            self._owners[place.segment],
+            parse_position(said["first_position"]),
+            parse_position(said["max_read_position"]),
+        )
+
+    async def trim(self, place: SegmentPlace, before: tuple[int, int]) -> None:
+        path = f"/v1/segments/{quote(place.segment, safe='')}/trim"
+        body = {"before": f"{before[0]}:{before[1]}"}
+        await self._ask("POST", self._brokers, path, body=body, segment=place.segment)
 
     # -- one call ----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import Protocol
 
 from tests.simulation.bucket import Objects
@@ -41,6 +42,11 @@ class Role:
         self._random = world.generator(f"supervisor of {name}")
         self.started = asyncio.Event()
         """Set while the process serves."""
+
+    def set_clock(self, skew_ms: int) -> None:
+        self.skew_ms = skew_ms
+        if self.process is not None:
+            self.process.skew_ms = skew_ms
 
     async def keep_running(self) -> None:
         while True:
@@ -119,7 +125,7 @@ class Cluster:
     async def heal(self) -> None:
         """No more faults: everything that is frozen goes on, what is full has space, clocks agree, all serve."""
         self.world.faults.on = False
-        self.store.down = False
+        self.store.down = self.store.full = False
         self.world.trace.note("world", "healing")
         for device in self.devices.values():
             device.full = False
@@ -129,12 +135,16 @@ class Cluster:
         self._set_clocks(self._most_ms)
         await self.all_serve()
 
+    def set_a_clock(self, random: Random) -> None:
+        """Somebody sets it, forwards or back: no further than clocks may be apart in this world."""
+        role = random.choice(list(self.roles.values()))
+        role.set_clock(random.randint(-self._most_ms, self._most_ms))
+        self.world.trace.note("world", f"the clock of {role.name} is off by {role.skew_ms} ms")
+
     def let_time_pass(self) -> None:
         """All clocks go on by what they may have been apart, so that nobody need wait for it."""
         self._set_clocks(3 * self._most_ms)
 
     def _set_clocks(self, skew_ms: int) -> None:
         for role in self.roles.values():
-            role.skew_ms = skew_ms
-            if role.process is not None:
-                role.process.skew_ms = skew_ms
+            role.set_clock(skew_ms)

@@ -26,6 +26,7 @@ class Rates:
     store_outages_per_minute: float = 0.0
     compactions_per_minute: float = 0.0
     sessions_lost_per_minute: float = 0.0
+    store_full_per_minute: float = 0.0
     watch_slow: float = 0.0
     watch_broken: float = 0.0
     watch_duplicated: float = 0.0
@@ -53,6 +54,7 @@ class Rates:
     kills_per_minute: float = 0.0
     power_cuts_per_minute: float = 0.0
     freezes_per_minute: float = 0.0
+    clock_jumps_per_minute: float = 0.0
     # not a fault, and yet it comes at the wrong time
     layout_changes_per_minute: float = 0.0
 
@@ -66,6 +68,7 @@ MOST = Rates(
     store_outages_per_minute=2.0,
     compactions_per_minute=10.0,
     sessions_lost_per_minute=3.0,
+    store_full_per_minute=2.0,
     watch_slow=0.08,
     watch_broken=0.05,
     watch_duplicated=0.10,
@@ -89,6 +92,7 @@ MOST = Rates(
     kills_per_minute=8.0,
     power_cuts_per_minute=4.0,
     freezes_per_minute=5.0,
+    clock_jumps_per_minute=6.0,
     layout_changes_per_minute=10.0,
 )
 """What "much" is."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from metastore.txn import paths
-from metastore.txn.records import Header, TransactionKey
+from metastore.txn.records import GcHorizon, Header, TransactionKey
 from metastore.types import Changes, Event, Revision
 
 
@@ -49,6 +49,8 @@ class End:
     commit: bool
     client: str
     writers: tuple[str, ...] | None = None
+    remembered: tuple[str, ...] | None = None
+    """The writers that count because it was said so before, when `writers` does not say."""
     outcome: Outcome = Outcome.UNKNOWN
     code: str | None = None
 
@@ -69,7 +71,8 @@ class Seen:
 @dataclass(eq=False, slots=True)
 class Read:
     """One segment read from `after` to `next`; `revision` of a snapshot. `at_revision` is the store's own when the
-    answer arrived: what is decided later must not be in it. `floor` is the store's when it was asked."""
+    answer arrived: what is decided later must not be in it. `floor` is the store's when it was asked. `txn_id` of the
+    transaction that goes by what was read."""
 
     client: str
     segment: str
@@ -81,6 +84,18 @@ class Read:
     floor: Revision
     at_revision: Revision
     frames: list[Seen]
+    txn_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonSeen:
+    """How far readers might go in a segment, told by a broker between two times."""
+
+    segment: str
+    server: str
+    asked: float
+    answered: float
+    max_read_position: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +126,13 @@ class History:
     """What everybody sees once the faults have stopped and everything is done."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     begun: dict[str, Revision] = field(default_factory=dict)
+    closed: dict[str, float] = field(default_factory=dict)
+    """When somebody was told first that a transaction is prepared or has ended: it takes nothing any more."""
+    horizons: list[HorizonSeen] = field(default_factory=list)
+    collected: dict[str, tuple[Revision, Revision]] = field(default_factory=dict)
+    """Of each transaction whose header is gone, when it went, and where `/gc/horizon` was then."""
+    gc_horizons: list[Revision] = field(default_factory=lambda: [0])
+    """The values it had, one after the other."""
     pipes: list[tuple[str, str]] = field(default_factory=list)
     """Topics of which the second has one output for each entry of the first, by the entry's id."""
     epochs: dict[str, list[tuple[Revision, int]]] = field(default_factory=dict)
@@ -146,7 +168,9 @@ class History:
     def hear(self, changes: Changes) -> None:
         """Every change of the store, when it takes effect."""
         for event in changes.events:
-            if event.key.startswith(paths.HEADERS):
+            if event.key == paths.GC_HORIZON and event.record is not None:
+                self.gc_horizons.append(GcHorizon.decode(event.record.value).revision)
+            elif event.key.startswith(paths.HEADERS):
                 self._hear_header(event, changes.revision)
             elif event.key.startswith(paths.TRANSACTION_KEYS) and event.record is not None:
                 _, key = paths.parse_transaction_key(event.key)
@@ -156,6 +180,7 @@ class History:
     def _hear_header(self, event: Event, revision: Revision) -> None:
         txn_id = event.key.removeprefix(paths.HEADERS)
         if event.record is None:
+            self.collected[txn_id] = (revision, self.gc_horizons[-1])
             if txn_id not in self.decisions:
                 self.broken.append(f"the header of {txn_id} was deleted before it was decided")
             return

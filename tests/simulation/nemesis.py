@@ -1,4 +1,5 @@
-"""Who makes the faults that are no property of a single call: outages, compactions, kills, power cuts, freezes."""
+"""Who makes the faults that are no property of a single call: outages, compactions, kills, power cuts, freezes, clocks
+that jump, stores and disks that are full."""
 
 from __future__ import annotations
 
@@ -25,10 +26,12 @@ class Nemesis:
             "store_outages_per_minute": lambda: self._cluster.store.outage(self._random.choice((0.2, 1.5, 8.0))),
             "compactions_per_minute": self._cluster.store.compact,
             "sessions_lost_per_minute": lambda: self._cluster.store.lose_session(self._random.choice),
+            "store_full_per_minute": lambda: self._cluster.store.fill(self._random.choice((0.2, 1.5, 8.0))),
             "disk_full_per_minute": self._fill_a_disk,
             "kills_per_minute": self._kill,
             "power_cuts_per_minute": lambda: self._cluster.lose_power(self._random.choice(BROKERS)),
             "freezes_per_minute": self._freeze,
+            "clock_jumps_per_minute": lambda: self._cluster.set_a_clock(self._random),
         }.items():
             self._tasks.append(asyncio.create_task(self._strike(name, strike)))
 

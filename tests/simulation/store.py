@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from metastore.api import Ephemeral, StoredIndexes, Watch
 from metastore.backends.memory import MemoryStore
 from metastore.background import in_background
-from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreClosed, StoreUnavailable
+from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreClosed, StoreFull, StoreUnavailable
 from metastore.txn.store import INDEXES
 from metastore.types import (
     Absent,
@@ -75,7 +75,7 @@ class _Told(ChangeLog):
 
 
 class StoreServer:
-    """The truth, and the leases. `down` while nobody reaches it."""
+    """The truth, and the leases. `down` while nobody reaches it; `full` while it takes nothing that needs space."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -83,6 +83,7 @@ class StoreServer:
         self._log = _Told(self.truth._revision)
         self.truth._log = self._log
         self.down = False
+        self.full = False
         self._leases: dict[str, _Lease] = {}
 
     @property
@@ -110,6 +111,16 @@ class StoreServer:
             self.world.trace.note("store", "up")
 
         self.world.later(seconds, up)
+
+    def fill(self, seconds: float) -> None:
+        self.full = True
+        self.world.trace.note("store", f"full for {seconds:.3f} s")
+
+        def freed() -> None:
+            self.full = False
+            self.world.trace.note("store", "has space")
+
+        self.world.later(seconds, freed)
 
     # -- leases ------------------------------------------------------------------------------------------------
 
@@ -210,6 +221,8 @@ class _Call(Generic[T]):
             return
         error: MetastoreError | None = None
         try:
+            if self.write is not None and self.write.puts and self.store.server.full:
+                raise StoreFull("no space is left")
             result = self.effect()
         except MetastoreError as refused:
             error = refused

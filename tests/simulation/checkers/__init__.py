@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable
 from tests.simulation.checkers import (
     aborted_reads,
     atomic_visibility,
+    closed,
     consumption,
+    cycles,
     early_reads,
     ends,
     fencing,
+    horizons,
     laws,
     leftovers,
     lost_writes,
@@ -27,6 +30,8 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "one decision": laws.check,
     "no aborted read": aborted_reads.check,
     "no early read": early_reads.check,
+    "no cycle of reads": cycles.check,
+    "nothing after the decision": closed.check,
     "atomic visibility": atomic_visibility.check,
     "no lost write": lost_writes.check,
     "no repeated write": repeated_writes.check,
@@ -35,6 +40,7 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "ends are idempotent": ends.check,
     "acknowledged exactly when there is an output": consumption.check,
     "fencing": fencing.check,
+    "horizons never go back": horizons.check,
     "nothing is left": leftovers.check,
 }
 

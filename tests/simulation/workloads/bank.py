@@ -2,7 +2,8 @@
 
 The sum of all committed entries is zero at every revision of the store, whatever fails. A client writes some entries as
 a second writer and leaves that one out of its commit: what it wrote would break the sum. Some transfers are long, some
-are never ended and time out, and the segments are split and merged meanwhile.
+are prepared, some are ended by two at the same moment in opposite ways, some are never ended and time out, and some
+clients go on writing to what has ended; the segments are split and merged meanwhile.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 
 from tests.simulation.client import Doubtful, Refused, SegmentPlace
 from tests.simulation.history import Read
-from tests.simulation.workloads.base import Actor, Workload
+from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 
 TOPICS = 3
 ACCOUNTS = 12
 TELLERS = 4
 AUDITORS = 2
 TIMEOUT_MS = (1_500, 8_000, 30_000)
+PREPARED_TIMEOUT_MS = (3_000, 20_000)
 
 
 class Bank(Workload):
@@ -42,6 +44,8 @@ class Teller(Actor):
         random = self.random
         txn_id = await self.client.begin(random.choice(TIMEOUT_MS))
         amounts = self._amounts()
+        if random.random() < 0.3:
+            await self.read_on(await self.any_place(), txn_id)
         writers = (f"{self.name}/a", f"{self.name}/b")
         void = random.random() < 0.2
         works = [self._transfer(txn_id, key, amount, writers[0]) for key, amount in amounts]
@@ -54,11 +58,26 @@ class Teller(Actor):
             return
         if random.random() < 0.1:
             await asyncio.sleep(random.uniform(0, 10))
+        if random.random() < 0.1:
+            await self.prepare(txn_id, random.choice(PREPARED_TIMEOUT_MS))
+        counted = writers[:1] if void or random.random() < 0.3 else None
         fate = random.random()
-        if fate < 0.8:
-            await self.end(txn_id, commit=True, writers=writers[:1] if void or random.random() < 0.3 else None)
+        if fate < 0.7:
+            await self.end(txn_id, commit=True, writers=counted)
+        elif fate < 0.8:
+            await whatever_comes(self.end(txn_id, commit=True, writers=counted), self.end(txn_id, commit=False))
         elif fate < 0.95:
             await self.end(txn_id, commit=False)
+        if random.random() < 0.15:
+            await self._come_too_late(txn_id, writers)
+
+    async def _come_too_late(self, txn_id: str, writers: tuple[str, ...]) -> None:
+        """Nothing of this may change what was decided, if it was."""
+        await whatever_comes(
+            self._transfer(txn_id, self._account(), self.random.randint(1, 9), writers[1]),
+            self.end(txn_id, commit=False),
+            self.end(txn_id, commit=True, writers=writers[:1]),
+        )
 
     def _account(self) -> str:
         return f"account-{self.random.randrange(ACCOUNTS)}"
@@ -75,25 +94,18 @@ class Teller(Actor):
 
 
 class Auditor(Actor):
-    """Reads: one segment where it went on before, or all of them at one revision. Sometimes changes the layout."""
+    """Reads: one segment where it went on before, or all of them at one revision; and asks how far that goes."""
 
     pause_s = 1.0
-    _places: dict[str, str]
 
     async def act(self) -> None:
-        if self.random.random() < 0.25:
+        fate = self.random.random()
+        if fate < 0.25:
             await self._snapshot()
+        elif fate < 0.4:
+            await self.ask_for_horizon(await self.any_place())
         else:
-            await self._follow()
-
-    async def _follow(self) -> None:
-        places = self.__dict__.setdefault("_places", {})
-        topic = self.random.choice(self.workload.topics)
-        place = self.random.choice(await self.client.look(topic))
-        read, places[place.segment] = await self.workload.read(
-            self.name, self.client, place, places.get(place.segment), "read_committed"
-        )
-        self.history.reads.append(read)
+            await self.read_on(await self.any_place())
 
     async def _snapshot(self) -> None:
         """The layout is taken behind the revision (DESIGN §7)."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from contextlib import suppress
 from random import Random
+from typing import Any
 
-from tests.simulation.client import Client, Doubtful, Refused, SegmentPlace, parse_position
+from tests.simulation.client import Client, Doubtful, Horizon, Refused, SegmentPlace, parse_position
 from tests.simulation.cluster import Cluster
-from tests.simulation.history import End, History, Outcome, Read, Write
+from tests.simulation.history import End, History, HorizonSeen, Outcome, Read, Write
 from tests.simulation.processes import Process
 
 
@@ -94,6 +96,7 @@ class Workload(ABC):
         after: str | None,
         isolation: str,
         revision: int | None = None,
+        txn_id: str | None = None,
     ) -> tuple[Read, str]:
         """One page, and where to go on."""
         floor = self.cluster.store.revision
@@ -109,14 +112,23 @@ class Workload(ABC):
             floor=floor,
             at_revision=self.cluster.store.revision,
             frames=page.frames,
+            txn_id=txn_id,
         )
         return read, page.next
+
+
+async def whatever_comes(*works: Coroutine[Any, Any, object]) -> None:
+    """All of them, at the same time, also when some are refused."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, Refused | Doubtful):
+            raise outcome
 
 
 class Actor(ABC):
     """One client: does one thing after another until the workload stops."""
 
     pause_s = 0.6
+    refusals: tuple[type[Exception], ...] = (Refused, Doubtful)
 
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         self.workload = workload
@@ -125,14 +137,16 @@ class Actor(ABC):
         self.random = random
         self.client = workload.client(random)
         self._numbers = 0
+        self._places: dict[str, str] = {}
+        """How far this client has read in each segment."""
 
     @abstractmethod
     async def act(self) -> None:
-        """Raises `Refused`, `Doubtful`: then the next one follows."""
+        """Raises one of `refusals`: then the next one follows."""
 
     async def run(self) -> None:
         while not self.workload.stopping:
-            with suppress(Refused, Doubtful):
+            with suppress(*self.refusals):
                 await self.act()
             await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
 
@@ -177,9 +191,43 @@ class Actor(ABC):
         write.ended = loop.time()
         return write
 
-    async def end(self, txn_id: str, *, commit: bool, writers: tuple[str, ...] | None = None) -> None:
+    async def any_place(self) -> SegmentPlace:
+        return self.random.choice(await self.client.look(self.random.choice(self.workload.topics)))
+
+    async def read_on(self, place: SegmentPlace, txn_id: str | None = None) -> Read:
+        """A page behind what this client has read there; `txn_id` of a transaction that goes by it."""
+        read, self._places[place.segment] = await self.workload.read(
+            self.name, self.client, place, self._places.get(place.segment), "read_committed", txn_id=txn_id
+        )
+        self.history.reads.append(read)
+        return read
+
+    async def ask_for_horizon(self, place: SegmentPlace) -> Horizon:
+        loop = self.workload.world.loop
+        asked = loop.time()
+        horizon = await self.client.horizon(place)
+        self.history.horizons.append(
+            HorizonSeen(place.segment, horizon.server, asked, loop.time(), horizon.max_read_position)
+        )
+        return horizon
+
+    async def prepare(self, txn_id: str, timeout_ms: int) -> None:
+        await self.client.prepare(txn_id, timeout_ms)
+        self._is_closed(txn_id)
+
+    def _is_closed(self, txn_id: str) -> None:
+        self.history.closed.setdefault(txn_id, self.workload.world.loop.time())
+
+    async def end(
+        self,
+        txn_id: str,
+        *,
+        commit: bool,
+        writers: tuple[str, ...] | None = None,
+        remembered: tuple[str, ...] | None = None,
+    ) -> None:
         """Commit or abort, and write down what came of it. Raises as the client."""
-        end = End(txn_id, commit, self.name, writers)
+        end = End(txn_id, commit, self.name, writers, remembered)
         self.history.ends.append(end)
         try:
             if commit:
@@ -191,3 +239,4 @@ class Actor(ABC):
             end.outcome = Outcome.UNKNOWN if refused.doubtful else Outcome.FAILED
             raise
         end.outcome = Outcome.OK
+        self._is_closed(txn_id)
