@@ -147,11 +147,23 @@ class Client:
         body = {"kind": "individual", "message_ids": ids, "txn_id": txn_id}
         await self._at_subscription(topic, name, "POST", "/acks", body)
 
+    async def acknowledge_up_to(
+        self, topic: str, name: str, segment: str, position: tuple[int, int], txn_id: str
+    ) -> None:
+        positions = {segment: f"{position[0]}:{position[1]}"}
+        body = {"kind": "cumulative", "positions": positions, "txn_id": txn_id}
+        await self._at_subscription(topic, name, "POST", "/acks", body)
+
+    async def mark_deletes(self, topic: str, name: str) -> dict[str, tuple[int, int]]:
+        """Of each segment the place up to which everything is acknowledged."""
+        segments = (await self._at_subscription(topic, name, "GET", "", None))["segments"]
+        return {each["segment"]: parse_position(each["mark_delete"]) for each in segments}
+
     async def redeliver(self, topic: str, name: str, ids: list[str]) -> None:
         await self._at_subscription(topic, name, "POST", "/redeliver", {"message_ids": ids})
 
     async def _at_subscription(
-        self, topic: str, name: str, method: str, action: str, body: dict[str, Any], *, once: bool = False
+        self, topic: str, name: str, method: str, action: str, body: dict[str, Any] | None, *, once: bool = False
     ) -> dict[str, Any]:
         path = f"/v1/topics/{quote(topic, safe='')}/subscriptions/{name}{action}"
         answer = await self._ask(method, self._brokers, path, body=body, segment=f"home of {topic}", once=once)
@@ -253,10 +265,9 @@ class Client:
             parse_position(said["max_read_position"]),
         )
 
-    async def trim(self, place: SegmentPlace, before: tuple[int, int]) -> None:
-        path = f"/v1/segments/{quote(place.segment, safe='')}/trim"
-        body = {"before": f"{before[0]}:{before[1]}"}
-        await self._ask("POST", self._brokers, path, body=body, segment=place.segment)
+    async def trim(self, segment: str, before: tuple[int, int]) -> None:
+        path = f"/v1/segments/{quote(segment, safe='')}/trim"
+        await self._ask("POST", self._brokers, path, body={"before": f"{before[0]}:{before[1]}"}, segment=segment)
 
     # -- one call ----------------------------------------------------------------------------------------------
 

@@ -135,6 +135,12 @@ class History:
     """The values it had, one after the other."""
     pipes: list[tuple[str, str]] = field(default_factory=list)
     """Topics of which the second has one output for each entry of the first, by the entry's id."""
+    marks: str | None = None
+    """The topic of marks: entries whose key names a segment and a place, up to which it was acknowledged with them."""
+    mark_deletes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Where the subscription to the marked segments stands in the end."""
+    trimmed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of each segment the place below which somebody has asked to drop all entries, if anybody has."""
     epochs: dict[str, list[tuple[Revision, int]]] = field(default_factory=dict)
     """Of each transaction key, when it came to which epoch."""
     layouts: dict[str, list[str]] = field(default_factory=dict)
@@ -159,6 +165,11 @@ class History:
         for read in self.final_reads_committed():
             if read.segment in segments:
                 yield from read.frames
+
+    def is_trimmed(self, segment: str | None, position: tuple[int, int] | None) -> bool:
+        """It may be gone."""
+        trimmed = self.trimmed.get(segment or "")
+        return trimmed is not None and (position is None or position < trimmed)
 
     def epoch_at(self, key: str, revision: Revision) -> int | None:
         """Of a transaction key, as it was before the change at `revision`."""

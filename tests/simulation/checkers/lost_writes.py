@@ -21,6 +21,8 @@ def check(history: History) -> Iterable[str]:
                 continue
             if not decision.counts(write.writer):
                 continue
+        if history.is_trimmed(write.segment, write.position):
+            continue
         found = visible.get(write.id)
         if found is None:
             yield f"{write} was acknowledged and is lost"

@@ -9,8 +9,10 @@ from __future__ import annotations
 from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.consume import Consume
+from tests.simulation.workloads.jobs import Jobs
 from tests.simulation.workloads.keyed import Keyed
 from tests.simulation.workloads.log import Log
+from tests.simulation.workloads.marks import Marks
 
-WORKLOADS: tuple[type[Workload], ...] = (Bank, Bank, Consume, Keyed, Log)
+WORKLOADS: tuple[type[Workload], ...] = (Bank, Bank, Consume, Jobs, Keyed, Log, Marks)
 """Drawn from, so the bank comes twice as often."""
