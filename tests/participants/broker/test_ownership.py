@@ -17,8 +17,8 @@ from obstore.store import MemoryStore
 
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
-from participants.broker.ownership import wanted
-from participants.records import OwnerRecord
+from participants.broker.ownership import Ownership, wanted
+from participants.records import OwnerRecord, SegmentRecord
 from participants.segment.segment import STALE_READ_S
 from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.shared import SharedBroker, owner_of
@@ -314,8 +314,13 @@ async def test_nobody_moves_a_segment_while_announcements_come_and_go(start: Sta
     assert not second.broker.served
 
 
+def claimed(ownership: Ownership, segment: str) -> bool:
+    """The watch has shown this broker the claim of a merge."""
+    return SegmentRecord.decode(ownership._segments.records[paths.segment(segment)].value).merge is not None
+
+
 async def test_a_merge_does_not_wait_until_the_other_owner_looks_around(start: Start, world: World) -> None:
-    """He sees the claim in the store, and seals; these brokers never reconcile by themselves."""
+    """He sees the claim in the store, and begins to seal in that moment; these brokers never reconcile by themselves."""
     brokers = [await start(), await start()]
     names = await create(brokers[0], 24)
     goal = await spread(brokers, names)
@@ -323,7 +328,13 @@ async def test_a_merge_does_not_wait_until_the_other_owner_looks_around(start: S
     for name in (low, high):
         await publish(goal[name].broker.served[name], name)
     path = f"/v1/segments/{quote(low, safe='')}/merge"
-    answer = await goal[low].http.post(path, json={"with": high})
+    asked = asyncio.create_task(goal[low].http.post(path, json={"with": high}))
+    other = goal[high].broker
+    assert other._ownership is not None
+    while not asked.done() and not claimed(other._ownership, high):
+        await asyncio.sleep(0)
+    assert asked.done() or other.layout.tasks, "he waits until he looks around"
+    answer = await asked
     assert answer.status_code == 200, answer.text
     (child,) = answer.json()["children"]
     goal = await spread(brokers, [*names, child])

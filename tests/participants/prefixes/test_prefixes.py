@@ -20,7 +20,7 @@ from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
-from metastore.txn.records import SubscriptionRecord
+from metastore.txn.records import Header, SubscriptionRecord
 from participants.api.models import Message
 from participants.broker.messages import PublishOptions
 from participants.broker.names import MessageId
@@ -266,6 +266,8 @@ class Begin(Story):
             begun = await client.once(f"begin {name}", functools.partial(transactions.begin, request))
             client.txns[name] = TxnId.parse(begun.header.txn_id)
             await send(life, client, LOW, f"in {name}", client.txns[name])
+        headers = [Header.decode(record.value) for record in (await life.world.store.inner.scan(paths.HEADERS)).records]
+        assert [header.state for header in headers if header.key == "k"] in (["OPEN"], ["COMMITTED"]), "begun once"
         await client.once("end keyed", lambda: transactions.commit(client.txns["keyed"]))
         again = await transactions.begin(keyed)
         assert not again.created and again.header.already_committed
