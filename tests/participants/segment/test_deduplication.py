@@ -11,6 +11,7 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from participants.ledger.position import Position
+from participants.segment import dedup
 from service.problems import ErrorCode, ServiceError
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
@@ -106,6 +107,33 @@ async def test_sequences_are_ranges_not_a_maximum(world: World) -> None:
     await publish(segment, "nine", producer="p", sequence=9)
     await publish(segment, "three", producer="p", sequence=3)
     assert await committed(segment) == ["nine", "three"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_outside_of_transactions_the_last_sequences_are_remembered_and_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """The window of docs/brokers.md, smaller: so many of a producer, and of all together, the most silent one's first.
+    What is asked here is asked from the latest on, because what was forgotten is appended, and remembered, again."""
+    monkeypatch.setattr(dedup, "REMEMBERED_SEQUENCES", 3)
+    monkeypatch.setattr(dedup, "REMEMBERED_IN_ALL", 5)
+    segment = await world.segment()
+
+    async def duplicates(producer: str, *sequences: int) -> list[bool]:
+        return [(await segment.publish(entry("x", producer=producer, sequence=number)))[1] for number in sequences]
+
+    assert not any(await duplicates("silent", 1) + await duplicates("busy", 1, 2, 3, 4))
+    if restarted:
+        segment = await world.reopened()
+    assert await duplicates("busy", 4, 3, 2) == [True] * 3
+    assert await duplicates("silent", 1) == [True], "four of five"
+    assert await duplicates("busy", 1) == [False], "one more than three"
+    assert await duplicates("third", 1, 2) == [False] * 2
+    if restarted:
+        segment = await world.reopened()
+    assert await duplicates("third", 2, 1) == [True] * 2
+    assert await duplicates("busy", 1, 4, 3) == [True] * 3
+    assert await duplicates("silent", 1) == [False], "one more than five, and it was silent for longest"
 
 
 async def test_sequences_of_other_transactions_and_writers_are_other_sequences(world: World) -> None:
