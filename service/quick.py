@@ -14,13 +14,13 @@ from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from service.answers import model_response
 from service.gate import BODY, CALLER
 from service.http import CONTENT_TYPE, JSON, Caller
+from service.strict import StrictRoute
 
 Reader = Callable[[Scope, Mapping[str, str]], Any]
 """One argument of an endpoint, from a request and its query. Raises `Unfit` or `ValidationError`."""
@@ -30,7 +30,7 @@ class Unfit(Exception):
     """FastAPI may know what to do with this request."""
 
 
-class QuickRoute(APIRoute):
+class QuickRoute(StrictRoute):
     """Its endpoint takes parameters of the path and of the query, the `caller`, the `request`, and a `body` in JSON; so
     do the dependencies that are named with the route, which are called first.
 
@@ -68,7 +68,7 @@ class QuickRoute(APIRoute):
         try:
             if scope["method"] not in (self.methods or ()):
                 raise Unfit
-            query = _query(scope["query_string"], self._asked) if self._asked else {}
+            query = _query(scope["query_string"], self._asked) if scope["query_string"] else {}
             calls = [
                 (call, {name: read(scope, query) for name, read in readers.items()}) for call, readers in self._calls
             ]

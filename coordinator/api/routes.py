@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from coordinator.api.models import (
     MAX_NUMBER,
@@ -47,6 +47,7 @@ from service.http import Caller, PathText, from_store
 from service.openapi import problems
 from service.problems import ErrorCode
 from service.quick import QuickRoute
+from service.strict import StrictRoute
 
 ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
 WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)
@@ -59,9 +60,7 @@ KeyPath = Annotated[PathText, AfterValidator(valid_key)]
 
 
 class PageQuery(BaseModel):
-    """Query parameters of every list; others are refused by name."""
-
-    model_config = ConfigDict(extra="forbid")
+    """Query parameters of every list."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
     page_token: Annotated[str, Field(max_length=4096, description="`next_page_token` of the page before")] | None = None
@@ -84,8 +83,6 @@ class KeyListQuery(PageQuery):
 
 
 class OwnerQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
     owner: Name | None = None
 
 
@@ -175,7 +172,7 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
 
 
 def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
-    router = APIRouter(prefix="/v1/txns", tags=["transactions"])
+    router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=StrictRoute)
 
     @router.get("", response_model=TransactionPage, responses=problems(*ALWAYS))
     async def list_transactions(query: Annotated[TransactionQuery, Query()], caller: Caller) -> Response:
@@ -203,7 +200,7 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
 
 
 def hanging_routes(listings: Listings) -> APIRouter:
-    router = APIRouter(prefix="/admin/v2/transactions", tags=["transactions"])
+    router = APIRouter(prefix="/admin/v2/transactions", tags=["transactions"], route_class=StrictRoute)
 
     @router.get("/hanging", response_model=HangingPage, responses=problems(*ALWAYS))
     async def hanging(query: Annotated[HangingQuery, Query()]) -> Response:
@@ -217,7 +214,7 @@ def hanging_routes(listings: Listings) -> APIRouter:
 
 
 def transaction_key_routes(transactions: Transactions, listings: Listings) -> APIRouter:
-    router = APIRouter(tags=["transaction keys"])
+    router = APIRouter(tags=["transaction keys"], route_class=StrictRoute)
     keys = transactions.keys
     admin = "/admin/v2/transactions/transaction-keys"
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
-from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from pydantic import AfterValidator
 
 from metastore.txn.ids import TxnId
+from metastore.types import Revision
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse
 from participants.api.horizon_routes import add_horizon_routes
 from participants.api.layout_routes import add_layout_routes
@@ -45,11 +43,13 @@ from participants.broker.names import BrowseToken, ReadPlace, topic_name
 from participants.broker.payloads import decode_messages, inspect_arrow
 from participants.broker.reading import read_page, snapshot_revision
 from participants.ledger.frames import PayloadKind
-from participants.segment.segment import Entry, Segment
+from participants.ledger.position import Position
+from participants.segment.segment import Entry, Page, Segment
 from service.gate import BODY
 from service.http import Caller, PathText, problems
 from service.problems import ErrorCode, ServiceError
 from service.quick import QuickRoute
+from service.strict import StrictRoute
 from service.text import no_control_characters
 
 MAX_WAIT_MS = 60_000
@@ -80,45 +80,6 @@ NameQuery = Annotated[str | None, Query(min_length=1, max_length=256), AfterVali
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
-
-
-class StrictRoute(APIRoute):
-    """A route that refuses query parameters it does not know: a misspelt `txn_id` must not become a publish outside
-    of any transaction."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-        known = {parameter.alias for parameter in self.dependant.query_params}
-
-        async def strict(request: Request) -> Response:
-            _check_query(request.scope["query_string"].decode("latin-1"), known)
-            return await handle(request)
-
-        return strict
-
-
-class QuickStrictRoute(QuickRoute, StrictRoute):
-    """For what producers and consumers ask all the time."""
-
-
-def _check_query(query: str, known: set[str]) -> None:
-    """Every parameter is one that the endpoint has, once, and is UTF-8: what is not would be replaced silently."""
-    seen: set[str] = set()
-    for pair in filter(None, query.split("&")):
-        name, _, value = pair.partition("=")
-        name = unquote_plus(name)
-        problem = None
-        try:
-            unquote_plus(value, errors="strict")
-        except UnicodeDecodeError:
-            problem = "is not percent-encoded UTF-8"
-        if name not in known:
-            problem = "there is no such query parameter"
-        elif name in seen:
-            problem = "is given twice"
-        if problem:
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"{name}: {problem}", field=name)
-        seen.add(name)
 
 
 def router(broker: Broker) -> APIRouter:
@@ -168,8 +129,14 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
 
 
 def _segment_routes(api: APIRouter, broker: Broker) -> None:
-    quick = APIRouter(route_class=QuickStrictRoute)
+    _look_route(api, broker)
+    quick = APIRouter(route_class=QuickRoute)
+    _append_route(quick, broker)
+    _read_route(quick, broker)
+    api.routes.extend(quick.routes)
 
+
+def _look_route(api: APIRouter, broker: Broker) -> None:
     @api.get(
         "/v1/segments/{segment}",
         tags=["segments"],
@@ -180,7 +147,9 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         """What a segment holds, how far readers may go, and who holds them back."""
         return _detail(await broker.segment(segment), broker)
 
-    @quick.post(
+
+def _append_route(api: APIRouter, broker: Broker) -> None:
+    @api.post(
         "/v1/segments/{segment}/entries",
         tags=["segments"],
         response_model_exclude_none=True,
@@ -214,7 +183,9 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         position, duplicate = await target.publish(Entry(payload, kind, rows, txn_id, writer, producer, sequence))
         return PublishAnswer(position=str(position), duplicate=duplicate)
 
-    @quick.get(
+
+def _read_route(api: APIRouter, broker: Broker) -> None:
+    @api.get(
         "/v1/segments/{segment}/entries",
         tags=["segments"],
         response_model_exclude_none=True,
@@ -235,25 +206,36 @@ def _segment_routes(api: APIRouter, broker: Broker) -> None:
         As many whole ones as fit into `max_bytes`, or 4 MiB where that is less, but at least one.
         """
         target = await broker.segment(segment)
-        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         revision = snapshot_revision(isolation, revision, after.revision if after else None)
         at = after.position if after else target.ledgers.start
-        while True:
-            changed = target.changed.next()
-            page = await read_page(target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)
-            left = deadline - asyncio.get_running_loop().time()
-            at = page.next
-            if page.frames or left <= 0 or isolation == "snapshot" or target.ended_at(at):
-                break
-            if page.end:
-                await asyncio.wait([changed], timeout=left)
-                target = await broker.segment(segment)
+        page = await _page_within(wait_ms, broker, target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
         return FramesResponse(page.frames, headers)
 
-    api.routes.extend(quick.routes)
+
+async def _page_within(
+    wait_ms: int,
+    broker: Broker,
+    segment: Segment,
+    at: Position,
+    max_bytes: int,
+    isolation: Isolation,
+    revision: Revision | None,
+) -> Page:
+    """The first page behind `at` that shows anything; the last empty one when the time is over or nothing will come."""
+    deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+    while True:
+        changed = segment.changed.next()
+        page = await read_page(segment, at, max_bytes, isolation, revision)
+        left = deadline - asyncio.get_running_loop().time()
+        at = page.next
+        if page.frames or left <= 0 or isolation == "snapshot" or segment.ended_at(at):
+            return page
+        if page.end:
+            await asyncio.wait([changed], timeout=left)
+            segment = await broker.segment(segment.id)
 
 
 def _message_routes(api: APIRouter, broker: Broker) -> None:

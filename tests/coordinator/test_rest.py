@@ -235,6 +235,31 @@ async def test_bad_queries_name_the_parameter(http: httpx.AsyncClient, query: st
     assert problem(await http.get(f"/v1/txns?{query}"), ErrorCode.INVALID_ARGUMENT)["field"] == field
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "field"),
+    [
+        *(("POST", "/v1/txns?timeout_ms=5", "timeout_ms"), ("POST", "/v1/txns/batch?op=begin", "op")),
+        *(("POST", "/v1/txns/{}/commit?writers=w", "writers"), ("POST", "/v1/txns/{}/abort?force=true", "force")),
+        *(("GET", "/v1/txns/{}?state=OPEN", "state"), ("GET", "/v1/txns/{}/ops?limits=1", "limits")),
+        ("POST", "/v1/transaction-keys/k/connect?epoch=-1", "epoch"),
+        ("DELETE", "/admin/v2/transactions/transaction-keys/k?owners=a", "owners"),
+        ("DELETE", "/admin/v2/transactions/transaction-keys/k?owner=a&owner=b", "owner"),
+        *(("GET", "/v1/txns?limit=1&limit=2", "limit"), ("GET", "/v1/txns?owner=%FF", "owner")),
+    ],
+)
+async def test_a_query_that_an_endpoint_does_not_have_is_not_passed_over(
+    http: httpx.AsyncClient, store: FaultyStore, method: str, path: str, field: str
+) -> None:
+    """CONTRACT: bad input never changes anything. What belongs into the body would have been asked for in vain: of a
+    commit whose `writers` stand in the URL all would count."""
+    txn_id = (await begin(http, transaction_key="k"))["txn_id"]
+    revision = await store.current_revision()
+    content = b'{"epoch": -1}' if "connect" in path else b'{"items": []}' if "batch" in path else None
+    response = await http.request(method, path.format(txn_id), content=content)
+    assert problem(response, ErrorCode.INVALID_ARGUMENT)["field"] == field
+    assert await store.current_revision() == revision
+
+
 async def test_lists_over_http(http: httpx.AsyncClient) -> None:
     first, second = [(await begin(http, owner="ö/&?"))["txn_id"] for _ in range(2)]
     page = (await http.get("/v1/txns", params={"state": "OPEN", "owner": "ö/&?", "limit": 1})).json()

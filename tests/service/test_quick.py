@@ -1,7 +1,7 @@
 """Goal: a quick route saves time and changes nothing.
 
-Method: the same endpoint as a quick route and as one of FastAPI's, in the same application; whatever is asked, both
-answer with the same status, the same media type and the same bytes.
+Method: the same endpoint as a quick route and as a strict one of FastAPI's, in the same application; whatever is asked,
+both answer with the same status, the same media type and the same bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Query
 from fastapi import Request as HttpRequest
-from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, BeforeValidator
 from starlette.types import Receive, Scope, Send
@@ -22,6 +21,7 @@ from coordinator.api.routes import TxnIdPath
 from service.http import Caller, create_app
 from service.problems import ErrorCode, ServiceError
 from service.quick import QuickRoute, add_routes
+from service.strict import StrictRoute
 
 ID = "0000000000000000000000000000002a"
 FIRST = "00000000000000000000000000000001"
@@ -40,7 +40,7 @@ class Seen(BaseModel):
     body: Any = None
 
 
-def _routes(prefix: str, route_class: type[APIRoute]) -> APIRouter:
+def _routes(prefix: str, route_class: type[StrictRoute]) -> APIRouter:
     router = APIRouter(prefix=prefix, route_class=route_class)
 
     @router.post("/txns", status_code=201, response_model_exclude_none=True)
@@ -86,7 +86,7 @@ async def _refuse_the_first(txn_id: TxnIdPath, caller: Caller) -> None:
 
 def _app() -> FastAPI:
     app = create_app("test", "test", "0", CollectorRegistry())
-    add_routes(app, _routes("/plain", APIRoute))
+    add_routes(app, _routes("/plain", StrictRoute))
     add_routes(app, _routes("/quick", QuickRoute), first=True)
     return app
 

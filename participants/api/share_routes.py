@@ -1,0 +1,111 @@
+"""What brokers ask each other of a subscription: each for what it has of it, and no one of them asks on."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from participants.api.models import (
+    SUBSCRIPTION_SEGMENT,
+    AckMessagesAnswer,
+    AckMessagesRequest,
+    RedeliverAnswer,
+    RedeliverRequest,
+    SubscriptionSegment,
+)
+from participants.api.rights import TopicPath, check_transaction
+from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
+from participants.api.subscription_requests import (
+    ACK_REFUSALS,
+    NamePath,
+    ack_request,
+    acknowledged,
+    redelivered,
+    subscription_router,
+)
+from participants.broker.broker import Broker
+from participants.subscription.share import Taking
+from participants.subscription.subscriptions import Subscriptions
+from service.http import Caller, problems
+from service.problems import ErrorCode
+
+TAG = "between brokers"
+
+
+def add_share_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
+    consuming = subscription_router(TAG, "consume")
+    _add_delivery_routes(consuming, subscriptions)
+    _add_acknowledgement_routes(consuming, broker, subscriptions)
+    _add_look_route(consuming, subscriptions)
+    administering = subscription_router(TAG, "admin")
+    _add_drop_route(administering, subscriptions)
+    api.routes.extend([*consuming.routes, *administering.routes])
+
+
+def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
+    @api.post("/share/take", responses=problems(ErrorCode.NOT_FOUND, 422, 503))
+    async def take_of_share(topic: TopicPath, subscription: NamePath, request: ShareTakeRequest) -> ShareTakeAnswer:
+        """Messages for a consumer, for the broker that hands the subscription out."""
+        wanted = Taking(
+            request.home,
+            request.session,
+            request.sessions,
+            request.newest,
+            request.segments,
+            request.max,
+            request.max_bytes,
+        )
+        taken = await subscriptions.take(topic, subscription, request.incarnation, wanted)
+        return ShareTakeAnswer(messages=[each.message for each in taken.given], ended=sorted(taken.ended))
+
+    @api.post(
+        "/share/wait", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503)
+    )
+    async def wait_for_share(topic: TopicPath, subscription: NamePath, request: ShareWaitRequest) -> Response:
+        """Answered once one of the segments has something to give."""
+        share = await subscriptions.share(topic, subscription, request.segments, request.incarnation)
+        await share.wait(request.segments, request.wait_ms / 1000)
+        return Response(status_code=204)
+
+
+def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
+    @api.post("/share/acks", responses=problems(*ACK_REFUSALS))
+    async def acknowledge_share(
+        topic: TopicPath, subscription: NamePath, request: AckMessagesRequest, caller: Caller
+    ) -> AckMessagesAnswer:
+        """Acknowledge messages that this broker owns: all of them, or none when any conflicts."""
+        wanted = ack_request(request)
+        await check_transaction(broker, wanted.txn_id, caller)
+        share = await subscriptions.share(topic, subscription, sorted(wanted.segments))
+        await share.acknowledge(wanted)
+        return acknowledged(wanted)
+
+    @api.post("/share/redeliver", responses=problems(ErrorCode.NOT_FOUND, 422, 503))
+    async def redeliver_share(
+        topic: TopicPath, subscription: NamePath, request: RedeliverRequest | None = None
+    ) -> RedeliverAnswer:
+        """Give messages again that this broker owns."""
+        ids = redelivered(request)
+        share = await subscriptions.share(topic, subscription, sorted({each.segment for each in ids or ()}))
+        return RedeliverAnswer(redelivered=await share.redeliver(ids))
+
+
+def _add_look_route(api: APIRouter, subscriptions: Subscriptions) -> None:
+    @api.get(
+        "/share",
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503)
+        | {200: {"content": {"application/json": {"example": [SUBSCRIPTION_SEGMENT]}}}},
+    )
+    async def get_share(topic: TopicPath, subscription: NamePath) -> list[SubscriptionSegment]:
+        """How far the subscription is on the segments that this broker owns."""
+        return await (await subscriptions.share(topic, subscription)).look()
+
+
+def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:
+    @api.delete(
+        "/share", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503, 504)
+    )
+    async def drop_share(topic: TopicPath, subscription: NamePath) -> Response:
+        """Delete what a subscription that was dropped has left on the segments that this broker owns."""
+        await subscriptions.drop_share(topic, subscription)
+        return Response(status_code=204)

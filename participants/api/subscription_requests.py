@@ -1,0 +1,94 @@
+"""What the endpoints of subscriptions have in common: where they are, and their requests in the words of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import AfterValidator
+
+from metastore.txn.ids import TxnId
+from participants.api.models import AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
+from participants.api.rights import on_topic
+from participants.broker.names import MessageId, topic_name
+from participants.ledger.position import Position
+from participants.subscription.share import AckRequest
+from service.http import PathText
+from service.problems import ErrorCode, ServiceError
+from service.security.principal import Right
+from service.strict import StrictRoute
+
+ACK_REFUSALS = (
+    *(ErrorCode.NOT_FOUND, ErrorCode.TXN_NOT_FOUND, ErrorCode.TXN_CONFLICT, ErrorCode.EXPIRED_TRANSACTION),
+    *(422, 503, 504, 507),
+)
+
+
+def _short(name: str) -> str:
+    if not 0 < len(name) <= 256:
+        raise ValueError("must have 1 to 256 characters")
+    return name
+
+
+NamePath = Annotated[PathText, AfterValidator(_short)]
+
+
+def subscription_router(tag: str, right: Right) -> APIRouter:
+    """For endpoints below one subscription, for callers with this right on its topic."""
+    return APIRouter(
+        prefix="/v1/topics/{topic}/subscriptions/{subscription}",
+        tags=[tag],
+        dependencies=[on_topic(right)],
+        route_class=StrictRoute,
+    )
+
+
+def ack_request(request: AckMessagesRequest) -> AckRequest:
+    return AckRequest(
+        _message_ids(request.message_ids or ()),
+        request.kind == "cumulative",
+        _txn_id(request.txn_id),
+        request.writer,
+        _places(request.positions or {}),
+    )
+
+
+def acknowledged(wanted: AckRequest) -> AckMessagesAnswer:
+    return AckMessagesAnswer(acknowledged=len(set(wanted.ids)) + len(wanted.up_to))
+
+
+def redelivered(request: RedeliverRequest | None) -> list[MessageId] | None:
+    return None if request is None or request.message_ids is None else _message_ids(request.message_ids)
+
+
+def _txn_id(text: str | None) -> TxnId | None:
+    try:
+        return None if text is None else TxnId.parse(text)
+    except ValueError as error:
+        raise invalid("txn_id", str(error)) from None
+
+
+def _message_ids(texts: Iterable[str]) -> list[MessageId]:
+    try:
+        return [MessageId.parse(text) for text in texts]
+    except (ValueError, AssertionError) as error:
+        raise invalid("message_ids", str(error)) from None
+
+
+def _places(texts: Mapping[str, str]) -> dict[str, Position]:
+    try:
+        return {segment_id: Position.parse(text) for segment_id, text in texts.items()}
+    except ValueError as error:
+        raise invalid("positions", str(error)) from None
+
+
+def parsed_topic(field: str, name: str) -> str:
+    try:
+        return topic_name(name)
+    except ValueError as error:
+        raise invalid(field, str(error)) from None
+
+
+def invalid(field: str, problem: str) -> ServiceError:
+    return ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {problem}", field=field)

@@ -1,0 +1,58 @@
+"""Routes that refuse query parameters they do not know."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+from urllib.parse import unquote_plus
+
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from service.problems import ErrorCode, ServiceError
+
+
+class StrictRoute(APIRoute):
+    """A misspelt `txn_id` must not become a publish outside of any transaction, and the `writers` of a commit that were
+    put into the URL must not be passed over: then all would count."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        known = set(self._query_names())
+
+        async def strict(request: Request) -> Response:
+            _check_query(request.scope["query_string"].decode("latin-1"), known)
+            return await handle(request)
+
+        return strict
+
+    def _query_names(self) -> Iterable[str]:
+        for parameter in self.dependant.query_params:
+            kind = parameter.field_info.annotation
+            if inspect.isclass(kind) and issubclass(kind, BaseModel):
+                yield from kind.model_fields
+            else:
+                yield parameter.alias
+
+
+def _check_query(query: str, known: set[str]) -> None:
+    """Every parameter is one that the endpoint has, once, and is UTF-8: what is not would be replaced silently."""
+    seen: set[str] = set()
+    for pair in filter(None, query.split("&")):
+        name, _, value = pair.partition("=")
+        name = unquote_plus(name)
+        problem = None
+        try:
+            unquote_plus(value, errors="strict")
+        except UnicodeDecodeError:
+            problem = "is not percent-encoded UTF-8"
+        if name not in known:
+            problem = "there is no such query parameter"
+        elif name in seen:
+            problem = "is given twice"
+        if problem:
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"{name}: {problem}", field=name)
+        seen.add(name)
