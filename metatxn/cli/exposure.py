@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Protocol, get_type_hints
+from typing import Annotated, Protocol
 
 import typer
 
 from metatxn.cli import services
-from metatxn.cli.options import CliError
+from metatxn.cli.options import CliError, takes
 
 
 class Exposure(Protocol):
@@ -74,27 +71,5 @@ class ExposureOptions:
         return exposure
 
 
-def takes_exposure(command: Callable[..., None]) -> Callable[..., None]:
-    """Puts the options of `ExposureOptions` in place of the parameter `exposure`, for typer to see."""
-
-    @functools.wraps(command)
-    def with_options(*arguments: Any, **given: Any) -> None:
-        exposure = ExposureOptions(**{field.name: given.pop(field.name) for field in fields(ExposureOptions)})
-        command(*arguments, exposure=exposure, **given)
-
-    hints = get_type_hints(command, include_extras=True)
-    of_options = get_type_hints(ExposureOptions, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[parameter.name])
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.name != "exposure"
-    ]
-    shared = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
-        for field, hint in ((field, of_options[field.name]) for field in fields(ExposureOptions))
-        if field.default is not MISSING
-    ]
-    signature = inspect.Signature([*own, *shared])
-    with_options.__signature__ = signature  # type: ignore[attr-defined]
-    with_options.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    return with_options
+takes_exposure = takes("exposure", ExposureOptions)
+"""For every command that starts a server."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 import metatxn
-from metatxn.cli.output import Output
+from metatxn.cli.output import Output, print_json, print_rows
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 
@@ -18,6 +22,9 @@ UrlOption = Annotated[
 ]
 TokenOption = Annotated[str | None, typer.Option("--token", help="Bearer token. [env: METATXN_TOKEN]")]
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="[default: table]")]
+LimitOption = Annotated[int, typer.Option(min=1, help="At most so many.")]
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +50,80 @@ def output_of(context: typer.Context, output: Output | None) -> Output:
     return output or shared(context).output
 
 
-def connect(context: typer.Context, url: str | None, token: str | None) -> metatxn.Client:
-    """A client of a service that answers. A person does not want to wait for one that is not there."""
-    given = shared(context)
-    client = metatxn.connect(url or given.url, token=token or given.token or None, ca=given.ca)
-    try:
-        client.cluster(patient=False)
-    except metatxn.MetatxnError:
-        client.close()
-        raise
-    return client
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What every command takes that asks a service: whom, as whom, and how the answer is printed."""
+
+    context: typer.Context
+    url: UrlOption = None
+    token: TokenOption = None
+    output: OutputOption = None
+
+    def connect(self) -> metatxn.Client:
+        """A client of a service that answers. A person does not want to wait for one that is not there."""
+        given = shared(self.context)
+        client = metatxn.connect(self.url or given.url, token=self.token or given.token or None, ca=given.ca)
+        try:
+            client.cluster(patient=False)
+        except metatxn.MetatxnError:
+            client.close()
+            raise
+        return client
+
+    @property
+    def json(self) -> bool:
+        """Whether to print JSON, and no table."""
+        return output_of(self.context, self.output) is Output.JSON
+
+    def print_list(
+        self, found: Iterable[Found], limit: int, columns: Sequence[str], row: Callable[[Found], Sequence[Any]]
+    ) -> None:
+        """At most `limit` of them, as JSON objects or as rows."""
+        listed = list(itertools.islice(found, limit))
+        if self.json:
+            print_json(listed)
+        else:
+            print_rows(columns, map(row, listed))
+
+    def print_done(self, done: dict[str, Any], sentence: str) -> None:
+        """What was done, as an object or in words."""
+        if self.json:
+            print_json(done)
+        else:
+            print(sentence)
+
+
+def takes(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Puts the fields of the dataclass `options` in place of a command's parameter `name`, for typer to see."""
+    of_options = get_type_hints(options, include_extras=True)
+    shared_parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=of_options[field.name],
+        )
+        for field in fields(options)
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> None:
+            chosen = options(**{parameter.name: given.pop(parameter.name) for parameter in shared_parameters})
+            command(**{name: chosen}, **given)
+
+        hints = get_type_hints(command, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[parameter.name])
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.name != name
+        ]
+        signature = inspect.Signature([*own, *shared_parameters])
+        with_options.__signature__ = signature  # type: ignore[attr-defined]
+        with_options.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+        return with_options
+
+    return decorate
+
+
+takes_session = takes("session", Session)

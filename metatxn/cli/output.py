@@ -50,7 +50,12 @@ def print_fields(fields: dict[str, Any]) -> None:
 
 def print_error(message: str) -> None:
     """On one line, whatever the message holds."""
-    print("metatxn:", " ".join(message.split()), file=sys.stderr)
+    print("metatxn:", printable(" ".join(message.split())), file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """On one line and without a command to the terminal, whatever it holds."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def when(time_ms: int | None) -> str | None:
@@ -63,5 +68,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):
-        return " ".join(value.splitlines()) or "-"
+        return printable(" ".join(value.splitlines())) or "-"
     return json.dumps(as_json(value), ensure_ascii=False)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import structlog
 import typer
 
 from metatxn.cli import services
 from metatxn.cli.exposure import ExposureOptions, takes_exposure
+from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line
 
@@ -26,7 +25,7 @@ StoreOption = Annotated[
     typer.Option(
         envvar="METATXN_STORE",
         metavar="URL",
-        help="sqlite:///path/file.db, etcd://host:port[,…][/root] or memory://.",
+        help="sqlite:///path/file.db, etcd://host:port[,…][/root], zk://host:port[,…][/root] or memory://.",
     ),
 ]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
@@ -52,7 +51,6 @@ PeerTokenOption = Annotated[
         help="What it shows to other brokers when it puts dead letters into their segments. Better in the variable.",
     ),
 ]
-LogOption = Annotated[str, typer.Option(help="debug, info, warning or error; on standard error.")]
 
 
 @takes_exposure
@@ -220,24 +218,3 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CliError(f"--data-dir: {error}. Give a directory that can be written.") from error
-
-
-def set_up_logs(level: str) -> None:
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise CliError(f"--log-level: {level!r} is no level. Use debug, info, warning or error.")
-    logging.basicConfig(stream=sys.stderr, level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,  # else a line that is not even shown costs 10 µs
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            # Plain: the default prints every variable of every frame, which is slow and may hold somebody's data.
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-    )

@@ -12,9 +12,9 @@ import structlog
 import typer
 
 from metatxn.cli import services
+from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
-from metatxn.cli.output import Output, print_error, print_line, print_rows
-from metatxn.cli.serve import LogOption, set_up_logs
+from metatxn.cli.output import Output, print_error, print_line, print_rows, printable
 
 EXIT_FINDINGS = 1
 
@@ -142,11 +142,6 @@ def print_record(record: Record) -> None:
 
 def print_record_as_json(record: Record) -> None:
     print_line({"key": record.key, "version": record.version} | _json_value(record.value))
-
-
-def printable(text: str) -> str:
-    """On one line, whatever it holds."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def _text(value: bytes) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from metatxn.cli.options import OutputOption, TokenOption, UrlOption, connect, output_of
-from metatxn.cli.output import Output, print_fields, print_json, print_rows, when
+from metatxn.cli.options import LimitOption, Session, takes_session
+from metatxn.cli.output import print_fields, print_json, print_rows, when
 from metatxn.cli.topic import TopicArgument
 from participants.api.models import SubscriptionInfo
 
@@ -19,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
+LIST_COLUMNS = ("SUBSCRIPTION", "TYPE", "INITIAL", "DEAD_LETTERS", "CREATED")
 
 
 class Initial(StrEnum):
@@ -33,8 +33,9 @@ class Kind(StrEnum):
 
 
 @app.command(epilog="Example: metatxn subscription create orders billing --type shared --dead-letters orders-dead")
+@takes_session
 def create(
-    context: typer.Context,
+    session: Session,
     topic: TopicArgument,
     subscription: NameArgument,
     kind: Annotated[Kind, typer.Option("--type", help="Who may consume at the same time.")] = Kind.SHARED,
@@ -43,69 +44,45 @@ def create(
         str | None, typer.Option(metavar="TOPIC", help="Takes messages that were given too often.")
     ] = None,
     max_redeliveries: Annotated[int | None, typer.Option(min=0, help="With --dead-letters; 16 unless given.")] = None,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Create a subscription, or find it as it is asked for."""
-    with connect(context, url, token) as client:
+    with session.connect() as client:
         client.create_subscription(topic, subscription, kind.value, initial.value, dead_letters, max_redeliveries)
-        show_subscription(client.subscription(topic, subscription), output_of(context, output))
+        show_subscription(session, client.subscription(topic, subscription))
 
 
 @app.command("list", epilog="Example: metatxn subscription list orders -o json")
-def list_(
-    context: typer.Context,
-    topic: TopicArgument,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
-) -> None:
+@takes_session
+def list_(session: Session, topic: TopicArgument, limit: LimitOption = 1000) -> None:
     """A topic's subscriptions by name."""
-    with connect(context, url, token) as client:
-        found = list(itertools.islice(client.subscriptions(topic), limit))
-    if output_of(context, output) is Output.JSON:
-        print_json(found)
-        return
-    columns = ("SUBSCRIPTION", "TYPE", "INITIAL", "DEAD_LETTERS", "CREATED")
-    print_rows(columns, [(s.name, s.type, s.initial, s.dead_letter_topic, when(s.created_ms)) for s in found])
+    with session.connect() as client:
+        session.print_list(
+            client.subscriptions(topic),
+            limit,
+            LIST_COLUMNS,
+            lambda found: (found.name, found.type, found.initial, found.dead_letter_topic, when(found.created_ms)),
+        )
 
 
 @app.command(epilog="Example: metatxn subscription show orders billing")
-def show(
-    context: typer.Context,
-    topic: TopicArgument,
-    subscription: NameArgument,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
-) -> None:
+@takes_session
+def show(session: Session, topic: TopicArgument, subscription: NameArgument) -> None:
     """How far it is on every segment, who consumes it, and what is pending in which transaction."""
-    with connect(context, url, token) as client:
-        show_subscription(client.subscription(topic, subscription), output_of(context, output))
+    with session.connect() as client:
+        show_subscription(session, client.subscription(topic, subscription))
 
 
 @app.command(epilog="Example: metatxn subscription drop orders billing")
-def drop(
-    context: typer.Context,
-    topic: TopicArgument,
-    subscription: NameArgument,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
-) -> None:
+@takes_session
+def drop(session: Session, topic: TopicArgument, subscription: NameArgument) -> None:
     """Drop it and every trace of it. Open transactions lose their acknowledgements on it."""
-    with connect(context, url, token) as client:
+    with session.connect() as client:
         client.drop_subscription(topic, subscription)
-    if output_of(context, output) is Output.JSON:
-        print_json({"dropped": subscription, "topic": topic})
-    else:
-        print(f"dropped {subscription}")
+    session.print_done({"dropped": subscription, "topic": topic}, f"dropped {subscription}")
 
 
-def show_subscription(found: SubscriptionInfo, output: Output) -> None:
-    if output is Output.JSON:
+def show_subscription(session: Session, found: SubscriptionInfo) -> None:
+    if session.json:
         print_json(found)
         return
     fields = {"subscription": found.name, "topic": found.topic, "type": found.type, "initial": found.initial}

@@ -15,8 +15,8 @@ import typer
 from pydantic import ValidationError
 
 import metatxn
-from metatxn.cli.options import CliError, OutputOption, TokenOption, UrlOption, connect, output_of
-from metatxn.cli.output import Output, print_fields, print_json, print_line, print_rows, when
+from metatxn.cli.options import CliError, LimitOption, Session, takes_session
+from metatxn.cli.output import print_fields, print_json, print_line, print_rows, when
 from metatxn.cli.txn import named_values
 from participants.api.models import SchemaField, TopicInfo, TopicSchema
 
@@ -36,61 +36,43 @@ class Isolation(StrEnum):
 
 
 @app.command(epilog="Example: metatxn topic create orders --segments 4 --schema id:int64,name:string")
+@takes_session
 def create(
-    context: typer.Context,
+    session: Session,
     topic: TopicArgument,
     segments: Annotated[int, typer.Option(min=1, help="Into so many parts keys are spread.")] = 1,
     schema: Annotated[
         str | None, typer.Option(metavar="NAME:TYPE,…", help="Columns, in Arrow's type names; without, any message.")
     ] = None,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Create a topic."""
-    with connect(context, url, token) as client:
-        show_topic(client.create_topic(topic, segments, parsed_schema(schema)), output_of(context, output))
+    with session.connect() as client:
+        show_topic(session, client.create_topic(topic, segments, parsed_schema(schema)))
 
 
 @app.command("list", epilog="Example: metatxn topic list -o json")
-def list_(
-    context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
-) -> None:
+@takes_session
+def list_(session: Session, limit: LimitOption = 1000) -> None:
     """Topics by name."""
-    with connect(context, url, token) as client:
-        topics = list(itertools.islice(client.topics(), limit))
-    if output_of(context, output) is Output.JSON:
-        print_json(topics)
-        return
-    print_rows(
-        ("TOPIC", "SEGMENTS", "SCHEMA"),
-        ((topic.name, len([s for s in topic.segments if s.state == "active"]), columns_of(topic)) for topic in topics),
-    )
+    with session.connect() as client:
+        session.print_list(client.topics(), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), list_row)
 
 
 @app.command(epilog="Example: metatxn topic show orders")
-def show(
-    context: typer.Context,
-    topic: TopicArgument,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
-) -> None:
+@takes_session
+def show(session: Session, topic: TopicArgument) -> None:
     """A topic's schema and segments, and who owns them."""
-    with connect(context, url, token) as client:
-        show_topic(client.topic(topic), output_of(context, output))
+    with session.connect() as client:
+        show_topic(session, client.topic(topic))
 
 
 @app.command(
     epilog="""Examples: metatxn topic produce orders '{"id": 7}' --key 7 · """
     """seq 100 | metatxn topic produce numbers · metatxn topic produce orders '{"id": 8}' --txn <txn id>"""
 )
+@takes_session
 def produce(
-    context: typer.Context,
+    session: Session,
     topic: TopicArgument,
     values: Annotated[
         list[str] | None, typer.Argument(metavar="[JSON]...", help="Without any: one per line of standard input.")
@@ -99,22 +81,16 @@ def produce(
     txn: Annotated[str | None, typer.Option(metavar="TXN_ID", help="Inside this transaction.")] = None,
     text: Annotated[bool, typer.Option("--text", help="The values are plain text, not JSON.")] = False,
     properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE")] = None,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Send messages; returns when all of them are durable."""
     messages = parsed_values(values if values else (line.rstrip("\n") for line in sys.stdin), text)
     named = named_values(properties)
-    with connect(context, url, token) as client:
+    with session.connect() as client:
         inside = client.attach(txn) if txn is not None else None
         with client.producer(topic) as producer:
             futures = [producer.send(value, key, inside, named) for value in messages]
         positions = [future.result() for future in futures]
-    if output_of(context, output) is Output.JSON:
-        print_json({"sent": len(positions), "positions": positions})
-    else:
-        print(f"sent {len(positions)}")
+    session.print_done({"sent": len(positions), "positions": positions}, f"sent {len(positions)}")
 
 
 @app.command(
@@ -122,8 +98,9 @@ def produce(
     "metatxn topic consume prices --compacted · "
     "metatxn topic consume orders --subscription billing --limit 10"
 )
+@takes_session
 def consume(
-    context: typer.Context,
+    session: Session,
     topic: TopicArgument,
     start: Annotated[str, typer.Option(help="earliest, latest, or a token of the browse endpoint.")] = "earliest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C; one line each.")] = False,
@@ -139,9 +116,6 @@ def consume(
     txn: Annotated[
         str | None, typer.Option(metavar="TXN_ID", help="Acknowledge inside this transaction (with --subscription).")
     ] = None,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Read messages. Without a subscription nothing is acknowledged, and all of it can be read again."""
     if txn is not None and subscription is None:
@@ -149,7 +123,7 @@ def consume(
     if compacted and subscription is not None:
         raise CliError("--compacted: a subscription gets every message. Read without --subscription.")
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(connect(context, url, token))
+        client = stack.enter_context(session.connect())
         if subscription is None:
             messages: Iterator[metatxn.Message]
             reader = client.reader(topic, start, isolation.value, follow, compacted=compacted)
@@ -158,8 +132,8 @@ def consume(
             consumer = stack.enter_context(subscribed(client, topic, subscription, start))
             messages = acknowledged(consumer, client.attach(txn) if txn is not None else None, follow, limit)
         if follow:
-            follow_messages(messages, output_of(context, output))
-        elif output_of(context, output) is Output.JSON:
+            follow_messages(session, messages)
+        elif session.json:
             print_json([as_object(message) for message in messages])
         else:
             columns = ("PUBLISHED", "KEY", "VALUE", "TXN_ID")
@@ -193,94 +167,69 @@ SegmentArgument = Annotated[str, typer.Argument(metavar="SEGMENT", help="As `top
 
 
 @app.command(epilog="Example: metatxn topic split segment://public/default/orders/0000-ffff-0")
+@takes_session
 def split(
-    context: typer.Context,
+    session: Session,
     segment: SegmentArgument,
     at: Annotated[int | None, typer.Option(help="First hash of the upper half, 1 to 65535; the middle if not.")] = None,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Seal a segment and let two children share its keys. Whoever writes or reads goes on by itself."""
-    with connect(context, url, token) as client:
-        show_children(client.split_segment(segment, at), output_of(context, output))
+    with session.connect() as client:
+        show_children(session, client.split_segment(segment, at))
 
 
 @app.command(
     epilog="Example: metatxn topic merge segment://public/default/orders/0000-7fff-1 "
     "segment://public/default/orders/8000-ffff-2"
 )
+@takes_session
 def merge(
-    context: typer.Context,
+    session: Session,
     segment: SegmentArgument,
     other: Annotated[str, typer.Argument(metavar="SEGMENT", help="Its neighbour in the hash range.")],
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Seal two neighbours and let one child take the keys of both."""
-    with connect(context, url, token) as client:
-        show_children(client.merge_segments(segment, other), output_of(context, output))
+    with session.connect() as client:
+        show_children(session, client.merge_segments(segment, other))
 
 
 @app.command(epilog="Example: metatxn topic seal segment://public/default/orders/0000-ffff-0")
-def seal(
-    context: typer.Context,
-    segment: SegmentArgument,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
-) -> None:
+@takes_session
+def seal(session: Session, segment: SegmentArgument) -> None:
     """Seal a segment for good: its keys take no more messages, what it holds stays readable."""
-    with connect(context, url, token) as client:
-        show_children(client.seal_segment(segment), output_of(context, output))
+    with session.connect() as client:
+        show_children(session, client.seal_segment(segment))
 
 
 @app.command(epilog="Example: metatxn topic trim segment://public/default/orders/0000-ffff-0 --before 3:17")
+@takes_session
 def trim(
-    context: typer.Context,
+    session: Session,
     segment: SegmentArgument,
     before: Annotated[str, typer.Option(metavar="POSITION", help="Entries below ledger:entry are dropped.")],
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Drop a segment's oldest entries."""
-    with connect(context, url, token) as client:
+    with session.connect() as client:
         first = client.trim_segment(segment, before)
-    if output_of(context, output) is Output.JSON:
-        print_json({"first_position": first})
-    else:
-        print(f"readable from {first}")
+    session.print_done({"first_position": first}, f"readable from {first}")
 
 
 @app.command(epilog="Example: metatxn topic delete orders")
-def delete(
-    context: typer.Context,
-    topic: TopicArgument,
-    url: UrlOption = None,
-    token: TokenOption = None,
-    output: OutputOption = None,
-) -> None:
+@takes_session
+def delete(session: Session, topic: TopicArgument) -> None:
     """Delete a topic with its messages and subscriptions. Open transactions that wrote there end as any other."""
-    with connect(context, url, token) as client:
+    with session.connect() as client:
         client.delete_topic(topic)
-    if output_of(context, output) is Output.JSON:
-        print_json({"deleted": topic})
-    else:
-        print(f"deleted {topic}")
+    session.print_done({"deleted": topic}, f"deleted {topic}")
 
 
-def show_children(children: list[str], output: Output) -> None:
-    if output is Output.JSON:
-        print_json({"children": children})
-    else:
-        print("\n".join(children) if children else "sealed, without children")
+def show_children(session: Session, children: list[str]) -> None:
+    session.print_done({"children": children}, "\n".join(children) if children else "sealed, without children")
 
 
-def follow_messages(messages: Iterator[metatxn.Message], output: Output) -> None:
+def follow_messages(session: Session, messages: Iterator[metatxn.Message]) -> None:
     for message in messages:
-        if output is Output.JSON:
+        if session.json:
             print_line(as_object(message))
         else:
             print(when(message.publish_ms), message.key or "-", json.dumps(shown(message.value)), sep="  ", flush=True)
@@ -300,8 +249,12 @@ def shown(value: Any) -> Any:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else value
 
 
-def show_topic(topic: TopicInfo, output: Output) -> None:
-    if output is Output.JSON:
+def list_row(topic: TopicInfo) -> tuple[Any, ...]:
+    return topic.name, len([segment for segment in topic.segments if segment.state == "active"]), columns_of(topic)
+
+
+def show_topic(session: Session, topic: TopicInfo) -> None:
+    if session.json:
         print_json(topic)
         return
     print_fields({"topic": topic.name, "schema": columns_of(topic)})

@@ -51,6 +51,11 @@ class CoordinatorProcess:
                 return line
         raise AssertionError(f"it ended without writing {text!r}")
 
+    def rest_of_log(self) -> str:
+        """What was not waited for; blocks until it has ended."""
+        assert self._process is not None and self._process.stderr is not None
+        return self._process.stderr.read()
+
     def wait(self) -> int:
         """The exit code."""
         assert self._process is not None

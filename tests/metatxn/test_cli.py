@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import metatxn
@@ -104,6 +105,27 @@ def test_abort_by_hand(ask: Callable[..., Any], topic: str) -> None:
     ask("topic", "produce", topic, '"x"', "--txn", txn_id)
     assert ask("txn", "abort", txn_id, "--reason", "second thoughts")["reason"] == "second thoughts"
     assert ask("topic", "consume", topic) == []
+
+
+def test_what_a_client_says_is_no_command_to_the_terminal(cli: Run, ask: Callable[..., Any]) -> None:
+    """The reason of an abort is anybody's text: its escape sequences are shown, as what they are."""
+    txn_id = ask("txn", "begin")["txn_id"]
+    reason = "é \x1b]0;forged\x07\nand more"
+    assert ask("txn", "abort", txn_id, "--reason", reason)["reason"] == reason
+    (line,) = [line for line in cli("txn", "show", txn_id).stdout.splitlines() if line.startswith("reason ")]
+    assert line.split(maxsplit=1)[1] == r"é \x1b]0;forged\x07 and more"
+    assert "\x1b" not in error_line(cli("txn", "show", "\x1b]0;forged\x07"))
+
+
+def test_a_prepared_transaction_is_listed_as_such(cli: Run, ask: Callable[..., Any], dev: DevServer) -> None:
+    """Whoever looks for one that hangs sees that its external coordinator has to be asked."""
+    owner = uuid.uuid4().hex
+    open_, prepared = [ask("txn", "begin", "--owner", owner)["txn_id"] for _ in range(2)]
+    assert httpx.post(f"{dev.coordinator_url}/v1/txns/{prepared}/prepare").status_code == 200
+    header, *lines = cli("txn", "list", "--owner", owner, "--state", "open").stdout.splitlines()
+    assert header.split()[-1] == "PREPARED"
+    assert {line.split()[0]: line.split()[-1] for line in lines} == {open_: "-", prepared: "yes"}
+    assert [txn.get("prepared") for txn in ask("txn", "list", "--owner", owner)] == [None, True]
 
 
 def test_values_from_standard_input(ask: Callable[..., Any], topic: str) -> None:
