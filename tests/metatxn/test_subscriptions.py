@@ -55,6 +55,31 @@ def test_the_story_of_the_contract(client: metatxn.Client, new_topic: NewTopic) 
         assert consumer.receive(timeout_s=0) is None
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_one_message_acknowledged_on_two_subscriptions_in_one_transaction(
+    client: metatxn.Client, new_topic: NewTopic, end: str
+) -> None:
+    """Scenario 11: each of the two is a participant of its own, and the end reaches both."""
+    topic = new_topic()
+    send(client, topic, "x")
+    with contextlib.ExitStack() as stack:
+        consumers = [stack.enter_context(client.subscribe(topic, name, "shared", "earliest")) for name in ("a", "b")]
+        txn = client.begin()
+        for consumer in consumers:
+            message = consumer.receive()
+            assert message is not None
+            consumer.acknowledge(message, txn)
+        assert {(op.kind, op.subscription) for op in client.operations(txn.id)} == {("ack", "a"), ("ack", "b")}
+        (hanging,) = [found for found in client.hanging(0) if found.txn_id == txn.id]
+        assert [touched.subscription for touched in hanging.touched] == ["a", "b"]
+        getattr(txn, end)()
+        backlog = 0 if end == "commit" else 1
+        for name in ("a", "b"):
+            eventually(lambda name=name: client.subscription(topic, name).segments[0].backlog, backlog)  # type: ignore[misc]
+            eventually(lambda name=name: client.subscription(topic, name).segments[0].pending_acks, {})  # type: ignore[misc]
+    eventually(lambda: list(client.operations(txn.id)), [])
+
+
 def test_iterating_waits_for_what_comes(client: metatxn.Client, new_topic: NewTopic) -> None:
     topic = new_topic(segments=3)
     consumer = client.subscribe(topic, "s", "shared", "earliest")

@@ -117,6 +117,21 @@ def test_send_after_the_end_is_refused(client: metatxn.Client, new_topic: NewTop
     assert values(client, topic, isolation="read_uncommitted") == []
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_finished_transaction_that_is_taken_for_an_open_one_holds_nobody_up(
+    client: metatxn.Client, new_topic: NewTopic, end: str
+) -> None:
+    """Scenario 35: somebody who has heard of no end writes again. It is refused, and what comes later is read."""
+    topic = new_topic()
+    txn = client.begin()
+    client.producer(topic).send("inside", txn=txn).result(60)
+    getattr(txn, end)()
+    with pytest.raises(metatxn.TransactionConflict):
+        client.producer(topic).send("late", txn=client.attach(txn.id)).result(60)
+    client.producer(topic).send("after").result(60)
+    eventually(lambda: values(client, topic), ["inside", "after"] if end == "commit" else ["after"])
+
+
 def test_send_to_a_topic_that_does_not_exist(client: metatxn.Client) -> None:
     with pytest.raises(metatxn.NotFound, match="nowhere"):
         client.producer("nowhere").send("x")

@@ -13,7 +13,7 @@ def values(client: metatxn.Client, topic: str, **options: Any) -> list[Any]:
     return [message.value for message in client.reader(topic, **options)]
 
 
-def eventually(read: Callable[[], Any], expected: Any, timeout_s: float = 10) -> None:
+def eventually(read: Callable[[], Any], expected: Any, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while (found := read()) != expected:
         assert time.monotonic() < deadline, f"expected {expected!r}, and it stayed {found!r}"
