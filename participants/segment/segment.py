@@ -700,6 +700,7 @@ class Segment:
         return ServiceError(
             ErrorCode.SEGMENT_SEALED,
             f"segment {self.id} is sealed",
+            action=None if self.record.children else "It was sealed for good: write to another segment or topic.",
             segment=self.id,
             children=list(self.record.children),
         )

@@ -169,6 +169,7 @@ async def test_a_segment_sealed_for_good_answers_so(process: BrokerProcess) -> N
     assert await post(process, name, "seal") == [], "sealing again changes nothing"
     refused = await process.http.post("/v1/topics/t/messages", json={"messages": [{"key": LOW, "value": 1}]})
     assert (refused.status_code, refused.json()["code"], refused.json()["children"]) == (409, "SEGMENT_SEALED", [])
+    assert "sealed for good" in refused.json()["action"], "not to children that there are none of"
     assert (await process.http.post(f"/v1/segments/{quoted(name)}/split", json={})).status_code == 409
     process = await process.crash()
     assert await browse(process) == ["x"]
