@@ -9,6 +9,7 @@ TXN_NOT_FOUND         never began, or its header was collected
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.api.models import TransactionHeader
@@ -51,6 +52,12 @@ def members(
         "properties": header.properties,
     }
     return {name: value for name, value in described.items() if value is not None}
+
+
+def members_alike(txn_ids: Sequence[TxnId], header: Header, revision: Revision) -> list[Members]:
+    """`members` of transactions with equal headers at one revision."""
+    alike = members(txn_ids[0], header, revision)
+    return [{**alike, "txn_id": txn_id} for txn_id in txn_ids]
 
 
 def describe(

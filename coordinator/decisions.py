@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.answers import Members, describe, members, unknown_transaction
+from coordinator.answers import Members, describe, members_alike, unknown_transaction
 from coordinator.api.models import TransactionHeader
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.settling import Clock, Overtaken, Settling
@@ -21,13 +21,13 @@ from metastore.txn.ids import TxnId
 from metastore.txn.key_records import read_key
 from metastore.txn.records import Header
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.txn.store import TransactionRecords, TxnStore, finalize_alike
 from metastore.types import Applied, Batch
 
 log = structlog.get_logger()
 
-Decision = tuple[TransactionRecords, Header]
-"""A transaction as it was read, and what it shall become."""
+Decision = tuple[Sequence[TransactionRecords], Header]
+"""Transactions with equal headers as they were read, and what each of them shall become."""
 
 
 class KeyMovedOn(Exception):
@@ -54,17 +54,21 @@ class Decisions:
         """Raises `Overtaken` (read again), `KeyMovedOn` (a commit only), and the store's errors."""
         batch = records.finalize(self.store.batch(), final)
         await self._let_go_of_key(batch, records, final)
-        applied = await self.apply(batch, (records, final))
+        applied = await self.apply(batch, ([records], final))
         return describe(records.txn_id, final, applied.revision)
 
     async def decide_together(self, decided: Sequence[Decision]) -> list[Members]:
         """As `decide`, all of them in one apply or none. For transactions without a key."""
         batch = self.store.batch()
-        for records, final in decided:
-            assert records.header.key is None, records
-            records.finalize(batch, final)
+        for alike, final in decided:
+            assert final.key is None, final
+            finalize_alike(batch, alike, final)
         applied = await self.apply(batch, *decided)
-        return [members(records.txn_id, final, applied.revision) for records, final in decided]
+        return [
+            answer
+            for alike, final in decided
+            for answer in members_alike([records.txn_id for records in alike], final, applied.revision)
+        ]
 
     async def apply(self, batch: Batch, *decided: Decision) -> Applied:
         """Apply a batch that decides `decided`, and count what became of it."""
@@ -72,27 +76,32 @@ class Decisions:
             applied = await self.settling.apply(batch)
         except Overtaken as overtaken:
             if overtaken.perhaps_ours and await self._landed(*decided[0]):
-                self.metrics.decided([final for _, final in decided])
+                self._count(decided)
             else:
                 self.metrics.overtaken()
             raise
-        self.metrics.decided([final for _, final in decided])
-        for records, final in decided:
-            (log.info if final.expired_by else log.debug)(
-                "transaction decided",
-                txn_id=str(records.txn_id),
-                state=final.state.value,
-                expired_by=final.expired_by,
-                reason=final.reason,
-                revision=applied.revision,
-            )
+        self._count(decided)
+        for alike, final in decided:
+            for records in alike:
+                (log.info if final.expired_by else log.debug)(
+                    "transaction decided",
+                    txn_id=records.txn_id,
+                    state=final.state.value,
+                    expired_by=final.expired_by,
+                    reason=final.reason,
+                    revision=applied.revision,
+                )
         return applied
 
-    async def _landed(self, records: TransactionRecords, final: Header) -> bool:
+    def _count(self, decided: Sequence[Decision]) -> None:
+        for alike, final in decided:
+            self.metrics.decided(final, len(alike))
+
+    async def _landed(self, alike: Sequence[TransactionRecords], final: Header) -> bool:
         """Whether a lost decision of ours is what the header says now; only for counting. An apply takes effect as a
         whole, so one header tells for all of it."""
         try:
-            record = await self.store.get(records.header_record.key)
+            record = await self.store.get(alike[0].header_record.key)
         except MetastoreError:
             return False
         return record is not None and record.value == final.encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import islice
 
 from metastore.api import MetadataStore
 from metastore.errors import OutcomeUnknown, StoreUnavailable
@@ -32,13 +33,20 @@ class IdBlocks:
         self._lease: asyncio.Task[None] | None = None
 
     async def next(self) -> TxnId:
-        """The next id. Raises `StoreUnavailable` and its like when a block is needed and none can be had.
+        """The next id; raises as `take`."""
+        return (await self.take(1))[0]
+
+    async def take(self, count: int) -> list[TxnId]:
+        """The next so many ids, perhaps of several blocks. Raises `StoreUnavailable` and its like when a block is
+        needed and none can be had.
 
         Callers that find the block empty at the same time wait for one lease together.
         """
+        taken: list[TxnId] = []
         while True:
-            for sequence in self._free:
-                return TxnId(self._coordinator_id, sequence)
+            taken += (TxnId(self._coordinator_id, sequence) for sequence in islice(self._free, count - len(taken)))
+            if len(taken) == count:
+                return taken
             if self._lease is None:
                 self._lease = asyncio.create_task(self._lease_block(), name="lease transaction ids")
                 self._lease.add_done_callback(self._lease_ended)

@@ -222,7 +222,7 @@ class TransactionKeys:
             return (await self._decisions.settling.apply(batch)).revision
         final = aborted(fenced.header, self._decisions.clock(), reason, ExpiredBy.FENCING)
         fenced.finalize(batch, final)
-        return (await self._decisions.apply(batch, (fenced, final))).revision
+        return (await self._decisions.apply(batch, ([fenced], final))).revision
 
 
 # -- rules -------------------------------------------------------------------------------------------------------

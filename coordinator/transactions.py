@@ -123,20 +123,24 @@ class Transactions:
         What is too much for one apply is begun one by one. Raises the store's errors: nothing was begun.
         """
         batch = self.store.batch()
-        opened: list[tuple[TxnId, Header]] = []
-        for request, alike in groupby(requests):
-            txn_ids = [await self._ids.next() for _ in alike]
-            header = self._header(owned(request, self.caller))
+        opened: list[tuple[list[TxnId], Header]] = []
+        for _, some in groupby(requests, vars):
+            alike = list(some)
+            header = self._header(owned(alike[0], self.caller))
+            txn_ids = await self._ids.take(len(alike))
             txn_records.begin_alike(batch, txn_ids, header)
-            opened += ((txn_id, header) for txn_id in txn_ids)
+            opened.append((txn_ids, header))
         try:
             applied = await self._settling.apply(batch)
         except InvalidBatch:
             return await asyncio.gather(*(answered(self.begin(request)) for request in requests))
         except (Overtaken, OutcomeUnknown) as lost:
-            return await asyncio.gather(*(answered(self._begun_after_all(txn_id, lost)) for txn_id, _ in opened))
-        log.debug("transactions begun", txn_ids=[str(txn_id) for txn_id, _ in opened])
-        return [answers.members(txn_id, header, applied.revision) for txn_id, header in opened]
+            ids = (txn_id for txn_ids, _ in opened for txn_id in txn_ids)
+            return await asyncio.gather(*(answered(self._begun_after_all(txn_id, lost)) for txn_id in ids))
+        log.debug("transactions begun", txn_ids=[txn_ids for txn_ids, _ in opened])
+        return [
+            answer for txn_ids, header in opened for answer in answers.members_alike(txn_ids, header, applied.revision)
+        ]
 
     def _header(self, request: BeginRequest) -> Header:
         now_ms = self.clock()
@@ -227,11 +231,10 @@ class Transactions:
         """
         now_ms = self.clock()
         decided: list[Decision] = []
-        for _, alike in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].header_record.value)):
-            together = list(alike)
-            end, records = together[0]
-            final = end.final(records, now_ms, self.caller)
-            decided += ((records, final) for _, records in together)
+        for _, some in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].header_record.value)):
+            alike = list(some)
+            end, records = alike[0]
+            decided.append(([records for _, records in alike], end.final(records, now_ms, self.caller)))
         try:
             return await self._decisions.decide_together(decided)
         except InvalidBatch:

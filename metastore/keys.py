@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 NUMBER_DIGITS = 20
 _AS_NUMBER = f"0{NUMBER_DIGITS}d"
+_END_OF_NUMBERS = 10**NUMBER_DIGITS
 
 
 @lru_cache(maxsize=4096)  # the same few segments, topics and subscriptions are in every key
@@ -27,9 +28,10 @@ def unescape(part: str) -> str:
     return "" if part == "%" else unquote(part, errors="strict")
 
 
+@lru_cache(maxsize=1024)  # what happens in one millisecond has keys with the same time in them
 def number(value: int) -> str:
     """A non-negative number as 20 digits."""
-    assert 0 <= value < 10**NUMBER_DIGITS, value
+    assert 0 <= value < _END_OF_NUMBERS, value
     return format(value, _AS_NUMBER)
 
 

@@ -63,6 +63,8 @@ class EmptyRange:
 
 Check = Absent | AtVersion | FirstVersion | EmptyRange
 
+_NO_ENTRIES: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class IndexDefinition:
@@ -78,9 +80,12 @@ class IndexDefinition:
     prefix: str
     entries: Callable[[str, bytes], Iterable[str]]
     root: str = field(init=False)
+    guarded: tuple[str, str] = field(init=False)
+    """Below these prefixes nothing may be written but a record together with its entries."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", f"/idx/{self.name}/")
+        object.__setattr__(self, "guarded", (self.prefix, self.root))
 
     def keys(self, key: str, value: bytes) -> set[str]:
         return {self.root + entry for entry in self.entries(key, value)}
@@ -133,7 +138,7 @@ class Batch:
     def delete_range(self, start: str, end: str) -> Self:
         """Delete every key in `[start, end)`. Keep ranges small: a backend may refuse more than a few hundred keys."""
         for index in self.indexes:
-            for prefix in (index.prefix, index.root):
+            for prefix in index.guarded:
                 assert end <= prefix or start >= prefix_end(prefix), f"{start} holds indexed records or index entries"
         for key in self.puts:
             assert not start <= key < end, f"{key} is written twice in one batch"
@@ -168,17 +173,12 @@ class Batch:
         for index in self.indexes if self.keep_entries else ():
             if not key.startswith(index.prefix):
                 continue
-            if old is None and new is not None:
-                for entry in index.entries(key, new):
-                    self._set(index.root + entry, b"")
-                continue
-            before = index.keys(key, old) if old is not None else set()
-            after = index.keys(key, new) if new is not None else set()
-            if before != after:
-                for entry in before - after:
-                    self._unset(entry)
-                for entry in after - before:
-                    self._set(entry, b"")
+            before = set(index.entries(key, old)) if old is not None else _NO_ENTRIES
+            after = set(index.entries(key, new)) if new is not None else _NO_ENTRIES
+            for entry in before - after:
+                self._unset(index.root + entry)
+            for entry in after - before:
+                self._set(index.root + entry, b"")
         return self._set(key, new) if new is not None else self._unset(key)
 
     def _set(self, key: str, value: bytes) -> Self:
@@ -195,7 +195,7 @@ class Batch:
 
     def _assert_bare(self, key: str) -> None:
         for index in self.indexes:
-            assert not key.startswith((index.prefix, index.root)), (
+            assert not key.startswith(index.guarded), (
                 f"{key} is indexed by {index.name}, or an entry of it: use create/replace/remove for the record"
             )
 

@@ -24,7 +24,10 @@ value may be as large as a batch."""
 
 
 def size_bytes(events: Iterable[Event]) -> int:
-    return sum(EVENT_BYTES + len(event.key) + (len(event.record.value) if event.record else 0) for event in events)
+    size = 0
+    for key, record in events:  # of every write: a generator that names the fields takes twice as long
+        size += EVENT_BYTES + len(key) + (len(record.value) if record else 0)
+    return size
 
 
 class QueueWatch(Watch):

@@ -15,7 +15,7 @@ every function to the message classes, and so does etcd.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 
 def _varint(number: int) -> bytes:
@@ -54,6 +54,13 @@ _before_absent = _before(lambda key: b"\x0a" + sized(b"\x10\x01\x1a" + sized(key
 _before_first = _before(lambda key: b"\x0a" + sized(b"\x1a" + sized(key) + b"\x20\x01"), 2)
 
 
+def _at(revision: bytes, key: bytes) -> bytes:
+    return b"\x0a" + sized(b"\x10\x02\x1a" + sized(key) + b"\x30" + revision)
+
+
+_before_at = tuple(_before(partial(_at, bytes(size)), 1 + size) for size in range(11))
+
+
 def is_absent(key: bytes) -> bytes:
     return _before_absent(len(key)) + key + b"\x28\x00"
 
@@ -64,7 +71,8 @@ def is_first(key: bytes) -> bytes:
 
 
 def is_at(key: bytes, mod_revision: int) -> bytes:
-    return b"\x0a" + sized(b"\x10\x02\x1a" + sized(key) + b"\x30" + _varint(mod_revision))
+    revision = _varint(mod_revision)
+    return _before_at[len(revision)](len(key)) + key + b"\x30" + revision
 
 
 def is_empty(key: bytes, end: bytes) -> bytes:
@@ -93,8 +101,11 @@ def put(key: bytes, value: bytes) -> bytes:
     return before + key + between + value
 
 
+_before_delete = _before(lambda key: then(b"\x1a" + sized(b"\x0a" + sized(key))), 0)
+
+
 def delete(key: bytes) -> bytes:
-    return then(b"\x1a" + sized(b"\x0a" + sized(key)))
+    return _before_delete(len(key)) + key
 
 
 def delete_range(key: bytes, end: bytes) -> bytes:

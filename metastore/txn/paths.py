@@ -173,7 +173,11 @@ def deadline_entry(deadline_ms: int, txn_id: TxnId) -> str:
 
 
 def final_state_entry(state: TxnState, finalized_ms: int, txn_id: str) -> str:
-    return f"{FINAL_STATE_INDEX}{state}/{number(finalized_ms)}/{txn_id}"
+    return f"{FINAL_STATE_INDEX}{decided_at(state, finalized_ms)}/{txn_id}"
+
+
+def decided_at(state: TxnState, finalized_ms: int) -> str:
+    return f"{state}/{number(finalized_ms)}"
 
 
 def segment_states(segment: str) -> str:

@@ -28,6 +28,9 @@ class JsonRecord(BaseModel):
         return cls.model_validate_json(value)
 
 
+SHORT_HEADER_BYTES = 512
+
+
 class Header(JsonRecord):
     """`/txn/<txnId>`: the linearization point. Written exactly twice: created OPEN, made final.
 
@@ -51,9 +54,9 @@ class Header(JsonRecord):
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """A decision decodes the same bytes when it reads them and again for their index entries. Long ones (lists of
-        writers) are not kept in memory for that."""
-        return cls._decode_short(value) if len(value) <= 512 else super().decode(value)
+        """What begins or ends in one millisecond has equal headers. Long ones (lists of writers) are not kept in memory
+        for that."""
+        return cls._decode_short(value) if len(value) <= SHORT_HEADER_BYTES else super().decode(value)
 
     @classmethod
     @lru_cache(maxsize=2048)

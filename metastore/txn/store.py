@@ -7,13 +7,23 @@ segment's ownership) must travel in the same `apply`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from metastore.api import MetadataStore
 from metastore.keys import number
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
-from metastore.txn.records import AckOp, GcHorizon, Header, Lease, Prepared, RememberedWriters, WriteOp
+from metastore.txn.records import (
+    SHORT_HEADER_BYTES,
+    AckOp,
+    GcHorizon,
+    Header,
+    Lease,
+    Prepared,
+    RememberedWriters,
+    WriteOp,
+)
 from metastore.txn.states import TxnState, may_become
 from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision, Snapshot
 
@@ -29,12 +39,19 @@ def _acks_by_segment_subscription(key: str, value: bytes) -> Iterable[str]:
 
 
 def _by_final_state(key: str, value: bytes) -> Iterable[str]:
+    # Many are decided in one millisecond, with equal values. Long ones (lists of writers) are not kept for that.
+    decided = (_decided if len(value) <= SHORT_HEADER_BYTES else _decided.__wrapped__)(value)
+    return (f"{decided}/{key.removeprefix(paths.HEADERS)}",) if decided else ()
+
+
+@lru_cache(maxsize=1024)
+def _decided(value: bytes) -> str:
+    """How and when, as the index has it; empty while the transaction is open."""
     header = Header.decode(value)
     if not header.state.final:
-        return ()
+        return ""
     assert header.finalized_ms is not None
-    entry = paths.final_state_entry(header.state, header.finalized_ms, key.removeprefix(paths.HEADERS))
-    return (entry.removeprefix(paths.FINAL_STATE_INDEX),)
+    return paths.decided_at(header.state, header.finalized_ms)
 
 
 INDEXES = (
@@ -78,23 +95,8 @@ class TransactionRecords(NamedTuple):
         return self.header.timeout_ms
 
     def finalize(self, batch: Batch, final: Header) -> Batch:
-        """Decide (DESIGN §5.1): the header at the version read, the side records at theirs, all gone or final at once.
-
-        A keep-alive, prepare or add-writers that slipped in makes the apply fail; the caller reads again.
-        """
-        assert may_become(self.header.state, final.state) and final.finalized_ms is not None
-        batch.replace(self.header_record, final.encode())
-        batch.delete(paths.deadline_entry(self.deadline_ms, self.txn_id))
-        for record, key in (
-            (self.lease_record, paths.lease(self.txn_id)),
-            (self.prepared_record, paths.prepared(self.txn_id)),
-            (self.writers_record, paths.remembered_writers(self.txn_id)),
-        ):
-            if record:
-                batch.remove(record)
-            else:
-                batch.check(Absent(key))
-        return batch
+        """Decide: see `finalize_alike`."""
+        return finalize_alike(batch, [self], final)
 
     def keep_alive(self, batch: Batch, deadline_ms: int) -> Batch:
         """Move the deadline of an open, unprepared transaction."""
@@ -157,12 +159,12 @@ class TxnStore:
         """
         if not txn_ids:
             return {}
-        snapshot = await self.store.get_many([paths.header(txn_id) for txn_id in txn_ids])
-        found = {txn_id: snapshot.records[paths.header(txn_id)] for txn_id in txn_ids}
+        keys = [paths.header(txn_id) for txn_id in txn_ids]
+        snapshot = await self.store.get_many(keys)
         return {
             txn_id: TransactionRecords(txn_id, snapshot.revision, record, Header.decode(record.value), None, None, None)
-            for txn_id, record in found.items()
-            if record
+            for txn_id, key in zip(txn_ids, keys, strict=True)
+            if (record := snapshot.records[key])
         }
 
     async def due(self, until_ms: int, limit: int) -> list[TxnId]:
@@ -206,6 +208,31 @@ def begin_alike(batch: Batch, txn_ids: Iterable[TxnId], header: Header) -> Batch
     for txn_id in txn_ids:
         batch.create(paths.header(txn_id), value)
         batch.put(paths.deadline_entry(header.timeout_ms, txn_id), b"")
+    return batch
+
+
+def finalize_alike(batch: Batch, alike: Iterable[TransactionRecords], final: Header) -> Batch:
+    """Decide (DESIGN §5.1) transactions with equal headers: each one's header at the version read, its side records at
+    theirs, all gone or final at once.
+
+    A keep-alive, prepare or add-writers that slipped in makes the apply fail; the caller reads again.
+    """
+    value = final.encode()
+    assert final.finalized_ms is not None
+    for records in alike:
+        assert may_become(records.header.state, final.state)
+        txn_id = records.txn_id
+        batch.replace(records.header_record, value)
+        batch.delete(paths.deadline_entry(records.deadline_ms, txn_id))
+        for record, key in (
+            (records.lease_record, paths.lease(txn_id)),
+            (records.prepared_record, paths.prepared(txn_id)),
+            (records.writers_record, paths.remembered_writers(txn_id)),
+        ):
+            if record:
+                batch.remove(record)
+            else:
+                batch.check(Absent(key))
     return batch
 
 
