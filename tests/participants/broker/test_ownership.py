@@ -320,7 +320,7 @@ def claimed(ownership: Ownership, segment: str) -> bool:
 
 
 async def test_a_merge_does_not_wait_until_the_other_owner_looks_around(start: Start, world: World) -> None:
-    """He sees the claim in the store, and begins to seal in that moment; these brokers never reconcile by themselves."""
+    """He sees the claim, and begins to seal in that moment; these brokers never reconcile by themselves."""
     brokers = [await start(), await start()]
     names = await create(brokers[0], 24)
     goal = await spread(brokers, names)
