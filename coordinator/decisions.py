@@ -82,15 +82,16 @@ class Decisions:
             raise
         self._count(decided)
         for alike, final in decided:
-            for records in alike:
-                (log.info if final.expired_by else log.debug)(
-                    "transaction decided",
-                    txn_id=records.txn_id,
-                    state=final.state.value,
-                    expired_by=final.expired_by,
-                    reason=final.reason,
-                    revision=applied.revision,
-                )
+            one = len(alike) == 1
+            ids = {"txn_id": alike[0].txn_id} if one else {"txn_ids": [records.txn_id for records in alike]}
+            (log.info if final.expired_by else log.debug)(
+                "transaction decided" if one else "transactions decided",
+                **ids,
+                state=final.state.value,
+                expired_by=final.expired_by,
+                reason=final.reason,
+                revision=applied.revision,
+            )
         return applied
 
     def _count(self, decided: Sequence[Decision]) -> None:

@@ -137,7 +137,7 @@ class Transactions:
         except (Overtaken, OutcomeUnknown) as lost:
             ids = (txn_id for txn_ids, _ in opened for txn_id in txn_ids)
             return await asyncio.gather(*(answered(self._begun_after_all(txn_id, lost)) for txn_id in ids))
-        log.debug("transactions begun", txn_ids=[txn_ids for txn_ids, _ in opened])
+        log.debug("transactions begun", txn_ids=[txn_id for txn_ids, _ in opened for txn_id in txn_ids])
         return [
             answer for txn_ids, header in opened for answer in answers.members_alike(txn_ids, header, applied.revision)
         ]
