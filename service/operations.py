@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -21,8 +21,18 @@ READY_WITHIN_SECONDS = 5
 _NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})
 
 
-def add_operations(app: FastAPI, store: MetadataStore, waiting_for: Callable[[], dict[str, str]]) -> None:
-    """`waiting_for` names what is not recovered yet, and why; empty when this process is ready."""
+async def _nothing() -> dict[str, str]:
+    return {}
+
+
+def add_operations(
+    app: FastAPI,
+    store: MetadataStore,
+    waiting_for: Callable[[], dict[str, str]],
+    behind: Callable[[], Awaitable[dict[str, str]]] = _nothing,
+) -> None:
+    """`waiting_for` names what is not recovered yet, and why; empty when this process is ready. So does `behind`, which
+    asks the store, and only once it answers."""
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["operations"])
@@ -48,6 +58,7 @@ def add_operations(app: FastAPI, store: MetadataStore, waiting_for: Callable[[],
         try:
             async with asyncio.timeout(READY_WITHIN_SECONDS):
                 await store.current_revision()
+                missing |= await behind()
         except (MetastoreError, TimeoutError) as error:
             missing["metadata store"] = str(error) or "no answer"
         health = Health(ready=not missing, waiting_for=missing)

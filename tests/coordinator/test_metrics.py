@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import httpx
@@ -16,8 +17,25 @@ from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
+from participants.metrics import BrokerMetrics
 from tests.coordinator.conftest import CountedReads, FakeClock
 from tests.coordinator.stores import FaultyStore
+
+NAMES = {
+    "pulsar_txn_metadata_store_header_cas_total",
+    "pulsar_txn_metadata_store_index_query_seconds",
+    "pulsar_txn_metadata_store_outstanding_op_records",
+    "pulsar_txn_transaction_key_count",
+    "pulsar_txn_transaction_key_epoch",
+    "pulsar_txn_transaction_key_age",
+    "metatxn_transactions_open",
+    "metatxn_transactions_ended_total",
+    "metatxn_oldest_open_transaction_seconds",
+    "metatxn_watch_resyncs_total",
+    "metatxn_gc_backlog_headers",
+    "metatxn_group_commit_size",
+}
+"""Those of the contract that are a coordinator's; the others are measured where data is written."""
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -56,6 +74,19 @@ async def begin(scraped: Scraped, **fields: object) -> str:
 
 async def end(scraped: Scraped, txn_id: str, verb: str) -> int:
     return (await scraped.http.post(f"/v1/txns/{txn_id}/{verb}")).status_code
+
+
+async def test_every_name_of_the_contract_is_on_a_page(scraped: Scraped) -> None:
+    """A coordinator shows its own before anything has happened, and with a broker's they are all of CONTRACT.md."""
+    await scraped.service.survey.look_once()
+    text = (await scraped.http.get("/metrics")).text
+    assert set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)) >= NAMES
+    of_brokers = {metric.name for metric in BrokerMetrics().registry.collect()}
+    assert {
+        "pulsar_txn_metadata_store_op_writes",
+        *("metatxn_decision_to_visible_seconds", "metatxn_horizon_lag_entries", "metatxn_reconcile_repairs"),
+        *("metatxn_append_seconds", "metatxn_fsync_seconds"),
+    } <= of_brokers
 
 
 async def test_every_end_is_counted_once_by_how_it_ended(scraped: Scraped, clock: FakeClock) -> None:

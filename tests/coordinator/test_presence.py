@@ -17,7 +17,8 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
-from metastore.types import Revision
+from metastore.types import Changes, Revision
+from metastore.watches import QueueWatch
 from tests.coordinator.stores import FaultyStore, unavailable
 
 
@@ -59,6 +60,64 @@ async def test_not_ready_while_the_watch_shows_nothing(truth: MemoryStore, monke
     async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
         answer = await client.get("/readyz")
         assert (answer.status_code, list(answer.json()["waiting_for"])) == (503, ["watch"])
+    await service.presence.stop()
+
+
+class Held:
+    """A watch that was alive, and from `hold` on keeps what it should deliver."""
+
+    def __init__(self, store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._watch: QueueWatch | None = None
+        self._deliver: Callable[[Changes], None] | None = None
+        self.kept: list[Changes] = []
+
+        def watch(prefix: str, from_revision: Revision) -> QueueWatch:
+            self._watch = store.truth.watch(prefix, from_revision)  # type: ignore[assignment]
+            return self._watch  # type: ignore[return-value]
+
+        monkeypatch.setattr(store, "watch", watch)
+
+    def hold(self) -> None:
+        assert self._watch is not None
+        self._deliver = self._watch.offer
+        self._monkeypatch.setattr(self._watch, "offer", self.kept.append)
+
+    def release(self) -> None:
+        assert self._deliver is not None
+        for changes in self.kept:
+            self._deliver(changes)
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_not_ready_once_the_watch_is_dead(
+    truth: MemoryStore, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """It has shown the own announcement, and dies: as soon as there is something that it does not show, this is said.
+    One that is only late is waited for."""
+    monkeypatch.setattr(module, "_CAUGHT_UP_WITHIN_SECONDS", 60 if late else 0.05)
+    store = FaultyStore(truth)
+    watch = Held(store, monkeypatch)
+    service = CoordinatorService(store)
+    await service.presence.start("http://here")
+    transport = httpx.ASGITransport(app=service.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
+        watch.hold()
+        assert (await client.get("/readyz")).status_code == 200, "it has missed nothing"
+        other = Presence(truth, "other")
+        await other.start("http://other")
+        looking = asyncio.create_task(client.get("/readyz"))
+        await becomes(lambda: bool(watch.kept))
+        if late:
+            watch.release()
+        answer = await looking
+        assert (answer.status_code, answer.json()["waiting_for"]) == (
+            (200, {}) if late else (503, {"watch": "it does not show what has changed in the store"})
+        )
+        truth._log.resync(await truth.current_revision(), "a gap")
+        await becomes(lambda: service.presence.resyncs == 1)
+        assert (await client.get("/readyz")).json() == {"ready": True, "waiting_for": {}}
+        await other.stop()
     await service.presence.stop()
 
 
