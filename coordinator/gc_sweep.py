@@ -8,9 +8,10 @@ Before any header of a slice goes, `/gc/horizon` is moved to the highest decisio
 read that would miss one of them is refused. Two sweeps at once are safe: every step is checked. Each begins with its
 own share (`shares`), and takes what is left of another's once that is overdue.
 
-A hundred thousand headers may fall due together. They go in slices with a pause behind each, so that commits find room,
-and a slice is looked for in a window of time that is about as long as it needs: etcd counts all keys of a range that is
-read, whatever the limit.
+A hundred thousand headers may fall due together. They go a few at a time, with a pause behind them that is at least as
+long as they took, so that commits find room; only what is overdue goes without, because a sweep that is slower than
+what it has to sweep would never end. A slice is looked for in a window of time that is about as long as it needs: etcd
+counts all keys of a range that is read, whatever the limit.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ SLICE = 100
 TOGETHER = 25
 """Headers in one apply: each brings a check of its own that no operation is left."""
 PAUSE_MS = 10
+"""At least, between two applies."""
 FIRST_WINDOW_MS = 1_000
 
 OVERDUE_INTERVALS = 2
@@ -98,10 +100,10 @@ class GcSweep(PeriodicSweep):
                     rows = await listing.decided_by_time(
                         self._store, state, after=after, until_ms=reach_ms, limit=SLICE
                     )
-                due = [row.txn_id for row in rows if row.at_ms <= overdue_ms or share(row.txn_id)]
-                gone = await self._collect(due)
+                due = [row for row in rows if row.at_ms <= overdue_ms or share(row.txn_id)]
+                gone, stayed = await self._collect(due, overdue_ms)
                 deleted += gone
-                kept += len(due) - gone
+                kept += stayed
                 if rows:
                     after = rows[-1].position
                 if len(rows) == SLICE:
@@ -112,25 +114,31 @@ class GcSweep(PeriodicSweep):
                 else:
                     window_ms *= 4
                 reach_ms = min(reach_ms + window_ms, until_ms)
-                if rows and await self.stopped_within(PAUSE_MS):
-                    break
         if deleted:
             log.info("headers collected", deleted=deleted, kept=kept)
         return Collected(deleted, kept)
 
-    async def _collect(self, txn_ids: Sequence[TxnId]) -> int:
-        """How many of one slice were deleted."""
-        if not txn_ids:
-            return 0
-        snapshot = await self._store.get_many([paths.header(txn_id) for txn_id in txn_ids])
-        headers = {txn_id: snapshot.records[paths.header(txn_id)] for txn_id in txn_ids}
-        present = {txn_id: record for txn_id, record in headers.items() if record is not None}
-        if not present:
-            return 0
-        await self._advance_horizon(max(record.version for record in present.values()))
-        due = list(present.items())
-        parts = (due[first : first + TOGETHER] for first in range(0, len(due), TOGETHER))
-        return sum([await self._delete(part) for part in parts])
+    async def _collect(self, due: Sequence[listing.Row], overdue_ms: int) -> tuple[int, int]:
+        """How many headers of one slice were deleted, and how many must stay. A stop leaves the rest alone."""
+        if not due:
+            return 0, 0
+        snapshot = await self._store.get_many([paths.header(row.txn_id) for row in due])
+        headers = [(row, record) for row in due if (record := snapshot.records[paths.header(row.txn_id)])]
+        if not headers:
+            return 0, 0
+        await self._advance_horizon(max(record.version for _, record in headers))
+        deleted = kept = 0
+        seconds = asyncio.get_running_loop().time
+        for first in range(0, len(headers), TOGETHER):
+            part = headers[first : first + TOGETHER]
+            start = seconds()
+            gone = await self._delete([(row.txn_id, record) for row, record in part])
+            deleted += gone
+            kept += len(part) - gone
+            overdue = part[0][0].at_ms <= overdue_ms
+            if await self.stopped_within(0 if overdue else max(PAUSE_MS, int((seconds() - start) * 1000))):
+                break
+        return deleted, kept
 
     async def _advance_horizon(self, revision: Revision) -> None:
         """Never backwards: whoever is behind another sweep leaves the horizon where it is."""

@@ -8,7 +8,7 @@ import functools
 
 import pytest
 
-from coordinator.gc_sweep import SLICE, TOGETHER, Collected, GcSweep
+from coordinator.gc_sweep import OVERDUE_INTERVALS, PAUSE_MS, SLICE, TOGETHER, Collected, GcSweep
 from coordinator.shares import share_of
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
@@ -197,7 +197,32 @@ async def test_an_operation_that_slips_in_behind_the_look_keeps_the_header(
     assert await truth.get(paths.header(txn_id)) is not None
 
 
-async def test_a_stop_ends_the_sweep_between_two_slices(
+class RecordedPauses(GcSweep):
+    """Notes how long it would have waited, and does not."""
+
+    pauses: list[int]
+
+    async def stopped_within(self, wait_ms: int) -> bool:
+        self.pauses.append(wait_ms)
+        return self.stopping
+
+
+async def test_a_sweep_leaves_room_for_commits_until_it_has_fallen_behind(
+    transactions: Transactions, clock: FakeClock, store: FaultyStore
+) -> None:
+    """A pause behind every apply; none when what it deletes is overdue, or a busy cluster would never be clean."""
+    for overdue in (False, True):
+        for _ in range(SLICE + 1):
+            await transactions.commit(await begin(transactions))
+        clock.now_ms += RETENTION_MS + (OVERDUE_INTERVALS * 1_000 if overdue else 0)
+        sweep = RecordedPauses(store, clock, transactions.metrics, interval_ms=1_000, retention_ms=RETENTION_MS)
+        sweep.pauses = []
+        assert await sweep.collect_once() == Collected(deleted=SLICE + 1, kept=0)
+        assert len(sweep.pauses) == SLICE // TOGETHER + 1
+        assert all(pause == 0 if overdue else pause >= PAUSE_MS for pause in sweep.pauses)
+
+
+async def test_a_stop_ends_the_sweep_between_two_applies(
     transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
 ) -> None:
     """And what is left goes the next time."""
@@ -206,10 +231,9 @@ async def test_a_stop_ends_the_sweep_between_two_slices(
     clock.now_ms += RETENTION_MS
     store.before_applies.append(gc.stop)
     collected = await gc.collect_once()
-    assert collected == Collected(deleted=SLICE, kept=0)
-    assert (await GcSweep(store, clock, transactions.metrics, retention_ms=RETENTION_MS).collect_once()).deleted == (
-        2 * SLICE
-    )
+    assert collected == Collected(deleted=TOGETHER, kept=0)
+    again = await GcSweep(store, clock, transactions.metrics, retention_ms=RETENTION_MS).collect_once()
+    assert again == Collected(deleted=3 * SLICE - TOGETHER, kept=0)
     assert await left(truth) == []
 
 
