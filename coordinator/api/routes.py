@@ -59,6 +59,11 @@ TxnIdPath = Annotated[PathText, AfterValidator(valid_txn_id), TXN_ID_FIELD]
 KeyPath = Annotated[PathText, AfterValidator(valid_key)]
 
 
+SegmentName = Annotated[
+    str, Field(min_length=1, max_length=1024, description="with writes to it that no broker has cleaned up yet")
+]
+
+
 class PageQuery(BaseModel):
     """Query parameters of every list."""
 
@@ -69,7 +74,7 @@ class PageQuery(BaseModel):
 class TransactionQuery(PageQuery):
     state: State | None = None
     older_than_ms: Annotated[int, Field(ge=0, le=MAX_NUMBER, description="begun at least this long ago")] | None = None
-    segment: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    segment: SegmentName | None = None
     transaction_key: TransactionKeyName | None = None
     owner: Name | None = None
 

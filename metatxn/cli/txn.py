@@ -112,7 +112,7 @@ def list_(
     state: Annotated[str | None, typer.Option(help="open, committed or aborted, in lower or upper case.")] = None,
     key: Annotated[str | None, typer.Option(help="Of this transaction key.")] = None,
     owner: Annotated[str | None, typer.Option(help="Of this owner.")] = None,
-    segment: Annotated[str | None, typer.Option(help="With operations on this segment.")] = None,
+    segment: Annotated[str | None, typer.Option(help="With writes to this segment.")] = None,
     older_than_ms: Annotated[int | None, typer.Option(min=0, help="Begun at least so long ago.")] = None,
     limit: LimitOption = 100,
 ) -> None:

@@ -57,11 +57,34 @@ def test_timeout_is_noticed(client: metatxn.Client, new_topic: NewTopic) -> None
     """Scenarios 42 and 43."""
     topic = new_topic()
     txn = client.begin(timeout_ms=1)
-    eventually(lambda: txn.refresh().state, "ABORTED", timeout_s=30)
+    eventually(lambda: txn.refresh().state, "ABORTED")
     with pytest.raises(metatxn.ExpiredTransaction):
-        client.producer(topic).send("late", txn=txn).result(10)
+        client.producer(topic).send("late", txn=txn).result(60)
     with pytest.raises(metatxn.ExpiredTransaction):
         client.attach(txn.id).commit()
+
+
+def test_what_a_transaction_did_that_nobody_ended_is_undone(client: metatxn.Client, new_topic: NewTopic) -> None:
+    """Scenarios 39 and 41: its messages are never seen, later ones are, and what it acknowledged is given again."""
+    topic = new_topic()
+    producer = client.producer(topic)
+    producer.send("before").result(60)
+    with client.subscribe(topic, "s", "shared", "earliest") as consumer:
+        message = consumer.receive()
+        assert message is not None
+        txn = client.begin(600_000)
+        consumer.acknowledge(message, txn)
+        producer.send("dangling", txn=txn).result(60)
+        producer.send("after").result(60)
+        assert values(client, topic) == ["before"]
+        txn.keep_alive(1)
+        eventually(lambda: values(client, topic), ["before", "after"])
+        again = [consumer.receive() for _ in range(2)]
+    assert [(given.value, given.redelivery_count > 0) for given in again if given] == [
+        ("before", True),
+        ("after", False),
+    ]
+    assert txn.refresh().expired_by == "timeout"
 
 
 def test_keep_alive(client: metatxn.Client) -> None:
