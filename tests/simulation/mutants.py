@@ -115,7 +115,7 @@ MUTANTS = (
         "gc-without-horizon",
         "5.7: the horizon is advanced before headers are deleted",
         "coordinator/gc_sweep.py",
-        "        await self._advance_horizon(max(record.version for record in present.values()))\n",
+        "        await self._advance_horizon(max(record.version for _, record in headers))\n",
         "",
     ),
     Mutant(
@@ -222,7 +222,7 @@ MUTANTS = (
         "deadline-entry-stays",
         "4: the entry of the deadline goes with the decision",
         "metastore/txn/store.py",
-        "        batch.delete(paths.deadline_entry(self.deadline_ms, self.txn_id))\n        for record, key in (",
+        "        batch.delete(paths.deadline_entry(records.deadline_ms, txn_id))\n        for record, key in (",
         "        for record, key in (",
     ),
     Mutant(
