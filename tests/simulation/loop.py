@@ -151,6 +151,8 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     def abandon(self) -> None:
         """Close what never ended: tasks of dead processes, servers, whoever still waits. Nothing of it runs again."""
+        # A `finally` that asks for a loop gets none: where none has been yet, asyncio makes one, which nobody closes.
+        asyncio.set_event_loop(None)
         self._ready.clear()
         self._scheduled.clear()
         for task in sorted(asyncio.all_tasks(self), key=hash):
