@@ -1,19 +1,24 @@
 """The answer to a read of a segment: frames, sent as the reader takes them.
 
-What a slow reader costs is bounded by `ANSWER_BYTES` (or the one entry, when that is larger), the two objects that such
-a read may cut in object storage, and the chunk that waits in the connection. Frames go out of the buffer that they were
-read into: next to nothing is copied, and nothing is read ahead.
+What a slow reader costs is bounded by `ANSWER_BYTES`, the two objects that such a read may cut in object storage, and
+the chunk that waits in the connection. Frames go out of the buffer that they were read into: next to nothing is copied,
+and nothing is read ahead.
+
+A single entry may be larger than `ANSWER_BYTES`. It is read and checked as a whole, before anything is answered, and
+let go; then it is read again, chunk by chunk, each compared by its CRC with what had been checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from participants.api.models import FRAMES_MEDIA_TYPE
+from participants.ledger.crc import crc32
 from participants.ledger.frames import RawFrame
+from participants.ledger.storage import LedgerCorrupt
 
 ANSWER_BYTES = 4 << 20
 """What one answer holds at most, however much was asked for, but at least one entry."""
@@ -34,6 +39,31 @@ class FramesResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for chunk in _chunks(self._runs):
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class LargeEntryResponse(Response):
+    """One frame above `ANSWER_BYTES`; `read_part` reads bytes of it again, from one offset in it up to another."""
+
+    media_type = FRAMES_MEDIA_TYPE
+
+    def __init__(
+        self, frame: RawFrame, read_part: Callable[[int, int], Awaitable[memoryview]], headers: Mapping[str, str]
+    ) -> None:
+        self._read_part = read_part
+        self._sums = [crc32(chunk) for chunk in _pieces(frame.data, CHUNK_BYTES)]
+        self._length = len(frame.data)
+        self._position = frame.header.position
+        super().__init__(headers={**headers, "Content-Length": str(self._length)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for number, expected in enumerate(self._sums):
+            start = number * CHUNK_BYTES
+            chunk = await self._read_part(start, min(start + CHUNK_BYTES, self._length))
+            if crc32(chunk) != expected:  # raised in the middle of an answer, it ends the connection
+                raise LedgerCorrupt(f"entry {self._position} was whole a moment ago, and is damaged now")
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -61,11 +91,14 @@ def _chunks(runs: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
             yield b"".join(small)
             small, size = [], 0
         if large:
-            pieces = -(-len(run) // CHUNK_BYTES)
-            step = -(-len(run) // pieces)  # pieces of one size, rather than a last one of a few bytes
-            yield from (run[start : start + step] for start in range(0, len(run), step))
+            count = -(-len(run) // CHUNK_BYTES)
+            yield from _pieces(run, -(-len(run) // count))  # of one size, rather than a last one of a few bytes
         else:
             small.append(run)
             size += len(run)
     if small:
         yield b"".join(small)
+
+
+def _pieces(view: memoryview, size: int) -> Iterator[memoryview]:
+    return (view[start : start + size] for start in range(0, len(view), size))

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from metastore.txn.ids import TxnId
 from metastore.types import Revision
-from participants.api.frames_response import ANSWER_BYTES, FramesResponse
+from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
 from participants.api.horizon_routes import add_horizon_routes
 from participants.api.layout_routes import add_layout_routes
 from participants.api.models import (
@@ -212,7 +212,20 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
+        return _answer(page, broker, segment, headers)
+
+
+def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str]) -> Response:
+    first = page.frames[0] if page.frames else None
+    if first is None or len(first.data) <= ANSWER_BYTES:
         return FramesResponse(page.frames, headers)
+    assert len(page.frames) == 1, "a page above the bound is one entry"
+    position = first.header.position
+
+    async def read_part(start: int, end: int) -> memoryview:
+        return await (await broker.segment(segment_id)).ledgers.read_part(position, start, end)
+
+    return LargeEntryResponse(first, read_part, headers)
 
 
 async def _page_within(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from participants.ledger.frames import RawFrame as RawFrame
 from participants.ledger.position import Position
-from participants.ledger.storage import OpenLedger, ReadableLedger
+from participants.ledger.storage import LedgerMissing, OpenLedger, ReadableLedger
 
 READ_BYTES = 1 << 20
 
@@ -87,3 +87,10 @@ class LedgerChain:
             last = up_to.entry if up_to.ledger == ledger.id else None
             return await ledger.read(first, max_bytes, last)
         return []
+
+    async def read_part(self, position: Position, start: int, end: int) -> memoryview:
+        """Bytes of the frame of an entry that was read before. Raises as `ReadableLedger.read_part`."""
+        for ledger in self.ledgers:
+            if ledger.id == position.ledger:
+                return await ledger.read_part(position.entry, start, end)
+        raise LedgerMissing(f"ledger {position.ledger} was trimmed meanwhile")

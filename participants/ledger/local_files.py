@@ -164,10 +164,13 @@ class LedgerFiles:
 
     def read(self, path: Path, ledger: int, first_entry: int, offsets: array[int]) -> list[RawFrame]:
         """The frames that lie between `offsets`, checked."""
-        begin, end = offsets[0], offsets[-1]
-        with device_errors(f"cannot read ledger {ledger}"), self._opened(path, os.O_RDONLY) as fd:
-            content = memoryview(read_all(self.disk, fd, end - begin, begin))
+        content = self.read_bytes(path, ledger, offsets[0], offsets[-1])
         return checked_frames(content, ledger, first_entry, offsets)
+
+    def read_bytes(self, path: Path, ledger: int, begin: int, end: int) -> memoryview:
+        """From `begin` up to `end`, or to where the file ends."""
+        with device_errors(f"cannot read ledger {ledger}"), self._opened(path, os.O_RDONLY) as fd:
+            return memoryview(read_all(self.disk, fd, end - begin, begin))
 
     @contextmanager
     def _opened(self, path: Path, flags: int) -> Iterator[int]:

@@ -48,6 +48,10 @@ class _LocalLedger(ReadableLedger):
         path = self._files.path(self.segment, self.id)
         return await self._workers.run(self._files.read, path, self.id, first_entry, wanted)
 
+    async def read_part(self, entry: int, start: int, end: int) -> memoryview:
+        path, offset = self._files.path(self.segment, self.id), self._index[entry]
+        return await self._workers.run(self._files.read_bytes, path, self.id, offset + start, offset + end)
+
 
 class LocalSealedLedger(_LocalLedger, SealedLedger):
     def __init__(self, files: LedgerFiles, workers: Workers, segment: str, ledger: int, offsets: array[int]) -> None:

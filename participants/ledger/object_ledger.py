@@ -128,16 +128,26 @@ class _ObjectLedger(ReadableLedger):
             (part, index.bounds(part), index.size(part.number))
             for part in islice(index.parts(first_entry, end), _OBJECTS_PER_READ)
         ]
-        found = await asyncio.gather(*(self._read_part(*each) for each in wanted))
+        found = await asyncio.gather(*(self._frames_of(*each) for each in wanted))
         return [frame for frames in found for frame in frames]
 
-    async def _read_part(self, part: Part, bounds: array[int], size: int) -> list[RawFrame]:
+    async def read_part(self, entry: int, start: int, end: int) -> memoryview:
+        self._reach.check_open()
+        (part,) = self._index.parts(entry, entry + 1)
+        begin = self._index.bounds(part)[0]
+        return await self._content(part, self._index.size(part.number), begin + start, begin + end)
+
+    async def _frames_of(self, part: Part, bounds: array[int], size: int) -> list[RawFrame]:
+        content = await self._content(part, size, bounds[0], bounds[-1])
+        return await self._reach.workers.run(checked_frames, content, self.id, part.first, bounds)
+
+    async def _content(self, part: Part, size: int, begin: int, end: int) -> memoryview:
+        """Bytes of the object of `part`, which has `size`."""
         name = object_name(self.segment, self.id, part.number)
         try:
-            content = await self._reach.content(name, size, bounds[0], bounds[-1])
+            return await self._reach.content(name, size, begin, end)
         except FileNotFoundError as error:
             raise await self._lost(name) from error
-        return await self._reach.workers.run(checked_frames, content, self.id, part.first, bounds)
 
     async def _lost(self, name: str) -> LedgerCorrupt | LedgerMissing:
         try:

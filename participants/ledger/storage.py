@@ -132,6 +132,12 @@ class ReadableLedger(ABC):
         deleted meanwhile. `StorageFailed`: the device did not give the bytes.
         """
 
+    @abstractmethod
+    async def read_part(self, entry: int, start: int, end: int) -> memoryview:
+        """Bytes `start` to `end` of the frame of an entry that is there, as the device gives them now: perhaps fewer,
+        perhaps others than they should be. Raises `LedgerMissing`, `StorageFailed`, as `read`.
+        """
+
 
 class SealedLedger(ReadableLedger):
     """A ledger that never changes again. Holds no resource that needs closing."""

@@ -7,6 +7,7 @@ restarted process would.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -111,6 +112,22 @@ async def test_reads_stop_at_the_last_entry_that_was_asked_for(storage: LedgerSt
     for readable in (ledger, await ledger.seal()):
         assert [len(await readable.read(3, 10_000, last)) for last in (3, 5, 9, 20)] == [1, 3, 7, 7]
         assert len(await readable.read(3, 250, 9)) == 2, "whatever ends first"
+
+
+async def test_a_frame_is_read_again_in_parts(storage: LedgerStorage) -> None:
+    """Of small groups and of a large one, which an object store reads in ranges."""
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a", b"b"])
+    await append_all(ledger, [b"c", random.Random(1).randbytes(3 << 20), b"e"])
+    for readable in (ledger, await ledger.seal()):
+        for entry in range(5):
+            (frame,) = await readable.read(entry, 1)
+            size = len(frame.data)
+            for start, end in [(0, size), (0, size // 2), (size // 2, size), (size - 1, size)]:
+                assert await readable.read_part(entry, start, end) == frame.data[start:end]
+    await storage.delete(SEGMENT, 1)
+    with pytest.raises(LedgerMissing):
+        await readable.read_part(3, 0, 1)
 
 
 async def test_ledgers_of_two_segments_do_not_meet(storage: LedgerStorage) -> None:
