@@ -4,7 +4,7 @@ one that is created later is read when it is first asked for."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ class SegmentSubscriptions:
         self._metrics = metrics
         self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
+        self.on_close: dict[str, Callable[[], None]] = {}
+        """For each subscription whose home is this segment: what goes with it."""
         self._opening = asyncio.Lock()
         self._message_counts = MessageCounts(segment.read_committed)
 
@@ -120,3 +122,5 @@ class SegmentSubscriptions:
     def close(self) -> None:
         for subscription in self:
             subscription.close()
+        for close in self.on_close.values():
+            close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from metastore.errors import MetastoreError
 from metastore.txn import paths
@@ -20,6 +21,7 @@ from participants.broker.messages import Messages, PublishOptions
 from participants.broker.names import MessageId
 from participants.broker.peers import RemoteSegment
 from participants.records import OwnerRecord
+from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.places import Place
@@ -72,30 +74,38 @@ class Subscriptions:
         async def stored() -> Record:
             return (await self._broker.topics.get(topic)).record
 
-        home = (await home_of(self._broker, topic)).ownership.generation
+        home = await home_of(self._broker, topic)
         return self._serve(await self._definitions.create(topic, name, wanted, stored, ends), home)
 
     async def at_home(self, topic: str, name: str) -> Subscription:
         """Raises NOT_OWNER when another broker is its home, NOT_FOUND."""
-        home = (await home_of(self._broker, topic)).ownership.generation
+        home = await home_of(self._broker, topic)
         known = self._at_home.get((topic, name))
-        if known is not None and known.home == home and not known.closed:
+        if known is not None and known.home == home.ownership.generation and not known.closed:
             return known
         return self._serve(await self._definitions.get(topic, name), home)
 
-    def _serve(self, definition: Definition, home: int) -> Subscription:
-        """The one object of this incarnation at this generation: it alone knows the consumers."""
+    def _serve(self, definition: Definition, home: Segment) -> Subscription:
+        """The one object of this incarnation at this generation: it alone knows the consumers. It goes with the segment
+        that makes this broker the home. Raises STORE_UNAVAILABLE."""
+        home.assert_serving()
         key = (definition.topic, definition.name)
         known = self._at_home.get(key)
         if known is not None:
-            if known.definition == definition and known.home == home and not known.closed:
+            if known.definition == definition and known.home == home.ownership.generation and not known.closed:
                 return known
             known.close()
         self._known[key] = definition
         served = self._at_home[key] = Subscription(
-            self._broker, definition, home, self._dead_letters, SESSION_TIMEOUT_MS
+            self._broker, definition, home.ownership.generation, self._dead_letters, SESSION_TIMEOUT_MS
         )
+        home.subscriptions.on_close[definition.name] = partial(self._forget, key, served)
         return served
+
+    def _forget(self, key: tuple[str, str], served: Subscription) -> None:
+        served.close()
+        if self._at_home.get(key) is served:
+            del self._at_home[key]
 
     async def drop(self, topic: str, name: str, authorization: str | None = None) -> None:
         """It is gone at once; what it left in the store goes before this returns, where the owners of the segments are

@@ -7,6 +7,8 @@ Method: as in `test_individual_acks`; consumers are names. Scenarios 18, 21, 22,
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -337,3 +339,16 @@ async def test_85_deleting_the_topic_leaves_nothing_and_its_next_life_knows_no_s
     await consuming.publish("new")
     assert await consuming.values() == ["new"]
     assert await consuming.findings() == []
+
+
+async def test_a_deleted_topic_is_not_remembered_by_the_home_of_its_subscriptions(consuming: Consuming) -> None:
+    """Found by the simulation: the segment, with all that it knew of its transactions, stayed for as long as the broker
+    lived, or until a topic of that name was consumed again."""
+    await consuming.subscribe()
+    await consuming.publish_each(*range(3))
+    assert await consuming.values(limit=1) == [0]
+    segment = weakref.ref(await consuming.segment())
+    assert (await consuming.ask("DELETE", "")).status_code == 204
+    await asyncio.sleep(0)  # whoever was cancelled has ended
+    gc.collect()
+    assert segment() is None
