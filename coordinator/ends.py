@@ -67,7 +67,7 @@ class Abort:
 
     def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
         if self.force:
-            log.info("transaction aborted by force", txn_id=str(self.txn_id), reason=self.reason, by=caller.name)
+            log.info("abort by force", txn_id=str(self.txn_id), reason=self.reason, by=caller.name)
         else:
             require_force(records, caller)
         return aborted(records.header, now_ms, self.reason)

@@ -42,6 +42,7 @@ def set_up_logs(level: str) -> None:
         )
     )
     logging.basicConfig(level=number, handlers=[of_libraries])
+    logging.getLogger("grpc").setLevel(max(number, logging.INFO))  # at debug it has a line for every call to etcd
 
 
 def _for_people() -> list[Processor]:

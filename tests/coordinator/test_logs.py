@@ -47,7 +47,7 @@ async def test_every_line_is_an_object() -> None:
     told = [(line["event"], line.get("reason")) for line in lines if line.get("txn_id") == txn_id]
     assert told == [
         ("transaction begun", None),
-        ("transaction aborted by force", REASON),
+        ("abort by force", REASON),
         ("transaction decided", REASON),
     ]
     (broken,) = [line for line in lines if line.get("logger") == "uvicorn.error" and line["level"] == "warning"]
@@ -71,6 +71,6 @@ async def test_a_terminal_is_shown_lines_and_given_no_commands() -> None:
     with contextlib.suppress(OSError), os.fdopen(screen, "rb", buffering=0) as output:  # ends in EIO
         while part := output.read(65536):
             shown += part
-    (line,) = [line for line in shown.decode().splitlines() if "aborted by force" in line]
+    (line,) = [line for line in shown.decode().splitlines() if "abort by force" in line]
     assert txn_id in line and repr(REASON) in line
     assert "\x1b]0;" not in shown.decode()
