@@ -74,7 +74,7 @@ def test_a_broker_that_was_away_for_longer_than_retention(cluster: Cluster, tmp_
         for name, txn in begun.items():
             producer.send(name, txn=txn)
     consumer.acknowledge(message, begun["committed"])
-    begun["nothing written"] = client.begin()
+    begun["nothing written"] = client.begin(600_000)
     broker.kill()
 
     def post(name: str, verb: str, **body: object) -> None:
