@@ -64,7 +64,7 @@ def test_one_message_acknowledged_on_two_subscriptions_in_one_transaction(
     send(client, topic, "x")
     with contextlib.ExitStack() as stack:
         consumers = [stack.enter_context(client.subscribe(topic, name, "shared", "earliest")) for name in ("a", "b")]
-        txn = client.begin()
+        txn = client.begin(600_000)
         for consumer in consumers:
             message = consumer.receive()
             assert message is not None

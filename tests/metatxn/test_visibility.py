@@ -123,7 +123,7 @@ def test_a_finished_transaction_that_is_taken_for_an_open_one_holds_nobody_up(
 ) -> None:
     """Scenario 35: somebody who has heard of no end writes again. It is refused, and what comes later is read."""
     topic = new_topic()
-    txn = client.begin()
+    txn = client.begin(600_000)
     client.producer(topic).send("inside", txn=txn).result(60)
     getattr(txn, end)()
     with pytest.raises(metatxn.TransactionConflict):
