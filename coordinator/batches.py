@@ -4,8 +4,9 @@ Items that touch the same transaction, or the same transaction key, form a *lane
 order of the list. The lanes run side by side, and what the ends need to read is read for all of them before.
 
 An item that is alone in its lane, and with which nothing can be wrong but a check of its one write, is *plain*. Plain
-items go together, `TOGETHER` of them in one apply: that spares most of the work, in this process and in the store. When
-a check of one does not hold, nothing has happened to any of them, and each goes by itself.
+items go together, `TOGETHER` of them in one apply: that spares most of the work, in this process and in the store. What
+is too much for one apply goes in halves. When a check of one does not hold, nothing has happened to any of them, and
+each goes by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from coordinator.api.models import BatchItem, BeginRequest, TransactionHeader
 from coordinator.ends import Abort, Commit, End
 from coordinator.transaction_keys import Begun
 from coordinator.transactions import Failure, Transactions, answered, refuse_numbers_without_key, writer_set
-from metastore.errors import MetastoreError
+from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn.ids import TxnId
 from metastore.txn.store import TransactionRecords, TxnStore
 from service.problems import ServiceError
@@ -40,8 +41,8 @@ class Done(NamedTuple):
 
 ItemAnswer = Done | Failure
 
-TOGETHER = 25
-"""The ends of so many check a hundred keys: what any store takes, and reads, at once."""
+TOGETHER = 50
+"""The ends of so many check two hundred keys. An etcd with the default `--max-txn-ops` takes half of that."""
 APPLIES_AT_ONCE = 8
 LANES_AT_ONCE = 256
 """Of one batch: enough to fill the requests to a store, and not so many that everybody else has to wait."""
@@ -83,6 +84,12 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
         try:
             for number, answer in zip(some, await call(list(some.values())), strict=True):
                 answers[number] = Done(answer, created) if isinstance(answer, dict) else _item_answer(answer)
+        except InvalidBatch:
+            if len(some) == 1:
+                await in_turn(list(some))
+                return
+            for half in _parts(some, (len(some) + 1) // 2):
+                await together(call, half, created=created)
         except MetastoreError as error:
             answers.update(dict.fromkeys(some, error))
 
@@ -166,9 +173,9 @@ def _item_answer(answer: Begun | TransactionHeader | Failure) -> ItemAnswer:
     return answer
 
 
-def _parts(items: Mapping[int, Item]) -> Iterator[dict[int, Item]]:
+def _parts(items: Mapping[int, Item], size: int = TOGETHER) -> Iterator[dict[int, Item]]:
     rest = iter(items.items())
-    while part := dict(islice(rest, TOGETHER)):
+    while part := dict(islice(rest, size)):
         yield part
 
 

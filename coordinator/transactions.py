@@ -31,7 +31,7 @@ from coordinator.ownership import owned, require_owner
 from coordinator.settling import Clock, Overtaken, Settling
 from coordinator.transaction_keys import Begun, TransactionKeys
 from metastore.api import MetadataStore
-from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown
+from metastore.errors import MetastoreError, OutcomeUnknown
 from metastore.txn import store as txn_records
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Prepared
@@ -120,7 +120,7 @@ class Transactions:
     async def begin_together(self, requests: Sequence[BeginRequest]) -> Sequence[Members | Begun | Failure]:
         """Open transactions in one apply, as `begin` would each of them: without a key, and owned by the caller.
 
-        What is too much for one apply is begun one by one. Raises the store's errors: nothing was begun.
+        Raises the store's errors, `InvalidBatch` for what is too much for one apply: nothing was begun.
         """
         batch = self.store.batch()
         opened: list[tuple[list[TxnId], Header]] = []
@@ -132,8 +132,6 @@ class Transactions:
             opened.append((txn_ids, header))
         try:
             applied = await self._settling.apply(batch)
-        except InvalidBatch:
-            return await asyncio.gather(*(answered(self.begin(request)) for request in requests))
         except (Overtaken, OutcomeUnknown) as lost:
             ids = (txn_id for txn_ids, _ in opened for txn_id in txn_ids)
             return await asyncio.gather(*(answered(self._begun_after_all(txn_id, lost)) for txn_id in ids))
@@ -227,7 +225,8 @@ class Transactions:
         """End transactions in one apply, as `end` would each of them: open ones without a key, of the caller's.
 
         The records may be presumed (`TxnStore.read_plain`). When one of them is not as it was read nothing happens, and
-        each is ended by itself; so is what is too much for one apply. Raises the store's errors: nothing happened.
+        each is ended by itself. Raises the store's errors, `InvalidBatch` for what is too much for one apply: nothing
+        happened.
         """
         now_ms = self.clock()
         decided: list[Decision] = []
@@ -237,8 +236,6 @@ class Transactions:
             decided.append(([records for _, records in alike], end.final(records, now_ms, self.caller)))
         try:
             return await self._decisions.decide_together(decided)
-        except InvalidBatch:
-            return await asyncio.gather(*(answered(self.end(end)) for end, _ in ends))
         except (Overtaken, OutcomeUnknown) as lost:
             return await asyncio.gather(*(answered(self.end(end, lost=lost)) for end, _ in ends))
 

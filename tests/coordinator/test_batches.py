@@ -20,7 +20,7 @@ from coordinator.service import CoordinatorService
 from coordinator.transactions import MAX_WRITERS_BYTES, Transactions, answered
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
-from metastore.errors import StoreUnavailable
+from metastore.errors import InvalidBatch, StoreUnavailable
 from metastore.txn.ids import TxnId
 from metastore.txn.store import INDEXES
 from service.problems import MEDIA_TYPE, ErrorCode, ServiceError
@@ -250,6 +250,24 @@ async def test_plain_items_share_an_apply_and_begins_read_nothing(
     assert decided == [await transactions.get(txn_id) for txn_id in txn_ids]
 
 
+async def test_what_is_too_much_for_one_apply_goes_in_halves(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore
+) -> None:
+    """Down to the one item that is too much by itself, which alone is refused."""
+    truth.max_batch_bytes = 4_000
+    items: list[Item] = [{"op": "begin"}] * (TOGETHER - 1)
+    items.insert(7, {"op": "begin", "properties": {str(n): "x" * 1_000 for n in range(4)}})
+    begun = await run_batch(transactions, parsed(items))
+    assert isinstance(begun.pop(7), InvalidBatch)
+    txn_ids = [id_of(header) for header in done(begun)]
+    assert len(set(txn_ids)) == TOGETHER - 1
+    store.sent.clear()
+    assert [header.state for header in done(await run_batch(transactions, commits(txn_ids)))] == ["COMMITTED"] * (
+        TOGETHER - 1
+    )
+    assert len(store.sent) < TOGETHER, "parts, not one by one"
+
+
 async def test_items_that_share_an_apply_may_differ(transactions: Transactions, store: FaultyStore) -> None:
     """What is made once for items that are alike belongs to no other one."""
     fields: list[Item] = [{}, {}, {"timeout_ms": 7}, {"owner": "a"}, {"properties": {"n": "1"}}, {"timeout_ms": 7}]
@@ -370,7 +388,7 @@ async def test_what_is_too_large_together_is_done_one_by_one(transactions: Trans
 
 def served(server: EtcdServer) -> int:
     """Requests for keys that the server has got, by its own count."""
-    text = httpx.get(f"http://{server.endpoint}/metrics").text
+    text = httpx.get(f"http://{server.endpoint}/metrics", timeout=60).text
     found = re.findall(r'^grpc_server_started_total\{[^}]*grpc_service="etcdserverpb.KV"[^}]*\} (\S+)$', text, re.M)
     assert found
     return int(sum(map(float, found)))
