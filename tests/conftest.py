@@ -1,12 +1,18 @@
-"""The order of the suite: what takes longest begins first, so that no worker sits idle at the end."""
+"""What holds for every test: its place in the suite, and that nothing fails for being slow."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# On top of the profile that hypothesis takes by itself, which in CI is another one.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests ask for the longest timeouts first; the others stay in their order."""
+    """Files whose tests ask for the longest timeouts first, so that no worker sits idle at the end; the others stay in
+    their order."""
     longest: dict[str, float] = {}
     for item in items:
         marker = item.get_closest_marker("timeout")

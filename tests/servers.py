@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from tests.certificates import Certificate
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 def binary(name: str, package: str) -> str:

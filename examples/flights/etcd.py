@@ -22,7 +22,7 @@ FLAGS = [
     "--snapshot-count=5000",
     "--max-txn-ops=512",
 ]
-START_SECONDS = 20
+START_SECONDS = 60
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Self
 
 from tests.metatxn.dev_server import COMMAND
 
-STOP_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 120
 
 
 class CoordinatorProcess:

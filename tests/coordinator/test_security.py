@@ -117,7 +117,7 @@ async def test_b13_the_owner_is_the_same_after_a_restart(tmp_path: Path) -> None
     for life in range(2):
         service = CoordinatorService(store, port=0, exposure=open_exposure(token_file=tokens.path))
         await service.start()
-        async with httpx.AsyncClient(base_url=service.url) as http:
+        async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
             if life == 0:
                 txn = (await http.post("/v1/txns", headers=bearer(ada))).json()["txn_id"]
             refused(await http.post(f"/v1/txns/{txn}/abort", headers=bearer(bob)), ErrorCode.NOT_ALLOWED)
@@ -136,7 +136,7 @@ async def test_b15_what_was_begun_by_nobody_may_be_ended_by_anyone(tmp_path: Pat
     await store.apply(begin(store.batch(), old, Header(state=TxnState.OPEN, timeout_ms=1 << 50, created_ms=1)))
     service = CoordinatorService(store, port=0, exposure=open_exposure(token_file=tokens.path))
     await service.start()
-    async with httpx.AsyncClient(base_url=service.url, headers=bearer(ada)) as http:
+    async with httpx.AsyncClient(base_url=service.url, headers=bearer(ada), timeout=60) as http:
         assert (await http.get(f"/v1/txns/{old}")).status_code == 200
         assert (await http.post(f"/v1/txns/{old}/commit")).json()["state"] == "COMMITTED"
         refused(await http.post(f"/v1/txns/{'f' * 32}/commit"), ErrorCode.TXN_NOT_FOUND)

@@ -27,7 +27,7 @@ async def test_it_announces_itself_and_withdraws(truth: MemoryStore) -> None:
     await first.start()
     await second.start()
     await truth.apply(truth.batch().put(paths.broker_process("b/1"), b'{"url": "http://b"}'))
-    async with httpx.AsyncClient(base_url=first.url) as client:
+    async with httpx.AsyncClient(base_url=first.url, timeout=60) as client:
         cluster = (await client.get("/v1/cluster")).json()
         assert {process["url"] for process in cluster["coordinators"]} == {first.url, second.url}
         assert cluster["brokers"] == [{"id": "b/1", "url": "http://b"}]
@@ -43,9 +43,9 @@ async def test_it_sweeps_while_it_serves(truth: MemoryStore) -> None:
     """E39, with the clock of the machine: 1 ms after the deadline and a few sweeps, it is over."""
     service = CoordinatorService(truth, port=0, timeout_sweep_interval_ms=5, max_clock_skew_ms=0)
     await service.start()
-    async with httpx.AsyncClient(base_url=service.url) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
         txn_id = (await client.post("/v1/txns", json={"timeout_ms": 1})).json()["txn_id"]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await client.get(f"/v1/txns/{txn_id}")).json()["state"] == "OPEN":
                 await asyncio.sleep(0.005)
         assert (await client.post(f"/v1/txns/{txn_id}/commit")).json()["code"] == "EXPIRED_TRANSACTION"
@@ -63,7 +63,7 @@ async def test_stopping_finishes_what_is_in_flight(store: FaultyStore) -> None:
         arrived.set()
         await go_on.wait()
 
-    async with httpx.AsyncClient(base_url=service.url) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
         await client.post("/v1/txns")
         store.before_applies.append(hold)
         begun = asyncio.create_task(client.post("/v1/txns"))

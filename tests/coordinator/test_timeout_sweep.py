@@ -185,7 +185,7 @@ async def test_the_loop_survives_everything(
     monkeypatch.setattr(store, "range", failing_range)
     sweep = TimeoutSweep(transactions, interval_ms=1)
     sweep.start()
-    await asyncio.wait_for(aborted.wait(), 10)
+    await asyncio.wait_for(aborted.wait(), 60)
     await sweep.stop()
     assert (await transactions.get(txn_id)).state == "ABORTED"
     await sweep.stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-STOP_TIMEOUT_S = 30
+STOP_TIMEOUT_S = 120
 COMMAND = [sys.executable, "-c", "from metatxn.cli.main import main; main()"]
 
 

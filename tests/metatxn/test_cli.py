@@ -28,7 +28,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("METATXN_")}
     return subprocess.run(
-        [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=60, env=inherited | environment
+        [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=240, env=inherited | environment
     )
 
 
@@ -121,7 +121,7 @@ def test_a_prepared_transaction_is_listed_as_such(cli: Run, ask: Callable[..., A
     """Whoever looks for one that hangs sees that its external coordinator has to be asked."""
     owner = uuid.uuid4().hex
     open_, prepared = [ask("txn", "begin", "--owner", owner)["txn_id"] for _ in range(2)]
-    assert httpx.post(f"{dev.coordinator_url}/v1/txns/{prepared}/prepare").status_code == 200
+    assert httpx.post(f"{dev.coordinator_url}/v1/txns/{prepared}/prepare", timeout=60).status_code == 200
     header, *lines = cli("txn", "list", "--owner", owner, "--state", "open").stdout.splitlines()
     assert header.split()[-1] == "PREPARED"
     assert {line.split()[0]: line.split()[-1] for line in lines} == {open_: "-", prepared: "yes"}

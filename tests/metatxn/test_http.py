@@ -48,7 +48,7 @@ def test_publish_whose_reply_is_lost_is_appended_once(cluster: FakeCluster, faul
     assert callable(fault)
     cluster.after = [("entries", fault)]
     with cluster.client() as client:
-        client.producer("t").send({"n": 1}).result(5)
+        client.producer("t").send({"n": 1}).result(60)
     publishes = [request for request in cluster.requests if "entries" in request]
     assert len(publishes) == 2
     assert publishes[0] == publishes[1]
@@ -63,7 +63,7 @@ def test_a_publish_whose_reply_is_lost_is_not_denied_because_nobody_serves_it_la
     cluster.before = [("entries", lambda _: None), *[("entries", answering(refusal))] * 100]
     cluster.after = [("entries", lost)]
     with cluster.client(request_timeout_s=0.5) as client, pytest.raises(metatxn.OutcomeUnknown) as caught:
-        client.producer("t").send("x").result(5)
+        client.producer("t").send("x").result(60)
     assert not caught.value.definite
     assert cluster.visible() == ["x"]
 
@@ -83,8 +83,8 @@ def test_redirect_keeps_method_and_body() -> None:
 
     with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
         producer = client.producer("t")
-        producer.send(1).result(5)
-        producer.send(2).result(5)
+        producer.send(1).result(60)
+        producer.send(2).result(60)
     body = json.dumps([{"value": 1}], separators=(",", ":")).encode()
     assert seen[:2] == [("POST", "broker.test", body), ("POST", "other.test", body)]
     assert [host for _, host, _ in seen[2:]] == ["other.test"]
@@ -101,7 +101,7 @@ def test_location_may_be_just_the_owner(location: str) -> None:
         return await cluster._handle(request)
 
     with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
-        client.producer("t").send(1).result(5)
+        client.producer("t").send(1).result(60)
     assert cluster.visible() == [1]
 
 
@@ -116,7 +116,7 @@ def test_redirects_in_a_circle_end(cluster: FakeCluster) -> None:
         metatxn.connect(COORDINATOR, request_timeout_s=0.3, transport=transport) as client,
         pytest.raises(metatxn.NotOwner),
     ):
-        client.producer("t").send(1).result(5)
+        client.producer("t").send(1).result(60)
 
 
 def test_next_coordinator_is_asked_when_one_is_gone() -> None:
@@ -139,7 +139,7 @@ def test_next_coordinator_is_asked_when_one_is_gone() -> None:
 def test_broker_that_restarts_is_waited_for(cluster: FakeCluster) -> None:
     cluster.before = [("entries", refused)] * 4
     with cluster.client() as client:
-        client.producer("t").send(1).result(5)
+        client.producer("t").send(1).result(60)
     assert cluster.visible() == [1]
 
 

@@ -61,7 +61,7 @@ def test_reply_lost_and_then_sealed() -> None:
 
     cluster.after = [("s-0/entries", lose_and_split)]
     with cluster.client() as client:
-        client.producer("t").send("x", key="k").result(5)
+        client.producer("t").send("x", key="k").result(60)
     assert cluster.visible() == ["x"]
 
 
@@ -70,13 +70,13 @@ def test_sealed_for_good() -> None:
     cluster = FakeCluster()
     with cluster.client() as client:
         producer = client.producer("t")
-        producer.send("x", key="k").result(5)
+        producer.send("x", key="k").result(60)
         cluster.split("s-0")
         for child in ("s-0.a", "s-0.b"):
             cluster.segments[child].children = ["gone"]
         sent = producer.send("y", key="k")
         with pytest.raises(metatxn.NotFound, match="no active segment"):
-            sent.result(10)
+            sent.result(60)
         with pytest.raises(metatxn.NotFound):
             producer.flush()
     assert cluster.visible() == ["x"]

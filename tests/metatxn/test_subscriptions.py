@@ -217,7 +217,7 @@ def test_pending_acknowledgements_survive_kill_9(tmp_path: Path) -> None:
 
 def run(dev: DevServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, "topic", "consume", *arguments, "--url", dev.broker_url, "--output", "json"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 def test_consume_on_the_command_line_acknowledges_what_it_prints(
@@ -247,7 +247,7 @@ def test_subscriptions_on_the_command_line(client: metatxn.Client, dev: DevServe
 
     def asked(*arguments: str, output: str = "json") -> str:
         command = [*COMMAND, "subscription", *arguments, "--url", dev.broker_url, "--output", output]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

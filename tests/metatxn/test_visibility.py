@@ -35,9 +35,9 @@ def test_aborted_transaction_and_sentinel(client: metatxn.Client, new_topic: New
     topic = new_topic()
     txn = client.begin()
     with client.producer(topic) as producer:
-        producer.send("never", txn=txn).result(10)
+        producer.send("never", txn=txn).result(60)
         txn.abort("on purpose")
-        producer.send("sentinel").result(10)
+        producer.send("sentinel").result(60)
     eventually(lambda: values(client, topic), ["sentinel"])
     assert txn.refresh().reason == "on purpose"
 
@@ -47,9 +47,9 @@ def test_open_transaction_holds_back_what_is_behind_it(client: metatxn.Client, n
     topic = new_topic()
     txn = client.begin()
     with client.producer(topic) as producer:
-        producer.send("A").result(10)
-        producer.send("B", txn=txn).result(10)
-        producer.send("C").result(10)
+        producer.send("A").result(60)
+        producer.send("B", txn=txn).result(60)
+        producer.send("C").result(60)
     assert values(client, topic) == ["A"]
     assert values(client, topic, isolation="read_uncommitted") == ["A", "B", "C"]
     txn.commit()
@@ -90,7 +90,7 @@ def test_two_topics(client: metatxn.Client, new_topic: NewTopic) -> None:
     topics = [new_topic(), new_topic()]
     with client.transaction() as txn:
         for topic in topics:
-            client.producer(topic).send(topic, txn=txn).result(10)
+            client.producer(topic).send(topic, txn=txn).result(60)
         assert [values(client, topic) for topic in topics] == [[], []]
     eventually(lambda: [values(client, topic) for topic in topics], [[topic] for topic in topics])
 
@@ -113,7 +113,7 @@ def test_send_after_the_end_is_refused(client: metatxn.Client, new_topic: NewTop
     txn = client.begin()
     txn.commit()
     with pytest.raises(metatxn.TransactionConflict):
-        client.producer(topic).send("late", txn=txn).result(10)
+        client.producer(topic).send("late", txn=txn).result(60)
     assert values(client, topic, isolation="read_uncommitted") == []
 
 
@@ -165,7 +165,7 @@ def test_reader_goes_on_from_its_token(client: metatxn.Client, new_topic: NewTop
     reader = client.reader(topic)
     assert sorted(message.value for message in reader) == list(range(2500))
     latest = client.reader(topic, start="latest")
-    client.producer(topic).send("more").result(10)
+    client.producer(topic).send("more").result(60)
     assert [message.value for message in reader] == ["more"]
     assert [message.value for message in latest] == ["more"]
     assert reader.token is not None
@@ -174,7 +174,7 @@ def test_reader_goes_on_from_its_token(client: metatxn.Client, new_topic: NewTop
 
 def test_follow_waits_for_more(client: metatxn.Client, new_topic: NewTopic) -> None:
     topic = new_topic()
-    client.producer(topic).send(1).result(10)
+    client.producer(topic).send(1).result(60)
     messages = iter(client.reader(topic, follow=True))
     assert next(messages).value == 1
     client.producer(topic).send(2)

@@ -238,9 +238,10 @@ def test_nothing_secret_is_logged_or_listed(tmp_path: Path) -> None:
         for url in (said["coordinator"], said["broker"]):
             for presented in (token, good, wrong, expired):
                 headers = bearer(presented)
-                answers = [httpx.get(f"{url}/v1/cluster", headers=headers), httpx.get(f"{url}/x", headers=headers)]
-                answers += [httpx.get(f"{url}/v1/cluster", params={"token": presented})]
-                answers += [httpx.post(f"{url}/v1/txns", headers=headers, content=b"{")]
+                with httpx.Client(base_url=url, timeout=60) as http:
+                    answers = [http.get("/v1/cluster", headers=headers), http.get("/x", headers=headers)]
+                    answers += [http.get("/v1/cluster", params={"token": presented})]
+                    answers += [http.post("/v1/txns", headers=headers, content=b"{")]
                 assert not any(presented in answer.text for answer in answers)
         listed = run("txn", "list", METATXN_URL=said["coordinator"], METATXN_TOKEN=token)
         assert listed.returncode == 0, listed.stderr

@@ -404,7 +404,7 @@ async def test_tls_for_whoever_trusts_the_authority(tmp_path: Path, authority: A
                 assert "is not trusted" in error.detail and not error.retriable and "--ca" in error.action
         assert {"id": 7} in await asyncio.to_thread(work, service.broker_url)
         plain = service.broker_url.replace("https", "http")
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             with pytest.raises(httpx.TransportError):
                 await http.get(f"{plain}/healthz")
 

@@ -144,7 +144,7 @@ async def judge(view: type[_Strange], path: Path) -> dict[str, str]:
         """Whatever is under way from here on may have lost a reply."""
         recorder.invoke("nemesis", {"verb": STORE_AWAY})
 
-    async with httpx.AsyncClient(mounts=mounts) as http:
+    async with httpx.AsyncClient(mounts=mounts, timeout=60) as http:
         deployment = Deployment(http, urls, [store_away])
         calls = await run(deployment, path, answers=ANSWERS)
     await truth.close()

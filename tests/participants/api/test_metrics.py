@@ -40,7 +40,7 @@ NAMES = {
 
 async def scrape(url: str) -> dict[str, float]:
     """Samples without a label or with one, by name and that label's value."""
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         answer = await http.get("/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
     families = text_string_to_metric_families(answer.text)
@@ -73,7 +73,7 @@ async def started(store_url: str, tmp_path: Path) -> AsyncIterator[BrokerService
 
 async def test_every_name_of_the_contract_is_there_and_counts(service: BrokerService) -> None:
     store = service._store
-    async with httpx.AsyncClient(base_url=service.url) as http:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         created = await http.post("/v1/topics", json={"name": "t"})
         segment = created.json()["segments"][0]["segment"]
         txn = TxnId(1, 1)

@@ -25,7 +25,7 @@ async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_pa
     for life in range(2):
         service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
         await service.start()
-        async with httpx.AsyncClient(base_url=service.url) as http:
+        async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
             if life == 0:
                 assert (await http.post("/v1/topics", json=TOPIC)).status_code == 201
                 answer = await http.post("/v1/topics/t/messages", json={"messages": [{"value": 1}]})
@@ -44,7 +44,7 @@ async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_pa
 async def test_it_stops_although_the_store_is_away_and_frees_the_directory(world: World, tmp_path: Path) -> None:
     service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
     await service.start()
-    async with httpx.AsyncClient(base_url=service.url) as http:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         await http.post("/v1/topics", json=TOPIC)
     registration = service._registration
     assert registration is not None

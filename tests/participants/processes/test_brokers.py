@@ -120,7 +120,7 @@ def test_local_files_are_served_again_at_once_after_kill_9(cluster: Cluster, tmp
     producer.flush()
     first.kill()
     again = cluster.broker(*where)
-    assert httpx.get(f"{again.url}/readyz").status_code == 200
+    assert httpx.get(f"{again.url}/readyz", timeout=60).status_code == 200
     assert set(cluster.owners("t").values()) == {again.url}
     with metatxn.connect(again.url) as other:
         assert sorted(visible(other, "t")) == sorted(KEYS)

@@ -29,7 +29,7 @@ class Spreading(Consuming):
         self.brokers: list[SharedBroker] = []
         self._objects = MemoryStore()
         self._turns = count()
-        self._http = httpx.AsyncClient()
+        self._http = httpx.AsyncClient(timeout=60)
 
     @classmethod
     async def begin(cls, world: World, brokers: int = 3, segments: int = 24) -> Spreading:
@@ -51,7 +51,7 @@ class Spreading(Consuming):
         for broker in alive:
             broker.can_reach(alive)
         mounts = {broker.url: broker.http._transport for broker in alive}
-        self._http = httpx.AsyncClient(mounts=mounts, follow_redirects=True)
+        self._http = httpx.AsyncClient(mounts=mounts, follow_redirects=True, timeout=60)
 
     async def stop(self) -> None:
         await self._http.aclose()
