@@ -24,6 +24,8 @@ TopicFactory = Callable[..., str]
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """`local[2,3]`: two cores, and a task may fail twice before its job does."""
+    # Where nothing knows the machine's own name, Java finds no address for it, and Spark does not start.
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Workers start as `python3` from PATH otherwise, which is not the environment of these tests.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # Functions of these tests run in the workers too, which must be able to import their modules.
@@ -64,7 +66,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(30)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
