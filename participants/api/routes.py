@@ -13,6 +13,7 @@ from metastore.txn.ids import TxnId
 from metastore.types import Revision
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
 from participants.api.horizon_routes import add_horizon_routes
+from participants.api.large_answers import LargeAnswerRoute
 from participants.api.layout_routes import add_layout_routes
 from participants.api.models import (
     ARROW_MEDIA_TYPE,
@@ -49,7 +50,6 @@ from service.gate import BODY
 from service.http import Caller, PathText, problems
 from service.problems import ErrorCode, ServiceError
 from service.quick import QuickRoute
-from service.strict import StrictRoute
 from service.text import no_control_characters
 
 MAX_WAIT_MS = 60_000
@@ -83,7 +83,7 @@ WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: w
 
 
 def router(broker: Broker) -> APIRouter:
-    api = APIRouter(route_class=StrictRoute)
+    api = APIRouter(route_class=LargeAnswerRoute)
     _topic_routes(api, broker)
     _segment_routes(api, broker)
     add_horizon_routes(api, broker)

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from pydantic import AfterValidator
 
 from metastore.txn.ids import TxnId
+from participants.api.large_answers import LargeAnswerRoute
 from participants.api.models import AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
 from participants.api.rights import on_topic
 from participants.broker.names import MessageId, topic_name
@@ -17,7 +18,6 @@ from participants.subscription.share import AckRequest
 from service.http import PathText
 from service.problems import ErrorCode, ServiceError
 from service.security.principal import Right
-from service.strict import StrictRoute
 
 ACK_REFUSALS = (
     *(ErrorCode.NOT_FOUND, ErrorCode.TXN_NOT_FOUND, ErrorCode.TXN_CONFLICT, ErrorCode.EXPIRED_TRANSACTION),
@@ -40,7 +40,7 @@ def subscription_router(tag: str, right: Right) -> APIRouter:
         prefix="/v1/topics/{topic}/subscriptions/{subscription}",
         tags=[tag],
         dependencies=[on_topic(right)],
-        route_class=StrictRoute,
+        route_class=LargeAnswerRoute,
     )
 
 
