@@ -54,7 +54,8 @@ import metatxn
 from benchmarks.commits import at_once, now_ms
 from benchmarks.report import Figure, percentile, publish
 from benchmarks.services import Service, running, spawned
-from coordinator.api.models import BeginRequest
+from coordinator.api.models import BatchItem, BeginItem, BeginRequest, CommitItem
+from coordinator.batches import Done, run_batch
 from coordinator.transactions import Transactions
 from examples.flights.etcd import running_etcd
 from metastore.api import MetadataStore
@@ -98,7 +99,9 @@ COUNTED = 50
 
 FINISHED = (10_000, 100_000)
 FINISHED_IN_FULL = (10_000, 1_000_000)
-WRITERS = 64
+WRITERS = 32
+BATCH = 20
+"""Transactions that are begun, and then committed, by one call."""
 
 LONG_MS = 86_400_000
 Figures = Iterator[tuple[str, float]]
@@ -512,14 +515,20 @@ def metadata_writes(directory: Path) -> Figures:
 async def finish_transactions(broker: Service, store: MetadataStore, segment: str, count: int) -> None:
     """Begin, one entry, commit; returns when the broker has nothing left to do for any of them."""
     transactions = Transactions(store, now_ms)
-    numbers = iter(range(count))
+    batches = iter(range(0, count, BATCH))
+
+    async def done(items: list[BatchItem]) -> list[str]:
+        answers = await run_batch(transactions, items)
+        return [answer.txn["txn_id"] for answer in answers if isinstance(answer, Done)]
 
     async def writer() -> None:
         async with Connection.to(broker) as connection:
-            for _ in numbers:
-                txn_id = await begun(transactions)
-                await connection.request("POST", f"{entries_path(segment)}?txn_id={txn_id}", OLD_PAYLOAD)
-                await transactions.commit(txn_id)
+            for first in batches:
+                txn_ids = await done([BeginItem(op="begin", timeout_ms=LONG_MS)] * min(BATCH, count - first))
+                for txn_id in txn_ids:
+                    await connection.request("POST", f"{entries_path(segment)}?txn_id={txn_id}", OLD_PAYLOAD)
+                ended = await done([CommitItem(op="commit", txn_id=txn_id) for txn_id in txn_ids])
+                assert ended == txn_ids, "all of them were begun and are committed"
 
     await asyncio.gather(*(writer() for _ in range(WRITERS)))
     with metatxn.connect(broker.url) as client:
