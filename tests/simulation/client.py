@@ -74,8 +74,6 @@ class Horizon:
 
 
 class Client:
-    """`patience_s` bounds a call with all of its retries."""
-
     def __init__(
         self, world: World, network: Network, coordinators: list[str], brokers: list[str], random: Random
     ) -> None:
@@ -97,9 +95,9 @@ class Client:
         txn_id: str = answer.json()["txn_id"]
         return txn_id
 
-    async def commit(self, txn_id: str, writers: tuple[str, ...] | None) -> dict[str, Any]:
+    async def commit(self, txn_id: str, writers: tuple[str, ...] | None, *, patient: bool) -> dict[str, Any]:
         body = {} if writers is None else {"writers": list(writers)}
-        return await self._at_transaction(txn_id, "commit", body)
+        return await self._at_transaction(txn_id, "commit", body, patience_s=_PATIENCE_S if patient else 0.0)
 
     async def abort(self, txn_id: str) -> dict[str, Any]:
         return await self._at_transaction(txn_id, "abort", {})
@@ -113,8 +111,11 @@ class Client:
     async def remember_writers(self, txn_id: str, writers: Sequence[str]) -> None:
         await self._at_transaction(txn_id, "writers", {"add": list(writers)})
 
-    async def _at_transaction(self, txn_id: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._ask("POST", self._coordinators, f"/v1/txns/{txn_id}/{action}", body=body)
+    async def _at_transaction(
+        self, txn_id: str, action: str, body: dict[str, Any], patience_s: float = _PATIENCE_S
+    ) -> dict[str, Any]:
+        path = f"/v1/txns/{txn_id}/{action}"
+        answer = await self._ask("POST", self._coordinators, path, body=body, patience_s=patience_s)
         header: dict[str, Any] = answer.json()
         return header
 
@@ -177,6 +178,14 @@ class Client:
             await self._ask("POST", [broker], "/v1/topics", body={"name": name, "segments": segments})
         except Refused as refused:
             if refused.code != "ALREADY_EXISTS":
+                raise
+
+    async def delete_topic(self, name: str) -> None:
+        """Gone already, or never made, is success."""
+        try:
+            await self._ask("DELETE", self._brokers, f"/v1/topics/{quote(name, safe='')}")
+        except Refused as refused:
+            if refused.code != "NOT_FOUND":
                 raise
 
     async def look(self, topic: str) -> list[SegmentPlace]:
@@ -282,6 +291,7 @@ class Client:
         content: bytes = b"",
         segment: str | None = None,
         once: bool = False,
+        patience_s: float = _PATIENCE_S,
     ) -> Answer:
         """Send it until there is an answer that is not to be repeated. All calls here may be repeated.
 
@@ -289,7 +299,7 @@ class Client:
         been done is not sent again.
         """
         loop = self._world.loop
-        deadline = loop.time() + _PATIENCE_S
+        deadline = loop.time() + patience_s
         headers = _BYTES if body is None else _JSON
         payload = content if body is None else json.dumps(body).encode()
         doubtful = False
@@ -328,20 +338,22 @@ def parse_position(text: str) -> tuple[int, int]:
 
 
 def frames_of(segment: str, body: bytes) -> list[Seen]:
+    """What the entries of a page hold: one payload each, or several messages of which each has one for its value."""
     found = []
     for frame in decode_all(body):
-        payload = json.loads(bytes(frame.payload))
-        found.append(
-            Seen(
-                segment,
-                (frame.position.ledger, frame.position.entry),
-                str(frame.txn_id) if frame.txn_id is not None else None,
-                frame.writer,
-                payload["id"],
-                payload["key"],
-                payload["amount"],
+        content = json.loads(bytes(frame.payload))
+        for payload in [message["value"] for message in content] if isinstance(content, list) else [content]:
+            found.append(
+                Seen(
+                    segment,
+                    (frame.position.ledger, frame.position.entry),
+                    str(frame.txn_id) if frame.txn_id is not None else None,
+                    frame.writer,
+                    payload["id"],
+                    payload["key"],
+                    payload["amount"],
+                )
             )
-        )
     return found
 
 

@@ -38,6 +38,7 @@ class Write:
     ended: float | None = None
     outcome: Outcome = Outcome.UNKNOWN
     segment: str | None = None
+    """None: the client was told only where in its segment the entry is."""
     position: tuple[int, int] | None = None
 
 

@@ -12,24 +12,15 @@ from tests.simulation.history import History
 
 
 def check(history: History) -> Iterable[str]:
-    final: dict[str, dict[tuple[int, int], str]] = {}
-    for read in history.final_reads:
-        if read.isolation == "read_committed":
-            final.setdefault(read.segment, {}).update({seen.position: seen.id for seen in read.frames})
+    final: dict[str, set[tuple[tuple[int, int], str]]] = {}
+    for read in history.final_reads_committed():
+        final.setdefault(read.segment, set()).update((seen.position, seen.id) for seen in read.frames)
     for read in history.reads:
-        expected = {
-            position: name
-            for position, name in final.get(read.segment, {}).items()
-            if read.after < position <= read.next
-        }
-        got = {
-            seen.position: seen.id
-            for seen in read.frames
-            if seen.position in expected or not history.is_trimmed(read.segment, seen.position)
-        }
-        if got != expected:
-            missing = sorted(set(expected.items()) - set(got.items()))
-            extra = sorted(set(got.items()) - set(expected.items()))
+        expected = {entry for entry in final.get(read.segment, ()) if read.after < entry[0] <= read.next}
+        got = {(seen.position, seen.id) for seen in read.frames}
+        missing = sorted(expected - got)
+        extra = sorted(entry for entry in got - expected if not history.is_trimmed(read.segment, entry[0]))
+        if missing or extra:
             yield (
                 f"{read.client} read {read.segment} from {read.after} to {read.next} at {read.at_revision}: "
                 f"missing {missing}, never seen again {extra}"

@@ -62,8 +62,11 @@ class Teller(Actor):
             await self.prepare(txn_id, random.choice(PREPARED_TIMEOUT_MS))
         counted = writers[:1] if void or random.random() < 0.3 else None
         fate = random.random()
-        if fate < 0.7:
-            await self.end(txn_id, commit=True, writers=counted)
+        if fate < 0.55:
+            await self.end(txn_id, commit=True, writers=counted, patient=random.random() < 0.8)
+        elif fate < 0.7:  # one more is on its way: it counts as a whole, or it is refused
+            more = self._transfer(txn_id, self._account(), 0, writers[0])
+            await whatever_comes(more, self.end(txn_id, commit=True, writers=counted))
         elif fate < 0.8:
             await whatever_comes(self.end(txn_id, commit=True, writers=counted), self.end(txn_id, commit=False))
         elif fate < 0.95:

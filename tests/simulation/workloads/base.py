@@ -149,6 +149,11 @@ class Actor(ABC):
             with suppress(*self.refusals):
                 await self.act()
             await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Let go of what it holds."""
+        return
 
     async def write(
         self,
@@ -213,9 +218,9 @@ class Actor(ABC):
 
     async def prepare(self, txn_id: str, timeout_ms: int) -> None:
         await self.client.prepare(txn_id, timeout_ms)
-        self._is_closed(txn_id)
+        self.is_closed(txn_id)
 
-    def _is_closed(self, txn_id: str) -> None:
+    def is_closed(self, txn_id: str) -> None:
         self.history.closed.setdefault(txn_id, self.workload.world.loop.time())
 
     async def end(
@@ -225,13 +230,14 @@ class Actor(ABC):
         commit: bool,
         writers: tuple[str, ...] | None = None,
         remembered: tuple[str, ...] | None = None,
+        patient: bool = True,
     ) -> None:
-        """Commit or abort, and write down what came of it. Raises as the client."""
+        """Commit or abort, and write down what came of it; impatient: asked once. Raises as the client."""
         end = End(txn_id, commit, self.name, writers, remembered)
         self.history.ends.append(end)
         try:
             if commit:
-                await self.client.commit(txn_id, writers)
+                await self.client.commit(txn_id, writers, patient=patient)
             else:
                 await self.client.abort(txn_id)
         except Refused as refused:
@@ -239,4 +245,4 @@ class Actor(ABC):
             end.outcome = Outcome.UNKNOWN if refused.doubtful else Outcome.FAILED
             raise
         end.outcome = Outcome.OK
-        self._is_closed(txn_id)
+        self.is_closed(txn_id)

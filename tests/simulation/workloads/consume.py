@@ -100,7 +100,8 @@ class Packer(Actor):
 
     async def _output(self, txn_id: str, message: dict[str, Any]) -> None:
         assert isinstance(self.workload, Consume)
-        order = json.loads(base64.b64decode(message["value_base64"]))
+        as_bytes = message.get("value_base64")
+        order = message["value"] if as_bytes is None else json.loads(base64.b64decode(as_bytes))
         await self.write(self.workload.parcels, order["id"], 0, txn_id=txn_id)
 
     async def _acknowledge(self, txn_id: str, given: list[dict[str, Any]]) -> None:

@@ -57,7 +57,8 @@ class Driver(Actor):
             raise
         finally:
             keeping.cancel()
-            await asyncio.gather(*(task.all_ended() for task in tasks))
+            # Also those that nobody waits for any more: what they write comes behind the end.
+            await asyncio.gather(*(attempt for task in tasks for attempt in task.attempts), return_exceptions=True)
 
     async def _commit(self, txn_id: str, winners: tuple[str, ...]) -> None:
         if self.random.random() < 0.5:
@@ -81,25 +82,25 @@ class Task:
         self._txn_id = txn_id
         self._name = f"{driver.name}/{driver._jobs}/{number}"
         self._parts = [amount, *([0] * (entries - 1))]
-        self._attempts: list[asyncio.Task[str]] = []
+        self.attempts: list[asyncio.Task[str]] = []
 
     async def winner(self) -> str:
         """The writer of an attempt that is complete. Raises as the last attempt, when all have failed."""
         random = self._driver.random
         running: set[asyncio.Task[str]] = set()
         while True:
-            while len(self._attempts) < ATTEMPTS and (not running or random.random() < 0.3):
+            while len(self.attempts) < ATTEMPTS and (not running or random.random() < 0.3):
                 running.add(self._start())
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for attempt in sorted(ended, key=self._attempts.index):
+            for attempt in sorted(ended, key=self.attempts.index):
                 if attempt.exception() is None:
                     return attempt.result()
-            if not running and len(self._attempts) == ATTEMPTS:
+            if not running and len(self.attempts) == ATTEMPTS:
                 return attempt.result()
 
     def _start(self) -> asyncio.Task[str]:
-        attempt = asyncio.create_task(self._write(f"{self._name}/{len(self._attempts)}"))
-        self._attempts.append(attempt)
+        attempt = asyncio.create_task(self._write(f"{self._name}/{len(self.attempts)}"))
+        self.attempts.append(attempt)
         return attempt
 
     async def _write(self, writer: str) -> str:
@@ -111,7 +112,3 @@ class Task:
             topic = topics[account % len(topics)]
             await self._driver.write(topic, f"account-{account}", part, txn_id=self._txn_id, writer=writer)
         return writer
-
-    async def all_ended(self) -> None:
-        """Also those that nobody waits for any more: what they write comes behind the end."""
-        await asyncio.gather(*self._attempts, return_exceptions=True)

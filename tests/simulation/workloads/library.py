@@ -1,0 +1,150 @@
+"""Consume, transform, produce, as in `consume`, with the client that people use: `metatxn.connect_async`.
+
+Its retries, its directory of services, its delivery with batches and sequences, its redirects, its transactions and its
+consumers with their signs of life run as they are; only the transport below it is the simulated network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from random import Random
+from typing import Any
+
+from metatxn import Message
+from metatxn.client import connect_async
+from metatxn.errors import MetatxnError
+from metatxn.producer import AsyncProducer
+from metatxn.transaction import AsyncTransaction
+from tests.simulation.client import Doubtful, Refused, parse_position
+from tests.simulation.history import End, Outcome, Write
+from tests.simulation.transport import SimulatedTransport
+from tests.simulation.workloads.base import Actor, Workload
+from tests.simulation.workloads.consume import CONSUMERS, PRODUCERS, SUBSCRIPTION, TIMEOUT_MS, Consume
+
+REQUEST_TIMEOUT_S = 12
+LIMIT = 5
+
+
+class Library(Consume):
+    name = "library"
+
+    def start(self) -> None:
+        for number in range(PRODUCERS):
+            self.employ(f"shop-{number}", Shop)
+        for number in range(CONSUMERS):
+            self.employ(f"packer-{number}", Packer)
+
+
+class ChangedMind(Exception):
+    """The application does not want to commit after all."""
+
+
+class User(Actor):
+    """Has a client of its own, for as long as it lives."""
+
+    refusals = (Refused, Doubtful, MetatxnError, ChangedMind)
+
+    def __init__(self, workload: Workload, name: str, random: Random) -> None:
+        super().__init__(workload, name, random)
+        cluster = workload.cluster
+        self.library = connect_async(
+            random.choice((*cluster.coordinator_urls, *cluster.broker_urls)),
+            request_timeout_s=REQUEST_TIMEOUT_S,
+            transport=SimulatedTransport(cluster.network),
+            randomness=workload.world.generator(f"library of {name}"),
+        )
+
+    async def leave(self) -> None:
+        with suppress(MetatxnError):
+            await self.library.close()
+
+    async def send(self, producer: AsyncProducer, key: str, txn: AsyncTransaction | None = None) -> asyncio.Future[str]:
+        """Send a message and write down what comes of it, whenever that is."""
+        self._numbers += 1
+        loop = self.workload.world.loop
+        txn_id = txn.id if txn else None
+        name = f"{self.name}-{self._numbers}"
+        write = Write(name, txn_id, None, producer.topic, key, 0, self.name, loop.time())
+        self.history.writes.append(write)
+        try:
+            sent = await producer.send({"id": write.id, "key": key, "amount": 0}, key=key, txn=txn)
+        except MetatxnError as error:
+            write.outcome = Outcome.FAILED if error.definite else Outcome.UNKNOWN
+            raise
+        sent.add_done_callback(partial(self._delivered, write))
+        return sent
+
+    def _delivered(self, write: Write, sent: asyncio.Future[str]) -> None:
+        error = sent.exception()
+        if error is None:
+            write.outcome = Outcome.OK
+            write.position = parse_position(sent.result())
+            write.ended = self.workload.world.loop.time()
+        elif isinstance(error, MetatxnError) and error.definite:
+            write.outcome = Outcome.FAILED
+
+
+class Shop(User):
+    """Several messages at once, which share entries."""
+
+    def __init__(self, workload: Workload, name: str, random: Random) -> None:
+        super().__init__(workload, name, random)
+        assert isinstance(workload, Library)
+        self._orders = self.library.producer(workload.orders, name)
+
+    async def act(self) -> None:
+        keys = [f"order-{self.random.randrange(20)}" for _ in range(self.random.choice((1, 1, 3)))]
+        await asyncio.gather(*[await self.send(self._orders, key) for key in keys])
+
+
+class Packer(User):
+    def __init__(self, workload: Workload, name: str, random: Random) -> None:
+        super().__init__(workload, name, random)
+        assert isinstance(workload, Library)
+        self._parcels = self.library.producer(workload.parcels, name)
+        self._consumer = self.library.consumer(workload.orders, SUBSCRIPTION, name)
+
+    async def leave(self) -> None:
+        with suppress(MetatxnError):
+            await self._consumer.close()
+        await super().leave()
+
+    async def act(self) -> None:
+        first = await self._consumer.receive(timeout_s=1)
+        if first is None:
+            return
+        messages = [first]
+        while len(messages) < LIMIT and (more := self._consumer.prefetched()) is not None:
+            messages.append(more)
+        try:
+            await self._pack(messages)
+        except (MetatxnError, ChangedMind):
+            await self._consumer.negative_acknowledge(messages)
+            raise
+
+    async def _pack(self, messages: list[Message]) -> None:
+        txn = await self.library.begin(self.random.choice(TIMEOUT_MS))
+        if self.random.random() < 0.05:
+            await self._fill(txn, messages)
+            return  # nobody ends it
+        end = End(txn.id, True, self.name)
+        try:
+            async with txn:
+                await self._fill(txn, messages)
+                if self.random.random() < 0.1:
+                    raise ChangedMind
+                self.history.ends.append(end)
+        except MetatxnError as error:
+            end.outcome = Outcome.FAILED if error.definite else Outcome.UNKNOWN
+            end.code = error.code
+            raise
+        end.outcome = Outcome.OK
+        self.is_closed(txn.id)
+
+    async def _fill(self, txn: AsyncTransaction, messages: list[Message]) -> None:
+        for message in messages:
+            order: dict[str, Any] = message.value
+            await self.send(self._parcels, order["id"], txn)
+        await self._consumer.acknowledge(messages, txn)

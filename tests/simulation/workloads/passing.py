@@ -1,0 +1,72 @@
+"""Topics that are deleted while transactions write to them and acknowledge in them.
+
+Each transaction writes to such a topic and to one that lasts. A deleted topic takes its operations with it: what is
+still on its way to the store then must not arrive, or nobody would ever clean it up. The transactions go on, and the
+topic that lasts keeps what it promises. A topic of the same name is made again and again.
+"""
+
+from __future__ import annotations
+
+from tests.simulation.client import Refused
+from tests.simulation.workloads.base import Actor, Workload, whatever_comes
+
+WRITERS = 3
+NAMES = 2
+SUBSCRIPTION = "passing"
+TIMEOUT_MS = (3_000, 15_000)
+
+
+class Passing(Workload):
+    name = "passing"
+
+    async def set_up(self) -> None:
+        random = self.world.generator("passing")
+        self.lasting = await self.create_topic("lasting", random)
+        self.names = [f"public/default/passing-{number}" for number in range(NAMES)]
+
+    def start(self) -> None:
+        for number in range(WRITERS):
+            self.employ(f"writer-{number}", Writer)
+        self.employ("caretaker", Caretaker)
+
+
+class Writer(Actor):
+    async def act(self) -> None:
+        assert isinstance(self.workload, Passing)
+        random = self.random
+        passing = random.choice(self.workload.names)
+        txn_id = await self.client.begin(random.choice(TIMEOUT_MS))
+        works = [self._write(topic, txn_id) for topic in (self.workload.lasting, passing, passing)]
+        works.append(self._acknowledge(passing, txn_id))
+        await whatever_comes(*works)
+        fate = random.random()
+        if fate < 0.9:
+            await self.end(txn_id, commit=fate < 0.6)
+
+    async def _write(self, topic: str, txn_id: str) -> None:
+        key = f"key-{self.random.randrange(9)}"
+        try:
+            await self.write(topic, key, 0, txn_id=txn_id)
+        except Refused as refused:
+            if refused.code == "NOT_FOUND":
+                self.client.layouts.pop(topic, None)
+            raise
+
+    async def _acknowledge(self, topic: str, txn_id: str) -> None:
+        given = await self.client.receive(topic, SUBSCRIPTION, self.name, 3)
+        if given:
+            await self.client.acknowledge(topic, SUBSCRIPTION, [each["message_id"] for each in given], txn_id)
+
+
+class Caretaker(Actor):
+    """Deletes a topic, whether or not it is there, and makes it again."""
+
+    pause_s = 3.0
+
+    async def act(self) -> None:
+        assert isinstance(self.workload, Passing)
+        name = self.random.choice(self.workload.names)
+        await self.client.delete_topic(name)
+        broker = self.random.choice(self.workload.cluster.broker_urls)
+        await self.client.create_topic(broker, name, self.random.choice((1, 2)))
+        await self.client.subscribe(name, SUBSCRIPTION, "shared")
