@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
+import os
+import random
 import shutil
 import signal
 import socket
@@ -31,11 +34,22 @@ def binary(name: str, package: str) -> str:
     return found
 
 
+# Below what Linux gives to connections (32768 and above): a connection of some test would take a port in the moment
+# before its server does, or while its server is down. Each worker of a suite has ports of its own.
+_WORKERS = 8
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_PORTS = list(range(10_000 + _WORKER, 32_000, _WORKERS))
+random.shuffle(_PORTS)
+_NEXT_PORT = itertools.cycle(_PORTS)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that nobody has, and that is given to nobody else before all others have been."""
+    while True:
+        port = next(_NEXT_PORT)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 # The reasons are in docs/stores.md.
