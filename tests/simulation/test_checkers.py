@@ -1,0 +1,214 @@
+"""Goal: every checker finds the lie it is there for, and nothing in a history that is true.
+
+Method: one small true story, and for each promise a version of it in which that promise is broken. That the rest of the
+simulation leads checkers to such histories is what `make mutants` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from metastore.txn.records import Header
+from metastore.txn.states import TxnState
+from tests.simulation.checkers import CHECKERS, judge
+from tests.simulation.history import Decision, End, History, HorizonSeen, Outcome, Read, Seen, Write
+
+TOPIC, MARKS = "public/default/t", "public/default/marks"
+SEGMENT, MARKS_SEGMENT = "segment://public/default/t/0000-ffff-0", "segment://public/default/marks/0000-ffff-0"
+T1, T2, T3 = (f"{number:032x}" for number in (1, 2, 3))
+
+
+def header(state: TxnState, writers: tuple[str, ...] | None = None, **more: object) -> Header:
+    return Header.model_validate(
+        {"state": state, "timeout_ms": 60_000, "created_ms": 0, "finalized_ms": 1, "writers": writers, **more}
+    )
+
+
+def write(name: str, entry: int, txn_id: str | None, key: str, amount: int, begun: float) -> Write:
+    written = Write(name, txn_id, "w", TOPIC, key, amount, "client", begun, begun + 0.5, Outcome.OK)
+    written.segment, written.position = SEGMENT, (1, entry)
+    return written
+
+
+def seen(written: Write) -> Seen:
+    assert written.position is not None
+    return Seen(SEGMENT, written.position, written.txn_id, written.writer, written.id, written.key, written.amount)
+
+
+def read(frames: list[Seen], isolation: str = "read_committed", *, at: int = 50, segment: str = SEGMENT) -> Read:
+    return Read("reader", segment, isolation, (0, -1), (1, 9), True, None, at, at, frames)
+
+
+def true_story() -> History:
+    """T1 and T2 committed at 10 and 20, T3 aborted at 30; all was read in between and in the end, and marked."""
+    history = History()
+    a, b, c = (
+        write("a", 0, T1, "k", 5, 1.0),
+        write("b", 1, T2, "k", -5, 2.0),
+        write("c", 2, T3, "k", 7, 3.0),
+    )
+    history.writes = [a, b, c]
+    history.begun = {T1: 1, T2: 2, T3: 3}
+    history.decisions = {
+        T1: Decision(header(TxnState.COMMITTED, key="nightly", epoch=1, version=1), 10),
+        T2: Decision(header(TxnState.COMMITTED, ("w",), key="nightly", epoch=1, version=2), 20),
+        T3: Decision(header(TxnState.ABORTED), 30),
+    }
+    history.epochs = {"nightly": [(1, 1)]}
+    history.ends = [End(T1, True, "client", outcome=Outcome.OK), End(T2, True, "client", ("w",), outcome=Outcome.OK)]
+    history.closed = {T1: 5.0, T2: 6.0, T3: 7.0}
+    history.collected = {T1: (40, 30), T2: (41, 30), T3: (42, 30)}
+    history.gc_horizons = [0, 20, 30]
+    history.layouts = {TOPIC: [SEGMENT], MARKS: [MARKS_SEGMENT]}
+    history.reads = [replace(read([seen(a), seen(b)]), txn_id=T2), read([seen(a), seen(b)])]
+    history.reads[0].frames = [seen(a)]
+    history.reads[0].next = (1, 0)
+    history.snapshots = [[replace(read([seen(a), seen(b)], "snapshot"), revision=25, floor=20)]]
+    mark = Seen(MARKS_SEGMENT, (1, 0), None, None, "m", f"{SEGMENT} 1:1", 0)
+    history.writes.append(replace(write("m", 0, None, mark.key, 0, 4.0), topic=MARKS, segment=MARKS_SEGMENT))
+    history.final_reads = [
+        read([seen(a), seen(b)]),
+        read([seen(a), seen(b), seen(c)], "read_uncommitted"),
+        read([mark], segment=MARKS_SEGMENT),
+    ]
+    history.marks, history.mark_deletes = MARKS, {SEGMENT: (1, 1)}
+    history.horizons = [HorizonSeen(SEGMENT, "http://b", 1, 2, (1, 0)), HorizonSeen(SEGMENT, "http://b", 3, 4, (1, 1))]
+    return history
+
+
+def test_a_true_story_breaks_no_promise() -> None:
+    assert judge(true_story()) == []
+
+
+Lie = Callable[[History], object]
+
+
+def second_decision(history: History) -> None:
+    history.broken.append("decided twice")
+
+
+def aborted_entry(history: History) -> None:
+    history.reads[1].frames.append(seen(history.writes[2]))
+
+
+def entry_before_its_decision(history: History) -> None:
+    history.reads[1].at_revision = 15
+
+
+def read_from_each_other(history: History) -> None:
+    history.reads.append(replace(read([seen(history.writes[1])]), txn_id=T1))
+
+
+def write_behind_the_end(history: History) -> None:
+    history.writes[0].begun = 5.5
+
+
+def entry_that_comes_later(history: History) -> None:
+    history.reads[1].frames.pop()
+
+
+def lost(history: History) -> None:
+    history.final_reads[0].frames.pop()
+
+
+def twice(history: History) -> None:
+    history.final_reads[0].frames.append(history.final_reads[0].frames[0])
+
+
+def certainly_refused(history: History) -> None:
+    history.writes[0].outcome = Outcome.FAILED
+
+
+def half_a_snapshot(history: History) -> None:
+    history.snapshots[0][0].frames.pop()
+
+
+def out_of_order(history: History) -> None:
+    first, second = history.writes[:2]
+    first.begun, first.ended = 4.0, 4.5
+    assert second.ended is not None and second.ended < first.begun
+
+
+def opposite_end_answered(history: History) -> None:
+    history.ends.append(End(T1, False, "rival", outcome=Outcome.OK))
+
+
+def refused_and_done(history: History) -> None:
+    history.ends[0].outcome = Outcome.FAILED
+
+
+def other_writers_remembered(history: History) -> None:
+    history.ends[1].writers, history.ends[1].remembered = None, ("w", "x")
+
+
+def input_without_output(history: History) -> None:
+    history.pipes.append((TOPIC, MARKS))
+
+
+def version_again(history: History) -> None:
+    again = history.decisions[T2].header.model_copy(update={"version": 1})
+    history.decisions[T2] = Decision(again, 20)
+
+
+def under_a_stale_epoch(history: History) -> None:
+    history.epochs["nightly"].append((15, 2))
+
+
+def reader_is_sent_back(history: History) -> None:
+    history.horizons.append(HorizonSeen(SEGMENT, "http://b", 5, 6, (1, 0)))
+
+
+def collected_above_the_horizon(history: History) -> None:
+    history.collected[T3] = (42, 20)
+
+
+def horizon_of_the_store_goes_back(history: History) -> None:
+    history.gc_horizons.append(10)
+
+
+def acknowledged_without_a_mark(history: History) -> None:
+    history.final_reads[2].frames[0] = replace(history.final_reads[2].frames[0], key=f"{SEGMENT} 1:0")
+
+
+def mark_without_acknowledgement(history: History) -> None:
+    history.mark_deletes[SEGMENT] = (1, 0)
+
+
+def left_in_memory(history: History) -> None:
+    history.left["broker"] = "a transaction"
+
+
+LIES: dict[str, list[Lie]] = {
+    "one decision": [second_decision],
+    "no aborted read": [aborted_entry],
+    "no early read": [entry_before_its_decision],
+    "no cycle of reads": [read_from_each_other],
+    "nothing after the decision": [write_behind_the_end],
+    "atomic visibility": [entry_that_comes_later],
+    "no lost write": [lost],
+    "no repeated write": [twice, certainly_refused],
+    "snapshot sums": [half_a_snapshot],
+    "order": [out_of_order],
+    "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
+    "acknowledged exactly when there is an output": [input_without_output],
+    "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
+    "fencing": [version_again, under_a_stale_epoch],
+    "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
+    "nothing is left": [left_in_memory],
+}
+
+
+@pytest.mark.parametrize(
+    ("promise", "lie"), [pytest.param(promise, lie, id=lie.__name__) for promise, lies in LIES.items() for lie in lies]
+)
+def test_its_checker_finds_the_lie(promise: str, lie: Lie) -> None:
+    history = true_story()
+    lie(history)
+    assert list(CHECKERS[promise](history)), f"{promise} has nothing to say"
+
+
+def test_every_checker_is_lied_to() -> None:
+    assert set(LIES) == set(CHECKERS)
