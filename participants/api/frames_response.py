@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
+import structlog
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from participants.api.models import FRAMES_MEDIA_TYPE
 from participants.ledger.crc import crc32
 from participants.ledger.frames import RawFrame
-from participants.ledger.storage import LedgerCorrupt
+from participants.ledger.storage import LedgerCorrupt, LedgerError
+from service.problems import ServiceError
+
+log = structlog.get_logger()
 
 ANSWER_BYTES = 4 << 20
 """What one answer holds at most, however much was asked for, but at least one entry."""
@@ -59,13 +63,21 @@ class LargeEntryResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for number, expected in enumerate(self._sums):
-            start = number * CHUNK_BYTES
-            chunk = await self._read_part(start, min(start + CHUNK_BYTES, self._length))
-            if crc32(chunk) != expected:  # raised in the middle of an answer, it ends the connection
-                raise LedgerCorrupt(f"entry {self._position} was whole a moment ago, and is damaged now")
+        for number in range(len(self._sums)):
+            try:
+                chunk = await self._chunk(number)
+            except (LedgerError, ServiceError) as error:
+                log.warning("answer cut off", entry=str(self._position), reason=str(error))
+                return  # an answer that is left unfinished ends the connection
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunk(self, number: int) -> memoryview:
+        start = number * CHUNK_BYTES
+        chunk = await self._read_part(start, min(start + CHUNK_BYTES, self._length))
+        if crc32(chunk) != self._sums[number]:
+            raise LedgerCorrupt(f"entry {self._position} was whole a moment ago, and is damaged now")
+        return chunk
 
 
 def _runs(frames: Sequence[RawFrame]) -> Iterator[memoryview]:

@@ -189,6 +189,18 @@ def test_an_entry_that_is_larger_costs_no_more(broker: BrokerProcess, http: http
             assert body_of(reader) == expected.content
 
 
+def test_an_entry_that_goes_while_it_is_taken_ends_the_connection(broker: BrokerProcess, http: httpx.Client) -> None:
+    answer = http.post("/v1/topics", json={"name": "t"})
+    path = f"/v1/segments/{quote(answer.json()['segments'][0]['segment'], safe='')}/entries"
+    payload = PAYLOAD * 15
+    assert http.post(path, content=payload, headers={"Content-Type": "application/octet-stream"}).status_code == 200
+    with ExitStack() as stack:
+        reader = asking(stack, broker, path)
+        assert http.delete("/v1/topics/t").status_code == 204
+        assert len(body_of(reader)) < len(payload), "not a byte in the place of those that are gone"
+    assert http.get("/readyz").status_code == 200
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps memory in its own way")
 def test_an_answer_is_read_into_the_memory_of_earlier_ones(broker: BrokerProcess, http: httpx.Client) -> None:
     """4 MiB are 1,024 pages; to have each of them zeroed again for each answer takes longer than to read them."""
