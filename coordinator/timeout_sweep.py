@@ -7,31 +7,43 @@ refuses nothing; only the final header does.
 The deadline index alone is read, in slices, so a sweep costs what is due and not what is open. Two sweepers at once are
 safe: every abort is checked against the records that hold the deadline. So that they share the work, each begins with
 its own share (`shares`), and takes what is left of another's once that is overdue.
+
+Thousands may fall due together, when whoever began them has died. Those without a key whose deadline was never moved go
+`TOGETHER` in one apply; when one of them is not as it was read, nothing has happened, and each goes by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import structlog
 
 from coordinator.periodic import PeriodicSweep
+from coordinator.settling import Overtaken
 from coordinator.shares import Share, everything
 from coordinator.transactions import Transactions
-from metastore.errors import MetastoreError
+from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn import listing
 from metastore.txn.ids import TxnId
+from metastore.txn.listing import Row
+from metastore.txn.store import TransactionRecords, TxnStore
 
 DEFAULT_INTERVAL_MS = 1_000
 DEFAULT_MAX_CLOCK_SKEW_MS = 500
 """NTP keeps the clocks of one site within some milliseconds; this leaves room for a bad day and costs half a second."""
 
 SLICE = 100
+TOGETHER = 25
+"""Aborts in one apply: they check a hundred keys, what any store takes at once."""
 
 OVERDUE_INTERVALS = 2
 """After how many sweeps a transaction that is due is everybody's."""
+
+Ended = bool | None
+"""True: aborted; False: nothing to do; None: failed, and the next sweep will find it again."""
 
 log = structlog.get_logger()
 
@@ -65,7 +77,7 @@ class TimeoutSweep(PeriodicSweep):
     async def sweep_once(self) -> Swept:
         """Abort what is due now and this process's, or overdue. One that cannot be aborted is counted and passed over.
 
-        Raises the store's error when the index itself cannot be read.
+        Raises the store's error when the index, or a slice of headers, cannot be read.
         """
         until_ms = self._transactions.clock() - self._max_clock_skew_ms
         overdue_ms = until_ms - self._overdue_ms
@@ -78,8 +90,7 @@ class TimeoutSweep(PeriodicSweep):
                     self._transactions.store, after=after, until_ms=until_ms, limit=SLICE
                 )
             due = [row for row in rows if row.at_ms <= overdue_ms or share(row.txn_id)]
-            # At once, so that the store can put them into one request.
-            ended = await asyncio.gather(*(self._expire(row.txn_id) for row in due))
+            ended = await self._expire_slice(due)
             aborted += ended.count(True)
             failed += ended.count(None)
             if len(rows) < SLICE:
@@ -87,11 +98,43 @@ class TimeoutSweep(PeriodicSweep):
             after = rows[-1].position
         return Swept(aborted, failed)
 
-    async def _expire(self, txn_id: TxnId) -> bool | None:
-        """True: aborted; False: nothing to do; None: failed, and the next sweep will find it again."""
+    async def _expire_slice(self, due: Sequence[Row]) -> list[Ended]:
+        known = await TxnStore(self._transactions.store).read_plain([row.txn_id for row in due])
+        plain = [known[row.txn_id] for row in due if _is_plain(row, known.get(row.txn_id))]
+        shared = {records.txn_id for records in plain}
+        alone = [row.txn_id for row in due if row.txn_id not in shared]
+        parts = [plain[first : first + TOGETHER] for first in range(0, len(plain), TOGETHER)]
+        # At once, so that the store can put them into one request.
+        ended = await asyncio.gather(*map(self._expire_together, parts), self._expire_each(alone))
+        return list(chain.from_iterable(ended))
+
+    async def _expire_together(self, part: Sequence[TransactionRecords]) -> Sequence[Ended]:
+        try:
+            await self._transactions.expire_together(part)
+        except (Overtaken, InvalidBatch):
+            return await self._expire_each([records.txn_id for records in part])
+        except MetastoreError as error:
+            self._transactions.metrics.sweep_errors.inc(len(part))
+            txn_ids = [records.txn_id for records in part]
+            log.warning("timed out transactions not aborted yet", txn_ids=txn_ids, error=str(error))
+            return [None] * len(part)
+        return [True] * len(part)
+
+    async def _expire_each(self, txn_ids: Sequence[TxnId]) -> Sequence[Ended]:
+        return await asyncio.gather(*map(self._expire, txn_ids))
+
+    async def _expire(self, txn_id: TxnId) -> Ended:
         try:
             return await self._transactions.expire(txn_id, self._max_clock_skew_ms)
         except MetastoreError as error:
             self._transactions.metrics.sweep_errors.inc()
             log.warning("timed out transaction not aborted yet", txn_id=str(txn_id), error=str(error))
             return None
+
+
+def _is_plain(row: Row, records: TransactionRecords | None) -> bool:
+    """Whether nothing can be wrong with its abort but a check: no key has to let go of it, and its deadline is the one
+    of its begin, so that there is hardly a lease or a prepared record."""
+    if records is None or records.header.state.final:
+        return False
+    return records.header.key is None and records.header.timeout_ms == row.at_ms

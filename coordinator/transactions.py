@@ -256,13 +256,20 @@ class Transactions:
         now_ms = self.clock()
         if records is None or records.header.state.final or records.deadline_ms + max_clock_skew_ms > now_ms:
             return False
-        kind = "prepared deadline" if records.prepared_record else "deadline"
-        reason = f"{kind} {records.deadline_ms} passed"
         try:
-            await self._decisions.decide(records, aborted(records.header, now_ms, reason, ExpiredBy.TIMEOUT))
+            await self._decisions.decide(records, _timed_out(records, now_ms))
         except Overtaken:
             return False
         return True
+
+    async def expire_together(self, due: Sequence[TransactionRecords]) -> None:
+        """Abort transactions in one apply, as `expire` would each of them: open ones without a key that are due.
+
+        The records may be presumed (`TxnStore.read_plain`). Raises `Overtaken` when one of them is not as it was read,
+        and the store's errors, `InvalidBatch` for what is too much for one apply.
+        """
+        now_ms = self.clock()
+        await self._decisions.decide_together([([records], _timed_out(records, now_ms)) for records in due])
 
     # -- while it is open ----------------------------------------------------------------------------------------
 
@@ -355,6 +362,11 @@ def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
     if len(json.dumps(names, ensure_ascii=False).encode()) > MAX_WRITERS_BYTES:
         raise answers.invalid(field, f"the names of the writers together exceed {MAX_WRITERS_BYTES} bytes")
     return names
+
+
+def _timed_out(records: TransactionRecords, now_ms: int) -> Header:
+    kind = "prepared deadline" if records.prepared_record else "deadline"
+    return aborted(records.header, now_ms, f"{kind} {records.deadline_ms} passed", ExpiredBy.TIMEOUT)
 
 
 def _key_lost(records: TransactionRecords) -> ServiceError:

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.api.models import BeginRequest
 from coordinator.shares import share_of
-from coordinator.timeout_sweep import SLICE, Swept, TimeoutSweep
+from coordinator.timeout_sweep import SLICE, TOGETHER, Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.errors import StoreUnavailable
 from metastore.txn.ids import TxnId
@@ -135,18 +135,79 @@ async def test_many_are_aborted_in_slices(
     clock.now_ms += 1_000
     store.requests = 0
     assert await sweep.sweep_once() == Swept(aborted=2 * SLICE + 5, failed=0)
-    assert store.requests == 2 * (2 * SLICE + 5), "one read and one apply for each that is due"
+    assert store.requests == 3 + 2 * SLICE // TOGETHER + 1, "one read for each slice, and applies for many"
 
 
-async def test_one_that_cannot_be_aborted_does_not_hold_up_the_others(
+async def test_some_that_cannot_be_aborted_do_not_hold_up_the_others(
     transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore
 ) -> None:
-    ids = [await begin(transactions, timeout_ms=1) for _ in range(3)]
+    """Those whose apply failed, and one under a key, which goes by itself."""
+    ids = [await begin(transactions, timeout_ms=1) for _ in range(2 * TOGETHER)]
+    ids.append(await begin(transactions, timeout_ms=1, transaction_key="k"))
     clock.now_ms += 1_000
-    store.faults.append(Fault.UNAVAILABLE)
-    assert await sweep.sweep_once() == Swept(aborted=2, failed=1)
-    assert await sweep.sweep_once() == Swept(aborted=1, failed=0)
+    store.faults.extend([Fault.UNAVAILABLE, Fault.NONE, Fault.UNAVAILABLE])
+    assert await sweep.sweep_once() == Swept(aborted=TOGETHER, failed=TOGETHER + 1)
+    errors = transactions.metrics.registry.get_sample_value("metatxn_timeout_sweep_errors_total")
+    assert errors == TOGETHER + 1
+    assert await sweep.sweep_once() == Swept(aborted=TOGETHER + 1, failed=0)
     assert {(await transactions.get(txn_id)).state for txn_id in ids} == {"ABORTED"}
+
+
+async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore
+) -> None:
+    """It shares an apply with nine others, and is kept alive while that is on its way."""
+    ids = [await begin(transactions, timeout_ms=1) for _ in range(10)]
+    clock.now_ms += 1_000
+    store.sent.clear()
+    store.before_applies.append(lambda: transactions.keep_alive(ids[3], 60_000))
+    assert await sweep.sweep_once() == Swept(aborted=9, failed=0)
+    assert len(store.sent) == 1 + 1 + 9, "all of them in vain, the keep-alive, and each that is due by itself"
+    assert [(await transactions.get(txn_id)).state == "OPEN" for txn_id in ids] == [n == 3 for n in range(10)]
+
+
+async def test_every_kind_is_aborted_and_says_which_deadline_has_passed(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    """Side by side in one slice: plain, kept alive, prepared, with writers, and under a key."""
+    plain, kept, prepared, written = [await begin(transactions, timeout_ms=1_000) for _ in range(4)]
+    keyed = await begin(transactions, timeout_ms=1_000, transaction_key="k")
+    await transactions.keep_alive(kept, 2_000)
+    await transactions.prepare(prepared, 3_000)
+    await transactions.add_writers(written, ["w"])
+    clock.now_ms += 10_000
+    assert await sweep.sweep_once() == Swept(aborted=5, failed=0)
+    told = {txn_id: (await transactions.get(txn_id)).reason for txn_id in (plain, kept, prepared, written, keyed)}
+    assert told == {
+        **dict.fromkeys((plain, written, keyed), f"deadline {START_MS + 1_000} passed"),
+        kept: f"deadline {START_MS + 2_000} passed",
+        prepared: f"prepared deadline {START_MS + 3_000} passed",
+    }
+
+
+async def test_what_is_too_large_together_is_aborted_one_by_one(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
+) -> None:
+    properties = {f"{number:0256}": "x" * 1_024 for number in range(64)}
+    for _ in range(TOGETHER):
+        await begin(transactions, timeout_ms=1, properties=properties)
+    clock.now_ms += 1_000
+    assert await sweep.sweep_once() == Swept(aborted=TOGETHER, failed=0)
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.DELAY])
+async def test_a_lost_reply_of_many_aborts_is_resolved_and_counted_once(
+    transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore, fault: Fault
+) -> None:
+    """DESIGN §5.11."""
+    ids = [await begin(transactions, timeout_ms=1) for _ in range(10)]
+    clock.now_ms += 1_000
+    store.faults.append(fault)
+    assert (await sweep.sweep_once()).failed == 0
+    await store.deliver()
+    assert {(await transactions.get(txn_id)).expired_by for txn_id in ids} == {"timeout"}
+    metric = "metatxn_transactions_ended_total"
+    assert transactions.metrics.registry.get_sample_value(metric, {"result": "timed_out"}) == 10
 
 
 @pytest.mark.parametrize("meanwhile", ["keep_alive", "commit", "prepare"])
@@ -205,7 +266,7 @@ async def test_an_index_entry_without_a_transaction_harms_nobody(
 async def test_a_sweep_reads_what_is_due_and_not_what_is_open(
     transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore, counted: CountedReads
 ) -> None:
-    """Ten of ten thousand: eleven index entries and ten transactions, not one header more; idle, nothing at all."""
+    """Ten of ten thousand: ten index entries and ten headers, not one more; idle, nothing at all."""
     for _ in range(100):
         await asyncio.gather(*(begin(transactions, timeout_ms=600_000) for _ in range(100)))
     due = [await begin(transactions, timeout_ms=1_000) for _ in range(10)]
@@ -214,7 +275,7 @@ async def test_a_sweep_reads_what_is_due_and_not_what_is_open(
     assert (counted.ranges, counted.rows, counted.keys) == (1, 0, 0)
     clock.now_ms = START_MS + 1_000 + SKEW_MS
     assert await sweep.sweep_once() == Swept(aborted=10, failed=0)
-    assert (counted.ranges, counted.rows, counted.keys) == (2, 10, 4 * 10)
+    assert (counted.ranges, counted.rows, counted.keys) == (2, 10, 10)
     assert {(await transactions.get(txn_id)).expired_by for txn_id in due} == {"timeout"}
 
 
@@ -235,7 +296,7 @@ async def test_coordinators_divide_the_work(
     store.requests = 0
     swept = await asyncio.gather(*(sweep.sweep_once() for sweep in sweeps))
     assert [one.aborted for one in swept] == [SLICE] * 3
-    assert store.requests == 2 * 3 * SLICE
+    assert store.requests == 3 * 3 * (1 + 2), "each reads its third of three slices, and aborts it in two applies"
 
 
 async def test_the_share_of_a_dead_coordinator_is_swept_by_the_others(
