@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from coordinator.service import CoordinatorService
+from coordinator.settling import PATIENCE_MS
 from metastore.backends.memory import MemoryStore
 from service.problems import KINDS, MEDIA_TYPE, ErrorCode
 from tests.coordinator.conftest import START_MS, FakeClock
@@ -353,14 +354,18 @@ async def test_a_final_transaction_claims_no_deadline(http: httpx.AsyncClient) -
     ],
 )
 async def test_a_begin_that_may_have_happened_says_which_and_what_to_do(
-    http: httpx.AsyncClient, store: FaultyStore, body: dict[str, Any], action: str
+    http: httpx.AsyncClient, store: FaultyStore, clock: FakeClock, body: dict[str, Any], action: str
 ) -> None:
+    async def unavailable_for_long() -> None:
+        clock.now_ms += PATIENCE_MS
+        await unavailable()
+
     await begin(http)  # takes the block of ids
     store.faults.append(Fault.LOSE_REPLY)
-    store.before_reads.extend([*[None] * ("transaction_key" in body), *[unavailable] * 100])
+    store.before_reads.extend([*[None] * ("transaction_key" in body), unavailable_for_long])
     unknown = problem(await http.post("/v1/txns", json=body), ErrorCode.OUTCOME_UNKNOWN)
     assert action in unknown["action"]
-    store.before_reads.clear()
+    assert not store.before_reads
     assert (await http.get(f"/v1/txns/{unknown['txn_id']}")).json()["state"] == "OPEN"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,20 @@ from metastore.urls import open_store, open_store_to_read
 from tests.metastore.opening import fresh_url
 from tests.metastore.test_check import fill
 from tests.servers import EtcdServer, ZooKeeperServer
+
+
+@pytest.fixture(scope="module")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """One that no other test has left anything in: a lease that ends there would be a trace."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """Likewise; and what other tests leave there takes long to walk."""
+    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
 
 
 async def look(url: str) -> None:
