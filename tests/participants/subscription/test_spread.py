@@ -178,7 +178,7 @@ async def test_a_childs_messages_wait_for_what_its_parent_still_holds_back(sprea
         await put(child, "later")
     assert await spreading.values("ordered") == ["first"]
     waiting = asyncio.create_task(spreading.values("ordered", wait_ms=60_000))
-    await spreading.commit(txn)
+    await spreading.world.commit(txn)
     found = await waiting
     while len(found) < 3:
         found += await spreading.values("ordered", wait_ms=60_000)
