@@ -178,7 +178,11 @@ class OpenTransaction(BaseModel):
 
 
 class SegmentDetail(BaseModel):
-    """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 stands before the first one."""
+    """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 stands before the first one.
+
+    `last_visible_position` is that of the last entry that readers are shown: at or below `max_read_position`, and not
+    aborted. It is absent when there is none.
+    """
 
     model_config = example(
         segment=_SEGMENT,
@@ -189,6 +193,7 @@ class SegmentDetail(BaseModel):
         first_position="7:0",
         last_position="7:12",
         max_read_position="7:11",
+        last_visible_position="7:9",
         pinned_by=_TXN_ID,
         open_transactions=[{"txn_id": _TXN_ID, "max_read_position": "7:11", "since_ms": 1767225600000}],
         aborted_count=0,
@@ -204,6 +209,7 @@ class SegmentDetail(BaseModel):
     first_position: str
     last_position: str
     max_read_position: str
+    last_visible_position: str | None = None
     pinned_by: str | None = None
     open_transactions: list[OpenTransaction]
     aborted_count: int

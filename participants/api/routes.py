@@ -145,7 +145,8 @@ def _look_route(api: APIRouter, broker: Broker) -> None:
     )
     async def get_segment(segment: PathText) -> SegmentDetail:
         """What a segment holds, how far readers may go, and who holds them back."""
-        return _detail(await broker.segment(segment), broker)
+        found = await broker.segment(segment)
+        return _detail(found, await found.last_visible(), broker)
 
 
 def _append_route(api: APIRouter, broker: Broker) -> None:
@@ -299,7 +300,7 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         return await messages.browse(topic, after, max, isolation, revision, wait_ms, shown, compacted=compacted)
 
 
-def _detail(segment: Segment, broker: Broker) -> SegmentDetail:
+def _detail(segment: Segment, last_visible: Position | None, broker: Broker) -> SegmentDetail:
     buffer = segment.buffer
     pinned_by = buffer.pinned_by
     waiting = [transaction for transaction in buffer.tracked() if not transaction.released]
@@ -312,6 +313,7 @@ def _detail(segment: Segment, broker: Broker) -> SegmentDetail:
         first_position=str(segment.ledgers.start.next),
         last_position=str(segment.ledgers.shown(buffer.last_durable)),
         max_read_position=str(segment.ledgers.shown(buffer.max_read_position)),
+        last_visible_position=str(last_visible) if last_visible is not None else None,
         pinned_by=str(pinned_by.txn_id) if pinned_by else None,
         open_transactions=[
             OpenTransaction(

@@ -26,7 +26,7 @@ from metastore.txn.records import Header, Outcome, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metastore.types import AtVersion, FirstVersion, Revision
-from participants.ledger.chain import LedgerChain, RawFrame
+from participants.ledger.chain import READ_BYTES, LedgerChain, RawFrame
 from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
 from participants.ledger.position import Position
 from participants.ledger.storage import (
@@ -57,6 +57,8 @@ MAX_LEDGER_ENTRIES = 50_000
 """However small they are: a restart looks at each entry of the last ledger."""
 MANY_LEDGERS = 1_000
 """With each so many a segment's ledgers become larger by what they were at first: their list is one record."""
+LOOKED_AT_ONCE = 1_000
+"""Entries, when the last visible one is looked for."""
 STALE_READ_S = 5.0
 """How old a read may be that a broker answers which has lost its segment and does not know it yet."""
 
@@ -140,6 +142,8 @@ class Segment:
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
+        self._last_visible: Position | None = None
+        self._looked_up_to = Position(0, -1)
         self._shared = shared
         self._owned_at = asyncio.get_running_loop().time()
         if ledgers.open is not None:
@@ -530,6 +534,42 @@ class Segment:
         page = self._page(visible, found, after, end)
         page.revision = revision
         return page
+
+    async def last_visible(self) -> Position | None:
+        """The last entry that `read_committed` shows at this moment, None when it shows none: not one of an open
+        transaction or behind it, nor of an aborted one (scenario 97).
+
+        It is looked for backwards, in steps that grow, down to where it was looked for the last time: what is visible
+        at or below a horizon stays so. Raises STORE_UNAVAILABLE, store errors.
+        """
+        while True:
+            try:
+                found = await self._find_last_visible()
+            except ServiceError as error:
+                if error.code is not ErrorCode.POSITION_TRIMMED:
+                    raise
+            else:
+                await self._assert_owned(STALE_READ_S)
+                return found
+
+    async def _find_last_visible(self) -> Position | None:
+        horizon = self.buffer.max_read_position
+        found, before, step = None, self.ledgers.last_before(horizon.next), 1
+        while found is None and before is not None and before > max(self._looked_up_to, self.ledgers.start):
+            first = Position(before.ledger, max(before.entry - step + 1, 0))
+            found = await self._last_visible_within(first.before, before)
+            before, step = self.ledgers.last_before(first), min(2 * step, LOOKED_AT_ONCE)
+        if horizon > self._looked_up_to:
+            self._last_visible, self._looked_up_to = found or self._last_visible, horizon
+        is_there = self._last_visible is not None and self._last_visible > self.ledgers.start
+        return self._last_visible if is_there else None
+
+    async def _last_visible_within(self, after: Position, up_to: Position) -> Position | None:
+        found, at = None, max(after, self.ledgers.start)
+        while frames := await self._read(at, up_to, READ_BYTES):
+            at = frames[-1].header.position
+            found = next((f.header.position for f in reversed(frames) if not self._hides(f)), found)
+        return found
 
     async def _assert_owned(self, max_age_s: float) -> None:
         """That this broker was the owner `max_age_s` ago, or later. A broker that was frozen serves its old end until

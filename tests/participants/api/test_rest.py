@@ -497,6 +497,7 @@ async def test_a_segment_tells_who_holds_it_back(process: BrokerProcess, world: 
     await append(process, segment, b"C", txn_id=str(two))
     detail = (await process.http.get(f"/v1/segments/{enc(segment)}")).json()
     assert (detail["last_position"], detail["max_read_position"]) == ("1:2", "1:0")
+    assert detail["last_visible_position"] == "1:0"
     assert detail["pinned_by"] == str(one)
     assert {txn["txn_id"] for txn in detail["open_transactions"]} == {str(one), str(two)}
     assert detail["entries"] == 3 and detail["size_bytes"] > 3
@@ -504,6 +505,7 @@ async def test_a_segment_tells_who_holds_it_back(process: BrokerProcess, world: 
     await released(await process.broker.segment(segment), one)
     detail = (await process.http.get(f"/v1/segments/{enc(segment)}")).json()
     assert (detail["max_read_position"], detail["pinned_by"], detail["aborted_count"]) == ("1:1", str(two), 1)
+    assert detail["last_visible_position"] == "1:0", "scenario 97: not an aborted one"
 
 
 async def test_after_a_restart_a_segment_tells_its_last_entry_and_since_when_it_waits(

@@ -1,6 +1,6 @@
 """Goal: a broker serves exactly the segments of its storage, keeps them open whatever happens, and says why not.
 
-Method: a broker in-process over a store with faults and a real directory. DESIGN §5.2, 5.9; scenarios 61, 77, 118.
+Method: a broker in-process over a store with faults and a real directory. DESIGN §5.2, 5.9; scenarios 61, 77, 98, 118.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -130,6 +131,31 @@ async def test_a_broker_starts_without_the_store_answering_for_a_while(
     segment = await served(again.broker, name)
     assert await committed(segment) == ["x"]
     await again.stop()
+
+
+async def test_98_who_asks_for_the_last_message_while_it_is_recovered_is_told_so_and_why_it_fails(
+    process: BrokerProcess, world: World
+) -> None:
+    """Never an answer from half of what is there: it is refused, to be asked again, until all is known."""
+    (name,) = await process.create("t")
+    txn = await world.begin()
+    segment = await process.broker.segment(name)
+    position = await publish(segment, "A")
+    await publish(segment, "held back", txn)
+    path = f"/v1/segments/{quote(name, safe='')}"
+    failing = world.store.hold_read(lambda keys: paths.header(txn) in keys)
+    failing.error = StoreUnavailable("nobody listens")
+    segment.lose("for the test")
+    await failing.reached.wait()
+    refused = await process.http.get(path)
+    assert (refused.status_code, refused.json()["code"]) == (503, "STORE_UNAVAILABLE")
+    assert refused.json()["retriable"] and "it is being opened" in refused.json()["detail"]
+    failing.go.set()
+    while name not in process.broker._why_not:
+        await process.broker._opened.wait()
+    assert "nobody listens" in process.broker.not_ready[name]
+    await served(process.broker, name, after=segment)
+    assert (await process.http.get(path)).json()["last_visible_position"] == str(position)
 
 
 async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: BrokerProcess, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Goal: no transactional frame without an operation record, no frame after the decision, nothing seen too early.
 
 Method: the store holds one chosen request at one chosen moment (`Fault`), the test does what may happen meanwhile,
-and then lets it go. The sections follow DESIGN §5.1-5; scenarios C, D and 105-114.
+and then lets it go. The sections follow DESIGN §5.1-5; scenarios C, D, 97 and 105-114.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 
@@ -18,6 +19,7 @@ from metastore.txn.states import ExpiredBy
 from metastore.types import Batch
 from participants.ledger.frames import MAX_PAYLOAD_BYTES
 from participants.ledger.position import Position
+from participants.segment.trimming import trim
 from service.problems import ErrorCode, ServiceError
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
@@ -118,6 +120,55 @@ async def test_97_the_last_readable_position_stops_before_the_first_open_write(w
     await world.commit(txn)
     await released(segment, txn)
     assert segment.buffer.max_read_position == last.next
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_97_the_last_message_is_not_an_aborted_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """Nor one that is held back, void, or trimmed; however many of them there are behind it. Looked for once, it is
+    known."""
+    segment = await world.segment()
+    assert await segment.last_visible() is None
+    aborted, void, waiting = await world.begin(), await world.begin(), await world.begin()
+    await publish(segment, "never", aborted)
+    last = await publish(segment, "A")
+    for number in range(30):
+        await publish(segment, f"never {number}", aborted)
+        await publish(segment, f"void {number}", void, writer="w")
+    assert await segment.last_visible() is None, "everything is behind an open transaction"
+    await world.abort(aborted)
+    await world.commit(void, [])
+    await materialized(segment, aborted, void)
+    if restarted:
+        segment = await world.reopened()
+    assert await segment.last_visible() == last
+    after = await publish(segment, "B")
+    assert await segment.last_visible() == after
+    held = await publish(segment, "held back", waiting)
+    await publish(segment, "behind it")
+    assert await segment.last_visible() == after
+    await world.commit(waiting)
+    await released(segment, waiting)
+    assert await segment.last_visible() == held.next
+
+    async def unread(*_: object) -> NoReturn:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(segment.ledgers, "read", unread)
+    assert await segment.last_visible() == held.next
+
+
+async def test_97_the_last_message_was_trimmed(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    aborted = await world.begin()
+    await publish(segment, "A")
+    end = await publish(segment, "never", aborted)
+    await world.abort(aborted)
+    await materialized(segment, aborted)
+    await trim(segment, world.store, node.storage, end)
+    assert await segment.last_visible() is None
 
 
 # -- no late write (rule 1) ------------------------------------------------------------------------------------------
