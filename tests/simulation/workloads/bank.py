@@ -63,7 +63,7 @@ class Teller(Actor):
         counted = writers[:1] if void or random.random() < 0.3 else None
         fate = random.random()
         if fate < 0.55:
-            await self.end(txn_id, commit=True, writers=counted, patient=random.random() < 0.8)
+            await self.end(txn_id, commit=True, writers=counted, patient=random.random() < 0.5)
         elif fate < 0.7:  # one more is on its way: it counts as a whole, or it is refused
             more = self._transfer(txn_id, self._account(), 0, writers[0])
             await whatever_comes(more, self.end(txn_id, commit=True, writers=counted))
