@@ -250,6 +250,43 @@ async def test_an_intent_without_a_frame_pins_nothing_after_a_restart(world: Wor
     assert await world.outcome(txn) is None
 
 
+async def test_an_intent_without_a_frame_does_not_answer_its_retry(world: World) -> None:
+    """Sequences are remembered from durable frames, never from intents (DESIGN §5.13)."""
+    segment = await world.segment()
+    txn = await world.begin()
+    held = world.store.fault(Fault(INTENT, hold_after=True))
+    never = sending(segment, "A", txn, writer="w", sequence=1)
+    await held.reached.wait()
+    segment = await world.reopened()
+    with pytest.raises(ServiceError):
+        await never
+    again = [await publish(segment, "A", txn, writer="w", sequence=1) for _ in range(2)]
+    assert again[0] == again[1]
+    assert len(await world.operations(txn)) == 2
+    await world.commit(txn, ["w"])
+    await materialized(segment, txn)
+    assert await committed(segment) == ["A"]
+    assert await world.operations(txn) == []
+
+
+async def test_an_intent_that_lands_behind_a_takeover_is_refused(world: World) -> None:
+    """It was sent by the owner and is late. The next owner has read the operations by then, or the segment was deleted
+    with them: then nobody would ever clean this one up."""
+    node = await world.first_node()
+    old = await node.open()
+    txn = await world.begin()
+    late = world.store.fault(Fault(INTENT, hold_before=True))
+    publishing = sending(old, "x", txn)
+    await late.reached.wait()
+    await node.open()
+    late.go.set()
+    with pytest.raises(ServiceError) as error:
+        await publishing
+    assert error.value.code is ErrorCode.STORE_UNAVAILABLE
+    assert old.lost
+    assert await world.operations(txn) == []
+
+
 async def test_a_frame_is_found_although_a_full_disk_had_rolled_positions_back(world: World) -> None:
     """`after` must stay a lower bound. While the intent is on its way two appends before it fail for lack of space;
     its own frame then lands below the position that was the last one assigned when the intent was made."""
