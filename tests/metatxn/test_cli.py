@@ -23,6 +23,8 @@ from tests.metatxn.dev_server import COMMAND, DevServer
 from tests.metatxn.waiting import eventually
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+PATIENT = ("--timeout-ms", "600000")
+"""On a machine that has other things to do, three commands take a minute."""
 
 
 def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -70,7 +72,7 @@ def topic(ask: Callable[..., Any]) -> str:
 
 def test_transaction_by_hand(ask: Callable[..., Any], topic: str) -> None:
     """The story `--help` tells: what is sent inside becomes visible with the commit."""
-    txn_id = ask("txn", "begin", "--timeout-ms", "60000", "--property", "job=by hand")["txn_id"]
+    txn_id = ask("txn", "begin", *PATIENT, "--property", "job=by hand")["txn_id"]
     assert ask("topic", "produce", topic, '{"id": 7}', "--txn", txn_id, "--key", "7")["sent"] == 1
     assert ask("topic", "consume", topic) == []
     shown = ask("txn", "show", txn_id, "--operations")
@@ -85,7 +87,7 @@ def test_transaction_by_hand(ask: Callable[..., Any], topic: str) -> None:
 
 def test_hanging_transactions(ask: Callable[..., Any], cli: Run, topic: str) -> None:
     """Who holds back which segment, since when: one line for each, that `grep` finds; it is gone with the end."""
-    txn_id = ask("txn", "begin", "--timeout-ms", "600000", "--owner", "billing")["txn_id"]
+    txn_id = ask("txn", "begin", *PATIENT, "--owner", "billing")["txn_id"]
     ask("topic", "produce", topic, '{"id": 7}', "--txn", txn_id)
     (found,) = [txn for txn in ask("txn", "hanging", "--max-age-ms", "0") if txn["txn_id"] == txn_id]
     assert (found["owner"], found["state"]) == ("billing", "OPEN") and found["age_ms"] >= 0
@@ -101,7 +103,7 @@ def test_hanging_transactions(ask: Callable[..., Any], cli: Run, topic: str) -> 
 
 
 def test_abort_by_hand(ask: Callable[..., Any], topic: str) -> None:
-    txn_id = ask("txn", "begin")["txn_id"]
+    txn_id = ask("txn", "begin", *PATIENT)["txn_id"]
     ask("topic", "produce", topic, '"x"', "--txn", txn_id)
     assert ask("txn", "abort", txn_id, "--reason", "second thoughts")["reason"] == "second thoughts"
     assert ask("topic", "consume", topic) == []
@@ -109,7 +111,7 @@ def test_abort_by_hand(ask: Callable[..., Any], topic: str) -> None:
 
 def test_what_a_client_says_is_no_command_to_the_terminal(cli: Run, ask: Callable[..., Any]) -> None:
     """The reason of an abort is anybody's text: its escape sequences are shown, as what they are."""
-    txn_id = ask("txn", "begin")["txn_id"]
+    txn_id = ask("txn", "begin", *PATIENT)["txn_id"]
     reason = "é \x1b]0;forged\x07\nand more"
     assert ask("txn", "abort", txn_id, "--reason", reason)["reason"] == reason
     (line,) = [line for line in cli("txn", "show", txn_id).stdout.splitlines() if line.startswith("reason ")]
@@ -120,7 +122,7 @@ def test_what_a_client_says_is_no_command_to_the_terminal(cli: Run, ask: Callabl
 def test_a_prepared_transaction_is_listed_as_such(cli: Run, ask: Callable[..., Any], dev: DevServer) -> None:
     """Whoever looks for one that hangs sees that its external coordinator has to be asked."""
     owner = uuid.uuid4().hex
-    open_, prepared = [ask("txn", "begin", "--owner", owner)["txn_id"] for _ in range(2)]
+    open_, prepared = [ask("txn", "begin", *PATIENT, "--owner", owner)["txn_id"] for _ in range(2)]
     assert httpx.post(f"{dev.coordinator_url}/v1/txns/{prepared}/prepare", timeout=60).status_code == 200
     header, *lines = cli("txn", "list", "--owner", owner, "--state", "open").stdout.splitlines()
     assert header.split()[-1] == "PREPARED"
@@ -177,7 +179,7 @@ def test_topics(ask: Callable[..., Any], cli: Run) -> None:
 def test_keys(ask: Callable[..., Any], client: metatxn.Client) -> None:
     key = f"key-{uuid.uuid4().hex[:12]}"
     epoch = client.connect_key(key).epoch
-    txn_id = ask("txn", "begin", "--key", key, "--epoch", str(epoch), "--version", "3")["txn_id"]
+    txn_id = ask("txn", "begin", *PATIENT, "--key", key, "--epoch", str(epoch), "--version", "3")["txn_id"]
     assert ask("key", "get", key)["txn_id"] == txn_id
     assert key in {found["key"] for found in ask("key", "list")}
     assert ask("key", "delete", key) == {"deleted": key}
