@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
 from metastore.types import Revision
 from participants.api.models import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
@@ -22,9 +21,12 @@ from participants.broker.peers import RemoteSegment
 from participants.broker.reading import BROWSE_BYTES, Part, read_page, snapshot_revision, start_of
 from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
+from participants.partly import one_error
 from participants.records import SegmentRecord, TopicRecord
 from participants.segment.segment import Entry, Segment
 from service.problems import ErrorCode, ServiceError
+
+_TAKES_NO_MORE = (ErrorCode.TXN_CONFLICT, ErrorCode.EXPIRED_TRANSACTION, ErrorCode.TXN_NOT_FOUND)
 
 
 async def check_values(broker: Broker, topic_name: str, values: list[object]) -> TopicRecord:
@@ -58,9 +60,9 @@ class Messages:
     async def publish(self, topic_name: str, messages: Sequence[Message], options: PublishOptions) -> list[str]:
         """One entry per segment that the keys fall into; messages without a key go to one segment together.
 
-        Message ids in the order sent. When one segment refuses, its error is raised although others may have taken
-        theirs: inside a transaction abort it; outside that is OUTCOME_UNKNOWN, so send again under the same producer
-        and sequence. A retry falls into the same segments, or into those that took over from them.
+        Message ids in the order sent. When one segment refuses although others have taken theirs, that is
+        OUTCOME_UNKNOWN: send again under the same producer and sequence, or abort the transaction. A retry falls into
+        the same segments, or into those that took over from them.
         """
         topic = await check_values(self._broker, topic_name, [message.value for message in messages])
         segments = await self._segments(topic, authorization=options.authorization)
@@ -71,6 +73,7 @@ class Messages:
             owners = {segment.id: segment for segment in segments}
             for index in left:
                 routed[_covering(segments, hashes[index]).id].append(index)
+            taken_before = bool(ids)
             results = await asyncio.gather(
                 *(
                     owners[segment_id].publish(_entry(messages, hashes, indexes, options))
@@ -85,7 +88,7 @@ class Messages:
                 elif not _moved_on(result):
                     errors.append(result)
             if errors:
-                raise _one_error(errors, len(results), options, some_taken=bool(ids))
+                raise _one_error(errors, len(results) + taken_before, options)
             if len(ids) < len(messages):
                 self._broker.forget_topic(topic_name)
                 topic = await self._broker.topic(topic_name)
@@ -266,30 +269,17 @@ def _moved_on(error: BaseException) -> bool:
     return bool(error.members["children"])
 
 
-def _one_error(
-    errors: list[BaseException], segments: int, options: PublishOptions, *, some_taken: bool
-) -> BaseException:
-    """What a publish to several segments answers when some of them refused.
-
-    Inside a transaction the refusal itself: the transaction decides about all of it. Outside, a refusal that says
-    "nothing happened" would be a lie as soon as another segment took its part.
-    """
-    first = errors[0]
-    if options.txn_id is not None or (len(errors) == segments == 1 and not some_taken):
-        return first
-    if len(errors) == segments and not some_taken and all(_definite(error) for error in errors):
-        return first
-    return ServiceError(
-        ErrorCode.OUTCOME_UNKNOWN,
-        f"{segments - len(errors)} of {segments} segments took their messages; of the others: {first}",
-        action="Send all of it again under the same producer and sequence.",
+def _one_error(errors: Sequence[BaseException], parts: int, options: PublishOptions) -> BaseException:
+    """What a publish to several segments answers when some of them refused. A transaction that takes no more decides
+    about what was taken, too."""
+    return one_error(
+        errors,
+        parts,
+        lambda error: options.txn_id is not None and error.code in _TAKES_NO_MORE,
+        "segments took their messages",
+        "Send all of it again under the same producer and sequence"
+        + (", or abort the transaction." if options.txn_id is not None else "."),
     )
-
-
-def _definite(error: BaseException) -> bool:
-    if isinstance(error, ServiceError):
-        return error.problem().definite
-    return isinstance(error, MetastoreError) and error.definite
 
 
 def _covering(segments: Sequence[Part], hashed: int) -> Part:

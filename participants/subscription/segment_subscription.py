@@ -34,6 +34,7 @@ from participants.broker.payloads import message_count, read_messages
 from participants.ledger.chain import RawFrame
 from participants.ledger.position import Position
 from participants.metrics import BrokerMetrics
+from participants.partly import one_error
 from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
@@ -205,11 +206,11 @@ class SegmentSubscription:
             task = self.segment.spawn(self._store_ops(txn_id, chunk))
             sent.add(task)
             self._in_flight.update({(txn_id, ack): task for ack in chunk})
-        for outcome in await asyncio.gather(*map(asyncio.shield, sent), return_exceptions=True):
-            if isinstance(outcome, asyncio.CancelledError):
-                raise self._not_durable("the segment was closed")
-            if isinstance(outcome, BaseException):
-                raise outcome
+        outcomes = await asyncio.gather(*map(asyncio.shield, sent), return_exceptions=True)
+        if any(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes):
+            raise self._not_durable("the segment was closed")
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            raise acks_error(errors, len(outcomes))
 
     async def _store_ops(self, txn_id: TxnId, acks: Sequence[Ack]) -> None:
         batch = self._store.batch().check(self.segment.ownership.check, self.definition.check)
@@ -666,6 +667,18 @@ class SegmentSubscription:
     def _report(self, error: BaseException | None) -> None:
         name = self.definition.name
         log.warning("carry the decision out again", segment=self.segment.id, subscription=name, error=str(error))
+
+
+def acks_error(errors: Sequence[BaseException], parts: int) -> BaseException:
+    """What an acknowledgement answers when some of its parts failed. What is final comes first: the transaction has to
+    be aborted then, and outside of one the rest may be acknowledged."""
+    return one_error(
+        errors,
+        parts,
+        lambda error: not error.problem().retriable,
+        "parts of the messages are acknowledged",
+        "Send all of it again.",
+    )
 
 
 def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:

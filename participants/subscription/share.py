@@ -16,7 +16,7 @@ from participants.api.models import SubscriptionSegment
 from participants.broker.names import MessageId
 from participants.ledger.position import Position
 from participants.subscription.pending_acks import Ack
-from participants.subscription.segment_subscription import Given, SegmentSubscription
+from participants.subscription.segment_subscription import Given, SegmentSubscription, acks_error
 from service.problems import ErrorCode, ServiceError
 
 
@@ -141,9 +141,8 @@ class Share:
             ),
             return_exceptions=True,
         )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            raise acks_error(errors, len(outcomes))
 
     async def _acks(self, request: AckRequest) -> list[tuple[SegmentSubscription, list[Ack]]]:
         acks: list[tuple[SegmentSubscription, list[Ack]]] = []

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from metastore.errors import MetastoreError
 from metastore.txn import paths
 from metastore.txn.records import SubscriptionRecord
 from metastore.types import Record
@@ -26,6 +25,7 @@ from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.places import Place
 from participants.subscription.remote_share import RemoteShare
+from participants.subscription.segment_subscription import acks_error
 from participants.subscription.share import AckRequest, Share, Taken, Taking
 from participants.subscription.spread import Spread, look, within
 from participants.subscription.subscription import Subscription, home_of
@@ -137,7 +137,7 @@ class Subscriptions:
             return_exceptions=True,
         )
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
-            raise _one_error(errors, len(outcomes))
+            raise acks_error(errors, len(outcomes))
 
     async def redeliver(
         self, topic: str, name: str, ids: Sequence[MessageId] | None, authorization: str | None = None
@@ -226,20 +226,3 @@ class Subscriptions:
         """In nobody's name but the broker's own: whoever made the subscription had the right, then."""
         options = PublishOptions(None, producer, sequence, self._broker.authorization)
         return await self._messages.publish(topic, [message], options)
-
-
-def _one_error(errors: Sequence[BaseException], shares: int) -> BaseException:
-    """What an acknowledgement at several brokers answers when some of them refused: what is final before what may be
-    tried again, and never "nothing happened" when something did."""
-
-    def passes(error: BaseException) -> bool:
-        return isinstance(error, MetastoreError) or (isinstance(error, ServiceError) and error.problem().retriable)
-
-    first = next((error for error in errors if not passes(error)), errors[0])
-    if passes(first) and len(errors) < shares:
-        return ServiceError(
-            ErrorCode.OUTCOME_UNKNOWN,
-            f"{shares - len(errors)} of {shares} brokers have acknowledged their messages; of the others: {first}",
-            action="Send all of it again.",
-        )
-    return first

@@ -757,15 +757,21 @@ async def test_a_retry_without_keys_falls_into_the_same_segment(process: BrokerP
     assert await values(process, "t") == [1, 2]
 
 
-async def test_a_part_that_was_taken_is_never_called_nothing(process: BrokerProcess, world: World) -> None:
-    """Two segments, one of them full: outside a transaction the answer must not be definite."""
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_part_that_was_taken_is_never_called_nothing(
+    process: BrokerProcess, world: World, inside: bool
+) -> None:
+    """Two segments, one of them lost. Whoever was told "nothing happened" could send all of it again, and have a half
+    twice; or, inside a transaction, commit without it, and have the other half."""
     segments = await process.create("t", segments=2)
     blocked = await process.broker.segment(segments[0])
     assert blocked.ledgers.open is not None
     messages = [{"key": str(number), "value": number} for number in range(20)]
     await blocked.ledgers.open.close()
-    problem = assert_problem(await send(process, "t", *messages), ErrorCode.OUTCOME_UNKNOWN)
-    assert problem["definite"] is False
+    params = {"txn_id": str(await world.begin())} if inside else {}
+    answer = await process.http.post("/v1/topics/t/messages", params=params, json={"messages": messages})
+    problem = assert_problem(answer, ErrorCode.OUTCOME_UNKNOWN)
+    assert problem["definite"] is False and ("abort" in problem["action"]) == inside
 
 
 async def test_messages_larger_than_an_entry_are_refused_and_pin_nothing(process: BrokerProcess, world: World) -> None:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from obstore.store import MemoryStore
 
+from participants.api.models import hash_of_key
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_ownership import create, spread
 from tests.participants.segment.world import World
@@ -123,6 +124,8 @@ async def test_an_owner_that_is_gone_or_relieved_is_a_reason_to_try_again(
 
     here = brokers[0]
     params = {"txn_id": str(await world.begin())}
+    own = [segment.record.range for segment in here.broker.served.values()]
+    far = next(each for each in MESSAGES if not any(low <= hash_of_key(str(each["key"])) <= high for low, high in own))
     for fault, browse, publish in [
         (relieved, "STORE_UNAVAILABLE", "STORE_UNAVAILABLE"),
         (gone, "STORE_UNAVAILABLE", "STORE_UNAVAILABLE"),
@@ -131,8 +134,10 @@ async def test_an_owner_that_is_gone_or_relieved_is_a_reason_to_try_again(
         here.broker.peers = httpx.AsyncClient(transport=httpx.MockTransport(fault))
         answer = await here.http.get("/v1/topics/t/messages")
         assert answer.json()["code"] == browse
-        answer = await here.http.post("/v1/topics/t/messages", params=params, json={"messages": MESSAGES})
+        answer = await here.http.post("/v1/topics/t/messages", params=params, json={"messages": [far]})
         assert answer.json()["code"] == publish
+        answer = await here.http.post("/v1/topics/t/messages", params=params, json={"messages": MESSAGES})
+        assert answer.json()["code"] == "OUTCOME_UNKNOWN", "its own segments took their part"
 
 
 async def test_a_broker_names_who_knows_the_horizon_of_a_segment(brokers: list[SharedBroker]) -> None:

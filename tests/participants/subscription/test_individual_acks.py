@@ -7,12 +7,15 @@ the same directory. Scenarios F, H, J: 47-57, 59, 67, 68, 80, 82-85, 107, 113; D
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import quote
 
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.states import ExpiredBy
+from participants.subscription import segment_subscription
+from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.subscription.consuming import Consuming
 
@@ -230,6 +233,29 @@ async def test_58_a_refused_operation_releases_the_message_and_an_unknown_one_ke
     await consuming.abort(two)
     assert await consuming.values() == [0]
     assert await consuming.world.operations(one) == []
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+async def test_a_part_that_was_acknowledged_is_never_called_nothing(
+    consuming: Consuming, monkeypatch: pytest.MonkeyPatch, segments: int
+) -> None:
+    """In slices, and over segments of one broker. Whoever believed that nothing happened could commit without them."""
+    monkeypatch.setattr(segment_subscription, "RECORDS_PER_APPLY", 1)
+    await consuming.subscribe()
+    if segments == 2:
+        await consuming.process.http.post(f"/v1/segments/{quote(consuming.segments[0], safe='')}/split", json={})
+    ids: list[str] = []
+    for key in (LOW, HIGH):
+        body = {"messages": [{"key": key, "value": key}]}
+        ids += (await consuming.asked("POST", "/messages", body))["message_ids"]
+    txn = await consuming.world.begin()
+    consuming.world.store.fault(Fault(INTENT, before=StoreUnavailable("gone")))
+    refused = (await consuming.ack(ids, txn)).json()
+    assert (refused["code"], refused["definite"]) == ("OUTCOME_UNKNOWN", False)
+    assert len(await consuming.world.operations(txn)) == 1
+    await consuming.acked(ids, txn)
+    await consuming.commit(txn)
+    assert await consuming.values() == []
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
