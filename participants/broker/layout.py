@@ -150,7 +150,7 @@ class Layout:
                 raise ServiceError(
                     ErrorCode.STORE_UNAVAILABLE,
                     f"the merge with {other_id} was given up: its owner did not seal it",
-                    action="Try again; nothing happened.",
+                    action="Look at the topic and try again: what was sealed for the merge has a child of its own now.",
                     segment=segment_id,
                 )
             await self._settle(segment_id)
