@@ -57,6 +57,7 @@ _CERTIFICATE_REFUSED = "TSI_DATA_CORRUPTED"
 _REFUSALS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,  # a lease that has ended
         grpc.StatusCode.OUT_OF_RANGE,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.PERMISSION_DENIED,

@@ -129,3 +129,15 @@ async def test_an_ephemeral_record_comes_back_when_its_lease_was_lost(
         await ephemeral.close()
         assert isinstance(await anext(watch), Changes)
     assert await store.get("/live") is None
+
+
+async def test_an_ephemeral_record_whose_lease_has_ended_is_closed_already(
+    etcd_server: EtcdServer, open_store: OpenStore
+) -> None:
+    """As after a pause of the process: nothing is left to revoke, and that is no failure of the server."""
+    store = await open_store(etcd_server)
+    ephemeral = await store.ephemeral("/live", b"here", 60_000)
+    lease = f"{ephemeral._lease:x}"  # type: ignore[attr-defined]
+    await asyncio.to_thread(etcd_server.etcdctl, "lease", "revoke", lease)
+    await ephemeral.close()
+    assert await store.get("/live") is None
