@@ -24,8 +24,9 @@ from service.problems import ServiceError
 
 log = structlog.get_logger()
 
-ANSWER_BYTES = 4 << 20
-"""What one answer holds at most, however much was asked for, but at least one entry."""
+ANSWER_BYTES = (4 << 20) + (64 << 10)
+"""What one answer holds at most, however much was asked for, but at least one entry. Entries of 1 MiB are the largest
+that the client makes of messages: four of them fit, with what frames them."""
 CHUNK_BYTES = 1 << 20
 """What is given to the connection at once, and TLS makes a copy of. The next one follows when it is on its way."""
 SMALL_BYTES = 64 << 10

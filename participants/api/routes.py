@@ -204,7 +204,7 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
     ) -> Response:
         """The visible frames behind `after`, one after another, as drawn in the ledger's format page.
 
-        As many whole ones as fit into `max_bytes`, or 4 MiB where that is less, but at least one.
+        As many whole ones as fit into `max_bytes`, or little more than 4 MiB where that is less, but at least one.
         """
         target = await broker.segment(segment)
         revision = snapshot_revision(isolation, revision, after.revision if after else None)

@@ -145,6 +145,7 @@ class LocalStorage(LedgerStorage):
         await asyncio.gather(*(ledger.close() for ledger in list(self._open.values())))
         await self._writers.close()
         await self._workers.close()
+        self._files.stop_reading()
         # Last: as long as a thread may still write, nobody else may open this storage.
         self._lock.close()
 

@@ -19,6 +19,7 @@ from metastore import keys
 from participants.ledger.disk import Disk, make_directory, read_all
 from participants.ledger.frames import RawFrame
 from participants.ledger.group_commit import device_errors
+from participants.ledger.open_files import OpenFiles
 from participants.ledger.reading import checked_frames
 from participants.ledger.recovery import recover, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
@@ -45,6 +46,7 @@ class LedgerFiles:
     def __init__(self, disk: Disk, root: Path) -> None:
         self.disk = disk
         self._root = root
+        self._read = OpenFiles(disk)
         self._guard = threading.Lock()
         self._segment_locks: dict[str, threading.Lock] = {}
 
@@ -75,6 +77,10 @@ class LedgerFiles:
                     self.disk.unlink(path)
                 raise
             return fd
+
+    def stop_reading(self) -> None:
+        """Once nobody reads any more."""
+        self._read.close()
 
     def close(self, fd: int) -> None:
         with contextlib.suppress(OSError):  # what it could tell, the sync has told
@@ -145,7 +151,7 @@ class LedgerFiles:
             # All that bears the number, a draft of the mark too.
             for name in self.disk.names(path.parent):
                 if name.startswith(f"{path.stem}."):
-                    self.disk.unlink(path.parent / name)
+                    self._unlink(path.parent / name)
             self.disk.fsync_dir(path.parent)
             if not self.disk.names(path.parent):
                 self.disk.rmdir(path.parent)
@@ -158,7 +164,7 @@ class LedgerFiles:
             if not self.disk.exists(directory):
                 return
             for name in self.disk.names(directory):
-                self.disk.unlink(directory / name)
+                self._unlink(directory / name)
             self.disk.rmdir(directory)
             self.disk.fsync_dir(self._root)
 
@@ -169,8 +175,12 @@ class LedgerFiles:
 
     def read_bytes(self, path: Path, ledger: int, begin: int, end: int) -> memoryview:
         """From `begin` up to `end`, or to where the file ends."""
-        with device_errors(f"cannot read ledger {ledger}"), self._opened(path, os.O_RDONLY) as fd:
+        with device_errors(f"cannot read ledger {ledger}"), self._read.reading(path) as fd:
             return memoryview(read_all(self.disk, fd, end - begin, begin))
+
+    def _unlink(self, path: Path) -> None:
+        self.disk.unlink(path)
+        self._read.forget(path)
 
     @contextmanager
     def _opened(self, path: Path, flags: int) -> Iterator[int]:

@@ -21,6 +21,7 @@ class _LocalLedger(ReadableLedger):
         self.id = ledger
         self.segment = segment
         self._files = files
+        self._path = files.path(segment, ledger)
         self._workers = workers
 
     @property
@@ -42,15 +43,13 @@ class _LocalLedger(ReadableLedger):
         if first_entry >= self.entries:
             return []
         end = end_of_read(index, first_entry, max_bytes, last_entry)
-        # The thread gets a copy of the slice: the index of an open ledger grows meanwhile. It opens the file on its
-        # own, because a descriptor of ours could be closed, and its number used again, before the thread gets to it.
+        # The thread gets a copy of the slice: the index of an open ledger grows meanwhile.
         wanted = index[first_entry : end + 1]
-        path = self._files.path(self.segment, self.id)
-        return await self._workers.run(self._files.read, path, self.id, first_entry, wanted)
+        return await self._workers.run(self._files.read, self._path, self.id, first_entry, wanted)
 
     async def read_part(self, entry: int, start: int, end: int) -> memoryview:
-        path, offset = self._files.path(self.segment, self.id), self._index[entry]
-        return await self._workers.run(self._files.read_bytes, path, self.id, offset + start, offset + end)
+        offset = self._index[entry]
+        return await self._workers.run(self._files.read_bytes, self._path, self.id, offset + start, offset + end)
 
 
 class LocalSealedLedger(_LocalLedger, SealedLedger):

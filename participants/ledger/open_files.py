@@ -1,0 +1,75 @@
+"""The files of the ledgers that were read last, kept open: to open one for each read costs as much as a megabyte of it.
+
+For any thread. A descriptor that somebody reads from is never closed, so its number never becomes that of another file
+meanwhile: whoever is the last to give it back closes it, once it is not kept any more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from participants.ledger.disk import Disk
+
+KEPT_FILES = 64
+
+
+@dataclass(slots=True)
+class _Open:
+    fd: int
+    readers: int = 0
+    kept: bool = True
+
+
+class OpenFiles:
+    def __init__(self, disk: Disk, kept: int = KEPT_FILES) -> None:
+        self._disk = disk
+        self._limit = kept
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Path, _Open] = OrderedDict()
+
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[int]:
+        """A descriptor, open to the end of the block. Raises `OSError`."""
+        with self._lock:
+            file = self._kept.get(path) or self._opened(path)
+            self._kept.move_to_end(path)
+            file.readers += 1
+        try:
+            yield file.fd
+        finally:
+            with self._lock:
+                file.readers -= 1
+                self._close_if_done(file)
+
+    def forget(self, path: Path) -> None:
+        """Let go of a file, after it was unlinked: an open one takes its space for ever, and would go on to be read."""
+        with self._lock:
+            self._let_go(path)
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        with self._lock:
+            for path in list(self._kept):
+                self._let_go(path)
+
+    def _opened(self, path: Path) -> _Open:
+        file = self._kept[path] = _Open(self._disk.open(path, os.O_RDONLY))
+        if len(self._kept) > self._limit:
+            self._let_go(next(iter(self._kept)))
+        return file
+
+    def _let_go(self, path: Path) -> None:
+        file = self._kept.pop(path, None)
+        if file is not None:
+            file.kept = False
+            self._close_if_done(file)
+
+    def _close_if_done(self, file: _Open) -> None:
+        if not file.kept and not file.readers:
+            self._disk.close(file.fd)
