@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
@@ -11,7 +12,8 @@ import pytest
 
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.zookeeper import ZooKeeperStore
-from tests.servers import EtcdServer, ZooKeeperServer
+from metastore.errors import StoreUnavailable
+from tests.servers import START_TIMEOUT_S, EtcdServer, ZooKeeperServer
 
 S = TypeVar("S", EtcdStore, ZooKeeperStore)
 
@@ -33,8 +35,14 @@ async def opener(kind: type[S]) -> AsyncIterator[Callable[..., Awaitable[S]]]:
 
         async def open_one(server: EtcdServer | ZooKeeperServer, root: str | None = None, **options: Any) -> S:
             fresh = f"/{secrets.token_hex(6)}" if root is None else root
-            store = await kind.open([server.endpoint], fresh, **options)
-            stack.push_async_callback(store.close)
-            return store
+            give_up = time.monotonic() + START_TIMEOUT_S
+            while True:
+                try:
+                    store = await kind.open([server.endpoint], fresh, **options)
+                except StoreUnavailable:  # a deadline that is short for the test's sake, on a machine that is slow
+                    assert time.monotonic() < give_up, f"{server.endpoint} does not answer"
+                    continue
+                stack.push_async_callback(store.close)
+                return store
 
         yield open_one

@@ -23,9 +23,9 @@ from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from tests.metastore.factories import BY_COLOR, INDEXES
 from tests.servers import EtcdServer, ZooKeeperServer
 
-DEADLINE_MS = 1_000
+DEADLINE_MS = 2_000
 # Ten deadlines, and the time a session of ZooKeeper takes to end.
-BOUND_S = 20.0
+BOUND_S = 30.0
 
 
 Reopen = Callable[[], Awaitable[MetadataStore]]

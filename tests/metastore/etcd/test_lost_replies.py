@@ -279,7 +279,7 @@ async def test_a_marker_that_somebody_removed_is_taken_up_again(etcd_server: Etc
 
 
 async def test_nothing_is_sent_while_the_server_is_away(own_server: EtcdServer, open_store: OpenStore) -> None:
-    store = await open_store(own_server, deadline_ms=400)
+    store = await open_store(own_server, deadline_ms=1_500)
     await store.apply(store.batch().put("/before", b""))
     channel = store._connection._member.requests
     own_server.kill()
@@ -297,7 +297,7 @@ async def test_nothing_is_sent_while_the_server_is_away(own_server: EtcdServer, 
 async def test_an_answer_that_never_comes_is_unknown_and_settled_later(
     own_server: EtcdServer, open_store: OpenStore
 ) -> None:
-    store = await open_store(own_server, deadline_ms=500)
+    store = await open_store(own_server, deadline_ms=1_500)
     own_server.freeze()
     try:
         with pytest.raises(OutcomeUnknown):

@@ -56,13 +56,13 @@ def strict_server(tmp_path_factory: pytest.TempPathFactory, authority: Authority
 
 
 async def opened(url: str) -> MetadataStore:
-    return await open_store(url, indexes=(), deadline_ms=3_000)
+    return await open_store(url, indexes=(), deadline_ms=30_000)
 
 
 async def refusal(url: str) -> str:
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(StoreUnavailable) as refused:
-            await opened(url)
+            await open_store(url, indexes=(), deadline_ms=3_000)
     assert refused.value.definite
     return str(refused.value)
 

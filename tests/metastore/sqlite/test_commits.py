@@ -232,7 +232,7 @@ async def test_a_commit_that_cannot_be_looked_up_is_unknown(
 async def test_a_hanging_disk_ends_calls_by_their_deadline(
     tmp_path: Path, hooks: Hooks, release: threading.Event
 ) -> None:
-    store = await SqliteStore.open(tmp_path / "x.db", deadline_ms=100, connect=hooks.connect)
+    store = await SqliteStore.open(tmp_path / "x.db", deadline_ms=1_000, connect=hooks.connect)
 
     def hang(seen: str) -> None:
         if seen == "COMMIT":

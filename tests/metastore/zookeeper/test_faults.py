@@ -46,7 +46,7 @@ async def end_session(store: ZooKeeperStore) -> None:
 
 
 async def test_nothing_is_sent_while_the_server_is_away(own_server: ZooKeeperServer, open_store: OpenStore) -> None:
-    store = await open_store(own_server, deadline_ms=400)
+    store = await open_store(own_server, deadline_ms=1_500)
     await store.apply(store.batch().put("/before", b""))
     own_server.kill()
     await connection_is(store, False)
@@ -63,7 +63,7 @@ async def test_nothing_is_sent_while_the_server_is_away(own_server: ZooKeeperSer
 async def test_an_answer_that_never_comes_is_unknown_and_settled_later(
     own_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
-    store = await open_store(own_server, deadline_ms=500, session_timeout_ms=SESSION_MS)
+    store = await open_store(own_server, deadline_ms=1_500, session_timeout_ms=SESSION_MS)
     await store.apply(store.batch().put("/a", b"0"))
     own_server.freeze()
     try:
@@ -187,7 +187,7 @@ async def test_the_ephemeral_records_of_the_dead_are_removed_by_others(
 async def test_answers_and_cache_are_true_after_many_deaths(own_server: ZooKeeperServer, open_store: OpenStore) -> None:
     """Writers that never repeat a key, a cache fed by a watch, and a server that is killed and frozen meanwhile."""
     root = "/storm"
-    writers = [await open_store(own_server, root, deadline_ms=600, session_timeout_ms=SESSION_MS) for _ in range(2)]
+    writers = [await open_store(own_server, root, deadline_ms=1_500, session_timeout_ms=SESSION_MS) for _ in range(2)]
     reader = await open_store(own_server, root, session_timeout_ms=SESSION_MS)
     answers: dict[str, Applied | MetastoreError] = {}
     cached: dict[str, int] = {}

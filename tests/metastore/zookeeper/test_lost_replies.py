@@ -158,7 +158,7 @@ async def test_a_deadline_that_passes_in_doubt_is_unknown_and_settled_later(
     zookeeper_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
     settle = asyncio.Event()
-    store = await open_store(zookeeper_server, deadline_ms=300)
+    store = await open_store(zookeeper_server, deadline_ms=1_500)
     await store.apply(store.batch().put("/before", b""))
 
     async def held(request: Any, send: Send) -> Any:

@@ -63,7 +63,7 @@ def strict_server(tmp_path_factory: pytest.TempPathFactory, authority: Authority
 
 
 async def opened(url: str) -> MetadataStore:
-    return await open_store(url, indexes=(), deadline_ms=10_000)
+    return await open_store(url, indexes=(), deadline_ms=30_000)
 
 
 async def refusal(url: str) -> str:
