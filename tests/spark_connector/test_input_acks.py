@@ -155,6 +155,7 @@ def test_where_the_batch_is_looked_up(tmp_path: Path) -> None:
 ORDERS = 3_000
 
 
+@pytest.mark.timeout(900)
 def test_the_example_survives_kill_9_of_its_driver(tmp_path: Path) -> None:
     """Consume, transform, produce. The first driver dies in the middle of a batch, the second one right behind a
     commit, the third one comes to the end."""
