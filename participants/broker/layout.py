@@ -292,7 +292,7 @@ class Layout:
                     deleted.add(segment_id)
                 elif record.merge is not None:
                     await self._settle(segment_id)
-            for segment_id in list(deleted):
+            for segment_id in sorted(deleted):
                 await self.deletion.finish_segment(segment_id)
                 deleted.discard(segment_id)
         except (MetastoreError, LedgerError, ServiceError) as error:
