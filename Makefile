@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 STORE ?= sqlite
 MINUTES ?= 10
+# Half of what the tests do is to wait: three workers keep two cores busy.
+WORKERS ?= 3
 SEEDS ?= 300
 FIRST ?= 1
 export PYSPARK_PYTHON := $(abspath $(BIN))/python
@@ -37,8 +39,8 @@ check: setup  ## Lint, formatting, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check  ## Set up, check, and run every test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: check  ## Set up, check, and run every test (WORKERS=3)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
