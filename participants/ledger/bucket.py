@@ -7,6 +7,7 @@ does a listing. S3 (since 2024, also through compatible servers that know `If-No
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -48,9 +49,19 @@ class Bucket:
 
     async def create(self, name: str, content: bytes) -> None:
         """A new object, whole or not at all. Raises `FileExistsError` when the name is taken, by whomever;
-        `StorageFailed`: it may be there, now or later."""
+        `StorageFailed`: it may be there, now or later.
+
+        Cancelled, it ends when the put has: whoever deletes what is listed next must not leave behind what lands later.
+        """
         with _failures(f"cannot write {name}"):
-            await obstore.put_async(self._store, name, content, mode="create", use_multipart=False)
+            put = asyncio.ensure_future(
+                obstore.put_async(self._store, name, content, mode="create", use_multipart=False)
+            )
+            try:
+                await asyncio.shield(put)
+            except asyncio.CancelledError:
+                await asyncio.gather(put, return_exceptions=True)
+                raise
 
     async def get(self, name: str) -> bytes:
         """Raises `FileNotFoundError`, `StorageFailed`."""

@@ -10,6 +10,7 @@ import asyncio
 import random
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import obstore
 import pytest
@@ -17,6 +18,7 @@ from obstore.store import MemoryStore
 from tenacity import wait_none
 
 from participants.ledger import storage_id
+from participants.ledger.bucket import Bucket
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.objects import Kind, ObjectHeader, ObjectIndex, index_name, ledger_prefix, object_name
 from participants.ledger.storage import (
@@ -394,3 +396,28 @@ def test_a_storage_id_that_is_nested_too_deep_is_damaged() -> None:
     """Found by tests/fuzz."""
     with pytest.raises(StorageRefused, match="is damaged"):
         storage_id.parse("storage.json", 3_000 * b"[")
+
+
+async def test_a_put_that_was_begun_has_ended_when_its_caller_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the interrupted prefixes of a deleted topic, on a busy machine: the fence of an opening that was called
+    off landed behind the deletion's listing, and stayed."""
+    bucket = Bucket(MemoryStore())
+    begun, go = asyncio.Event(), asyncio.Event()
+    put = obstore.put_async
+
+    async def late(*arguments: Any, **more: Any) -> Any:
+        begun.set()
+        await go.wait()
+        return await put(*arguments, **more)
+
+    monkeypatch.setattr(obstore, "put_async", late)
+    creating = asyncio.create_task(bucket.create("ledgers/x", b"content"))
+    await begun.wait()
+    creating.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not creating.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    assert await bucket.get("ledgers/x") == b"content"
