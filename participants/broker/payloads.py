@@ -13,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from participants.api.models import Message, ReadMessage
 from participants.broker.names import MessageId
-from participants.ledger.chain import RawFrame
-from participants.ledger.frames import FrameHeader, PayloadKind
+from participants.ledger.frames import FrameHeader, PayloadKind, RawFrame
 from service.problems import ErrorCode, ServiceError
 
 KEY_COLUMN = b"metatxn.key"

@@ -28,8 +28,7 @@ from participants.api.models import (
 )
 from participants.broker.names import ReadPlace
 from participants.ledger import frames
-from participants.ledger.chain import RawFrame
-from participants.ledger.frames import PayloadKind
+from participants.ledger.frames import PayloadKind, RawFrame
 from participants.ledger.position import Position
 from participants.records import SegmentRecord
 from participants.segment.dedup import Remembered

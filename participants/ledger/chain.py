@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from participants.ledger.frames import RawFrame as RawFrame
+from participants.ledger.frames import RawFrame
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerMissing, OpenLedger, ReadableLedger
 

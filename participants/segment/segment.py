@@ -26,8 +26,8 @@ from metastore.txn.records import Header, Outcome, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metastore.types import AtVersion, FirstVersion, Revision
-from participants.ledger.chain import READ_BYTES, LedgerChain, RawFrame
-from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from participants.ledger.chain import READ_BYTES, LedgerChain
+from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind, RawFrame
 from participants.ledger.position import Position
 from participants.ledger.storage import (
     Append,

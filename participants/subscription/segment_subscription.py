@@ -31,7 +31,7 @@ from metastore.txn.store import put_ack_ops
 from metastore.types import Absent, FirstVersion
 from participants.api.models import ReadMessage, ReceivedMessage
 from participants.broker.payloads import message_count, read_messages
-from participants.ledger.chain import RawFrame
+from participants.ledger.frames import RawFrame
 from participants.ledger.position import Position
 from participants.metrics import BrokerMetrics
 from participants.partly import one_error

@@ -11,7 +11,8 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.types import Batch
-from participants.ledger.chain import LedgerChain, RawFrame
+from participants.ledger.chain import LedgerChain
+from participants.ledger.frames import RawFrame
 from participants.ledger.position import Position
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim

@@ -19,8 +19,7 @@ from metastore.txn.records import GcHorizon, Header, Outcome, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore, begin
 from metastore.types import Revision
-from participants.ledger.chain import RawFrame
-from participants.ledger.frames import PayloadKind
+from participants.ledger.frames import PayloadKind, RawFrame
 from participants.ledger.local import LocalStorage
 from participants.ledger.position import Position
 from participants.metrics import BrokerMetrics
