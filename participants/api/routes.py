@@ -114,7 +114,13 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         """Topics by name, those that the caller has a right on. A page may hold fewer than `limit` and have a next."""
         topics, more = await broker.topics.page(page_token, limit)
         seen = [topic for topic in topics if not topic.deleted and caller.may_see(topic.name)]
-        items = [await broker.topics.describe(topic) for topic in seen]
+        items = []
+        for topic in seen:
+            try:
+                items.append(await broker.topics.describe(topic))
+            except ServiceError as gone:
+                if gone.code is not ErrorCode.NOT_FOUND:  # else it was deleted meanwhile
+                    raise
         return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
 
     @api.get(

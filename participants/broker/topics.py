@@ -84,6 +84,7 @@ class Topics:
         return [TopicRecord.decode(record.value) for record in found.records], found.more
 
     async def describe(self, topic: TopicRecord) -> TopicInfo:
+        """Raises NOT_FOUND for one that was deleted since it was read: of a topic all segments stay."""
         segments = []
         for start in range(0, len(topic.segments), _CHUNK // 2):
             chunk = topic.segments[start : start + _CHUNK // 2]
@@ -91,9 +92,9 @@ class Topics:
             records = (await self._store.get_many(keys)).records
             for segment in chunk:
                 stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
-                if stored is None:
-                    continue
-                record = SegmentRecord.decode(stored.value)
+                record = SegmentRecord.decode(stored.value) if stored is not None else None
+                if record is None or record.state == "deleted":
+                    raise not_found(topic.name)
                 segments.append(
                     SegmentInfo(
                         segment=segment,

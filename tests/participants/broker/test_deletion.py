@@ -28,7 +28,7 @@ from tests.participants.broker.stories import (
     post,
     send,
 )
-from tests.participants.segment.faulty_store import INTENT, Fault
+from tests.participants.segment.faulty_store import INTENT, Fault, deletes
 from tests.participants.segment.world import World, materialized, publish, sending
 
 TOMBSTONES = (paths.TOPICS, paths.SEGMENT_OWNERS, paths.SUBSCRIPTIONS)
@@ -109,6 +109,32 @@ async def test_a_write_on_its_way_into_a_deleted_topic_is_refused_by_the_store(
     with pytest.raises(ServiceError):
         await late
     await assert_gone(process, world, txn)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_topic_that_is_deleted_while_it_is_looked_at_is_not_found(
+    process: BrokerProcess, world: World, listed: bool, finished: bool
+) -> None:
+    """Found by the simulation: it was shown without segments, and while these were marked as deleted it was a 500."""
+    (name,) = await process.create("t")
+    looked = world.store.hold_read(lambda keys: paths.segment(name) in keys, unread=True)
+    looking = asyncio.create_task(process.http.get("/v1/topics" if listed else "/v1/topics/t"))
+    await looked.reached.wait()
+    last = world.store.fault(Fault(deletes(paths.segment(name)), hold_before=True))
+    deleting = asyncio.create_task(delete(process))
+    await last.reached.wait()
+    if finished:
+        last.go.set()
+        await deleting
+    looked.go.set()
+    answer = await looking
+    if listed:
+        assert (answer.status_code, answer.json()["items"]) == (200, [])
+    else:
+        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+    last.go.set()
+    assert await deleting == 204
 
 
 async def test_a_topic_of_that_name_begins_anew_with_other_segments(process: BrokerProcess, world: World) -> None:
