@@ -8,7 +8,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    DataSourceStreamWriter,
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
@@ -24,7 +23,8 @@ from spark_connector.options import (
     read_options,
     write_options,
 )
-from spark_connector.reader import BatchReader, FilteringReader, dataframe_schema
+from spark_connector.reader import BatchReader, dataframe_schema
+from spark_connector.spark_versions import StreamArrowWriter, needs_spark
 from spark_connector.stream_writer import StreamWriter
 from spark_connector.table_options import remember_in, remembered_in
 from spark_connector.table_writes import check_dataframe
@@ -66,7 +66,11 @@ class MetatxnDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(remembered_in(schema, self.options, "read"), "batch")
         _check(options.service)
-        return FilteringReader(options, schema) if options.push_filters else BatchReader(options, schema)
+        if not options.push_filters:
+            return BatchReader(options, schema)
+        with needs_spark("4.1", "Pushed filters (option pushFilters)"):
+            from spark_connector.filtering_reader import FilteringReader
+        return FilteringReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
@@ -81,21 +85,17 @@ class MetatxnDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = read_options(self.options, "streaming")
         _check(options.service)
-        try:
+        with needs_spark("4.2", "Streaming reads of format metatxn"):
             from spark_connector.stream_reader import StreamReader
-        except ImportError:
-            raise OptionError("Streaming reads of format metatxn need Spark 4.2 or newer; batch reads work.") from None
         return StreamReader(options, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamArrowWriter:  # noqa: N802
         if overwrite:
             raise OptionError('Format metatxn has no output mode "complete": a topic only grows. Use "append".')
         options = write_options(self.options, "streaming")
         _check(options.service)
         with one_line():
-            columns = arrow_schema.of_dataframe(schema)
-            rows = check_dataframe(client(options.service), options, columns)
-        return StreamWriter(options, rows)
+            return StreamWriter(options, arrow_schema.of_dataframe(schema))
 
 
 def _check(service: Service) -> None:

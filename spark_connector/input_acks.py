@@ -8,11 +8,9 @@ acknowledged up to the former, cumulatively, on the subscription of that name on
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import pyarrow.fs as pafs
 
 import metatxn
+from spark_connector import checkpoint as notes
 from spark_connector.offsets import Offset, Places
 from spark_connector.options import OptionError
 
@@ -34,12 +32,17 @@ def acknowledge_input(
 
 def read_in_batch(checkpoint: str, batch_id: int) -> dict[str, Places]:
     """By topic: the segments that the batch has read something of, and up to where."""
-    path = f"{checkpoint.rstrip('/')}/offsets/{batch_id}"
-    lines = _text(path).splitlines()
+    try:
+        lines = notes.read(checkpoint, f"offsets/{batch_id}").splitlines()
+    except OSError as error:
+        raise OptionError(
+            f"Option ackSubscription: what the micro-batch has read cannot be looked up in {error}"
+        ) from error
     ours = [offset for line in lines if (offset := _offset(line)) is not None]
     if not ours:
         raise OptionError(
-            f"Option ackSubscription: {path} holds no offsets of format metatxn, so there is nothing to acknowledge."
+            f"Option ackSubscription: micro-batch {batch_id} in {checkpoint} holds no offsets of format metatxn, "
+            "so there is nothing to acknowledge."
         )
     moved: dict[str, Places] = {}
     for offset in ours:
@@ -60,17 +63,3 @@ def _offset(line: str) -> Offset | None:
 
 def _topic_of(segment: str) -> str:
     return segment.removeprefix("segment://").rpartition("/")[0]
-
-
-def _text(path: str) -> str:
-    """Of a local file, or of one in a file system that Arrow knows by its URI."""
-    try:
-        if "://" not in path and not path.startswith("file:"):
-            return Path(path).read_text()
-        system, name = pafs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
-        with system.open_input_stream(name) as stream:
-            return stream.read().decode()
-    except (OSError, ValueError) as error:
-        raise OptionError(
-            f"Option ackSubscription: what the micro-batch has read cannot be looked up in {path}: {error}"
-        ) from error

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_connector import arrow_schema
 from spark_connector.clients import client
 from spark_connector.errors import data_lost, one_line
 from spark_connector.horizons import Horizons, ending_places, every_segment, starting_places
-from spark_connector.metadata_filters import MetadataFilters, can_be_pushed
 from spark_connector.options import ReadOptions
 from spark_connector.places import order
-from spark_connector.segment_rows import SegmentRange, rows, wanted_columns, with_metadata
+from spark_connector.segment_rows import EntryFilter, SegmentRange, everything, rows, wanted_columns, with_metadata
 from spark_connector.topics import common_schema, find_topics
 
 
@@ -31,7 +30,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._filters = MetadataFilters()
+        self._let_through: EntryFilter = everything
 
     def partitions(self) -> Sequence[InputPartition]:
         with one_line():
@@ -65,19 +64,10 @@ class BatchReader(DataSourceReader):
             for each in topic.segments
             if each.id in starts
             and (ends is None or order(starts[each.id]) < order(ends[each.id]))
-            and self._filters.let_through({"__topic": topic.name, "__segment": each.id})
+            and self._let_through({"__topic": topic.name, "__segment": each.id})
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SegmentRange):
             return iter(())  # Spark makes one of its own where there is none
-        return rows(partition, self._options, self._schema, self._filters)
-
-
-class FilteringReader(BatchReader):
-    """With `pushFilters`: Spark refuses any reader with this method unless the session's configuration allows it."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Takes those that an entry's metadata decides; answers the others, which Spark applies itself."""
-        self._filters = MetadataFilters(each for each in filters if can_be_pushed(each))
-        return [each for each in filters if not can_be_pushed(each)]
+        return rows(partition, self._options, self._schema, self._let_through)

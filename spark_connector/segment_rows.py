@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from metatxn.frames import decode
 from spark_connector import arrow_schema
 from spark_connector.clients import client
 from spark_connector.errors import data_lost, one_line
-from spark_connector.metadata_filters import MetadataFilters
 from spark_connector.options import OptionError, ReadOptions
 from spark_connector.places import before, order
 from spark_connector.topics import Topic
@@ -30,6 +29,14 @@ METADATA = StructType(
         StructField("__txn_id", StringType()),
     ]
 )
+
+COMBINED_BYTES = 1024 * 1024
+EntryFilter = Callable[[Mapping[str, Any]], bool]
+"""Whether an entry is wanted, by its metadata, or by as much of it as is known yet."""
+
+
+def everything(_described: Mapping[str, Any]) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -82,14 +89,14 @@ def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa
 
 
 def rows(
-    partition: SegmentRange, options: ReadOptions, schema: StructType, filters: MetadataFilters
+    partition: SegmentRange, options: ReadOptions, schema: StructType, let_through: EntryFilter
 ) -> Iterator[pa.RecordBatch]:
     """Raises errors of the client library, in one line each; data that is gone is skipped where the user wants that."""
     after = partition.after
     with one_line():
         while True:
             try:
-                yield from _rows(partition, after, options, schema, filters)
+                yield from _rows(partition, after, options, schema, let_through)
             except (metatxn.PositionTrimmed, metatxn.NotFound) as gone:
                 if options.fail_on_data_loss:
                     raise data_lost(partition.segment, gone.detail) from gone
@@ -102,7 +109,7 @@ def rows(
 
 
 def _rows(
-    partition: SegmentRange, after: str | None, options: ReadOptions, schema: StructType, filters: MetadataFilters
+    partition: SegmentRange, after: str | None, options: ReadOptions, schema: StructType, let_through: EntryFilter
 ) -> Iterator[pa.RecordBatch]:
     """Never behind the end that the driver fixed: what is decided later must not be seen by a task that runs later."""
     service, expected = client(options.service), arrow_schema.expected_by_spark(schema)
@@ -128,18 +135,29 @@ def _rows(
                 "__publish_ms": frame.publish_ms,
                 "__txn_id": str(frame.txn_id) if frame.txn_id is not None else None,
             }
-            if not filters.let_through(described):
+            if not let_through(described):
                 continue
             decoded = decode(frame, partition.columns, keys=options.include_metadata)
             table = decoded.table
             tables.append(_with_metadata(table, decoded.keys, described) if options.include_metadata else table)
-        if tables:
-            # Entries may be small and many; Spark takes few large batches much faster.
-            for batch in pa.concat_tables(tables).combine_chunks().to_batches():
+        for table in _combined(tables):
+            for batch in table.to_batches():
                 yield arrow_schema.conform(batch, expected)
         if reached or (end is not None and order(page.next.partition("@")[0]) >= end):
             return
         after = page.next
+
+
+def _combined(tables: list[pa.Table]) -> Iterator[pa.Table]:
+    """Entries may be small and many, and Spark takes few large batches much faster. A large entry is not copied."""
+    small: list[pa.Table] = []
+    size = 0
+    for number, table in enumerate(tables, 1):
+        small.append(table)
+        size += table.nbytes
+        if size >= COMBINED_BYTES or number == len(tables):
+            yield pa.concat_tables(small).combine_chunks()
+            small, size = [], 0
 
 
 def _with_metadata(table: pa.Table, keys: list[str | None], described: dict[str, Any]) -> pa.Table:

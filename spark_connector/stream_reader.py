@@ -26,11 +26,10 @@ from metatxn.horizons import HorizonPlace, SegmentHorizon
 from spark_connector.clients import client
 from spark_connector.errors import data_lost, one_line
 from spark_connector.horizons import Horizons, Looked, every_segment, starting_places
-from spark_connector.metadata_filters import MetadataFilters
 from spark_connector.offsets import Lineage, Offset, Places, Readable, next_places, readable, shares
 from spark_connector.options import ReadOptions
 from spark_connector.places import order
-from spark_connector.segment_rows import SegmentRange, rows, wanted_columns
+from spark_connector.segment_rows import SegmentRange, everything, rows, wanted_columns
 from spark_connector.topics import Topic, find_topic, find_topics, matching_topics
 from spark_connector.watch import Watch
 
@@ -93,7 +92,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentRange)
-        return rows(partition, self._options, self._schema, MetadataFilters())
+        return rows(partition, self._options, self._schema, everything)
 
 
 class Planner:

@@ -17,20 +17,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark import SparkFiles, TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
 
 import metatxn
+from spark_connector import checkpoint
 from spark_connector.clients import Service, client
 from spark_connector.errors import one_line, taken_over
 from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import Written, winners
 from spark_connector.options import WriteOptions
-from spark_connector.table_writes import TableWrites, drain, new_writer
+from spark_connector.spark_versions import StreamArrowWriter
+from spark_connector.table_writes import TableWrites, check_dataframe, drain, new_writer
+
+DRIVER = "spark.driver"
+"""The property of a transaction that names the driver process whose tasks began it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,25 @@ class MicroBatch:
         return cls(query_id, run_id, int(batch_id))
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Spark pickles it into the tasks, and makes a new one for commit() and abort(): it carries no state."""
+class StreamWriter(StreamArrowWriter):
+    """Spark makes one for every micro-batch and pickles it into the tasks, and another one for commit() and abort(): it
+    carries no state."""
 
-    def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
+    def __init__(self, options: WriteOptions, columns: pa.Schema) -> None:
+        """`columns` of the DataFrame."""
         self._options = options
-        self._schema = schema
+        self._columns = columns
+        self._properties = {DRIVER: _driver()}
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        with one_line():
+            return check_dataframe(client(self._options.service), self._options, self._columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """On the driver, before the tasks begin: the one that commits need not ask for the topic again."""
+        assert self._schema is not None, "the DataFrame is checked"
+        return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
         with one_line():
@@ -70,7 +90,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         service = client(options.service)
         try:
             epoch = _epoch(os.getpid(), options.service, app_id, batch.run_id)
-            transaction = service.begin(timeout_ms=options.timeout_ms, key=app_id, epoch=epoch, version=batch.batch_id)
+            transaction = service.begin(
+                timeout_ms=options.timeout_ms,
+                key=app_id,
+                epoch=epoch,
+                version=batch.batch_id,
+                properties=self._properties,
+            )
         except metatxn.NotAllowed as error:
             raise taken_over(app_id, error) from error
         if transaction.already_committed:
@@ -102,15 +128,47 @@ class StreamWriter(DataSourceStreamArrowWriter):
             acknowledge_input(service, transaction, options.ack_subscription, options.checkpoint, batch_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """A batch that fails is the end of its run. So the run is taken over from, by nobody: that aborts what it has
+        open, in the same apply, and a task of it that is only just starting cannot begin the batch again.
+
+        Spark also aborts after a commit() that raised, and that commit may have happened. It stays.
+        """
         with one_line():
-            written = [message for message in messages if isinstance(message, Written)]
-            for txn_id in {message.txn_id for message in written if message.txn_id is not None}:
+            for app_id, epoch in self._open(messages, batchId):
                 try:
-                    self._attach(txn_id).abort(reason=f"micro-batch {batchId} failed")
-                except (metatxn.InvalidTransactionState, metatxn.TransactionNotFound):
-                    # Spark also aborts after a commit() that raised, and that commit may have happened. It stays:
-                    # the abort is a compare-and-set from OPEN, and the replay will find the batch committed.
-                    continue
+                    client(self._options.service).connect_key(app_id, epoch=epoch)
+                except metatxn.NotAllowed:
+                    continue  # a newer run has taken over, and aborted it
+
+    def _open(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> set[tuple[str, int]]:
+        """Application id and epoch of what tasks of this run have open, as far as the driver can know it: it is told by
+        tasks that have written, or finds what the application holds, begun for this batch by a task of this driver."""
+        told = {message.txn_id for message in messages if isinstance(message, Written) and message.txn_id is not None}
+        headers = [self._attach(txn_id).refresh() for txn_id in sorted(told | self._held())]
+        return {
+            (each.transaction_key, each.epoch)
+            for each in headers
+            if each.state == "OPEN" and (each.version, each.properties) == (batch_id, self._properties)
+            if each.transaction_key is not None and each.epoch is not None
+        }
+
+    def _held(self) -> set[str]:
+        """The one transaction that the application id holds, if there is one and the driver knows the application."""
+        app_id = self._app_id()
+        if app_id is None:
+            return set()
+        try:
+            held = client(self._options.service).key(app_id).txn_id
+        except metatxn.NotFound:
+            return set()  # no task has come so far as to connect
+        return set() if held is None else {held}
+
+    def _app_id(self) -> str | None:
+        """As far as the driver knows it: Spark tells only tasks the id of their query."""
+        options = self._options
+        if options.app_id is not None or options.checkpoint is None:
+            return options.app_id
+        return checkpoint.query_id(options.checkpoint)
 
     def _attach(self, txn_id: str) -> metatxn.Transaction:
         return client(self._options.service).attach(txn_id)
@@ -137,3 +195,9 @@ def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
 def _epoch(_pid: int, service: Service, app_id: str, session: str) -> int:
     """Connecting again in the same session answers the same epoch, so remembering it only saves the request."""
     return client(service).connect_key(app_id, epoch=-1, session=session).epoch
+
+
+def _driver() -> str:
+    """On the driver: the same in all of its Python processes, and no other driver's. Spark gives the processes that
+    make writers and those that commit nothing in common but the directory of the application's files."""
+    return Path(SparkFiles.getRootDirectory()).name

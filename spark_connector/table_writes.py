@@ -15,6 +15,10 @@ from spark_connector import arrow_schema
 from spark_connector.options import TOPIC_COLUMN, OptionError, WriteOptions
 from spark_connector.topics import find_topic
 
+ENTRY_BYTES = 2 * 1024 * 1024
+"""A request costs as much as one MiB of rows, on both sides; beyond this size there is little to gain, and an entry is
+never divided among micro-batches."""
+
 
 def new_writer() -> str:
     """The name of one task attempt. Made inside `write()`: Spark's own attempt numbers restart with the driver."""
@@ -93,7 +97,11 @@ class TableWrites:
         if self._options.topic is None:
             schema = fitting_schema(self._client, topic, without_topic_column(schema))
         writer = self._client.table_writer(
-            topic, self._transaction, writer=self.writer, key_column=self._options.key_column
+            topic,
+            self._transaction,
+            writer=self.writer,
+            key_column=self._options.key_column,
+            max_entry_bytes=ENTRY_BYTES,
         )
         self._open[topic] = (writers.enter_context(writer), schema)
         return self._open[topic]

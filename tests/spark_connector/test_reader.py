@@ -12,8 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, Not
 
 import metatxn
+from spark_connector.filtering_reader import FilteringReader
 from spark_connector.options import read_options
-from spark_connector.reader import FilteringReader, dataframe_schema
+from spark_connector.reader import dataframe_schema
 from tests.spark_connector.conftest import TopicFactory
 
 
