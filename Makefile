@@ -19,7 +19,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job simulate mutants clean
+.PHONY: help setup check test contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -62,7 +62,7 @@ demo: $(STAMP)  ## The main job, end to end, with two kills (STORE=sqlite or STO
 	scripts/install-debian-packages java $(if $(filter etcd,$(STORE)),etcd etcdctl)
 	$(BIN)/python -m examples.flights.demo --store $(STORE)
 
-bench: bench-commits bench-store bench-coordinator bench-participants bench-spark-job  ## All measurements; tables here, JSON in build/bench
+bench: bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark  ## All measurements; tables here, JSON in build/bench
 
 bench-commits: setup  ## Commits per second on each store, beside single CAS writes
 	$(BIN)/python -m benchmarks.commits
@@ -78,6 +78,13 @@ bench-participants: setup  ## The broker: what transactions, HTTP and history co
 
 bench-spark-job: setup  ## Rows per second of the Spark job, beside Spark's noop and parquet sinks
 	$(BIN)/python -m benchmarks.spark_job
+
+bench-spark: setup  ## The Spark connector, beside sinks and sources that do nothing, and parquet (a first look: SMALL=--small)
+	$(BIN)/python -m benchmarks.spark $(SMALL)
+
+spark-matrix: setup  ## Everything that can fail under a Spark job, on both stores (SPARK=4.0.1: with that version)
+	$(if $(SPARK),$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK) 'pyspark==$(SPARK)')
+	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest tests/spark_connector/test_failure_matrix.py
 
 clean:  ## Remove what the build made
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 import metatxn
 from tests.servers import START_TIMEOUT_S, free_port
+from tests.spark_connector.helpers import JAVA_OPTIONS
 
 TopicFactory = Callable[..., str]
 
@@ -28,6 +29,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Workers start as `python3` from PATH otherwise, which is not the environment of these tests.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["JAVA_TOOL_OPTIONS"] = JAVA_OPTIONS
     # Functions of these tests run in the workers too, which must be able to import their modules.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]

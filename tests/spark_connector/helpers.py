@@ -16,6 +16,8 @@ import metatxn
 
 PATIENCE_S = 240.0
 """On a machine that is busy with other tests, Spark alone may need a minute to start."""
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a Java that lives for some minutes: it spends half of its time on compiling what it will not run for long."""
 
 
 class Input:

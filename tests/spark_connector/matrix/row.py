@@ -1,0 +1,165 @@
+"""What the rows of the matrix have in common: input, a job, whoever looks while it fails, and what must hold."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+import metatxn
+from tests.spark_connector.helpers import PATIENCE_S, column, numbers, wait_until
+from tests.spark_connector.matrix.cluster import Driver
+from tests.spark_connector.matrix.driver import Job
+from tests.spark_connector.matrix.points import Points
+from tests.spark_connector.matrix.services import Services
+
+BATCHES = 3
+ROWS_PER_BATCH = 2_400
+ROWS = BATCHES * ROWS_PER_BATCH
+WIDTH = 2_000
+"""Of a row, in bytes: each task of a batch has more than one entry for each topic, so it sends some before its end."""
+LOOK_EVERY_S = 1.0
+
+
+class Input:
+    """The same rows, cut for `BATCHES` micro-batches of two tasks: in a topic, or in files where Spark cannot read a
+    topic as a stream."""
+
+    def __init__(self, client: metatxn.Client, directory: Path, *, as_topic: bool) -> None:
+        self.as_topic = as_topic
+        if as_topic:
+            self.source = f"source-{uuid.uuid4().hex[:8]}"
+            client.create_topic(self.source, segments=2)
+        else:
+            self.source = str(directory)
+        for start in range(0, ROWS, ROWS_PER_BATCH):
+            rows = numbers(start, ROWS_PER_BATCH, WIDTH)
+            if as_topic:
+                with client.transaction() as txn, client.table_writer(self.source, txn, key_column="name") as writer:
+                    writer.write(pa.Table.from_pylist(rows))
+                continue
+            for number in range(2):
+                half = rows[number::2]
+                (directory / f"{start:06d}-{number}.json").write_text("\n".join(map(json.dumps, half)))
+
+
+class Row:
+    """One job of its own, on services and a Spark that rows share. Inside its `with` somebody looks all the time."""
+
+    def __init__(self, services: Services, driver: Driver, points: Points, given: Input, directory: Path) -> None:
+        self.services = services
+        self.points = points
+        self.driver = driver
+        self.client = metatxn.connect(services.url, request_timeout_s=PATIENCE_S)
+        name = uuid.uuid4().hex[:8]
+        outputs = (f"b-{name}", f"c-{name}")
+        subscription = f"job-{name}" if given.as_topic else None
+        checkpoint = str(directory / f"checkpoint-{name}")
+        self.job = Job(services.url, given.source, given.as_topic, outputs, checkpoint, ROWS_PER_BATCH, subscription)
+        self._looker = threading.Thread(target=self._look_on)
+        self._over = threading.Event()
+        self._looks = 0
+        self._wrong: list[str] = []
+
+    def __enter__(self) -> Self:
+        for topic in self.job.outputs:
+            self.client.create_topic(topic, segments=2)
+        if self.job.subscription is not None:
+            self.client.subscribe(self.job.source, self.job.subscription, initial="earliest").close()
+        self._looker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.look_away()
+        self.points.clear()
+        self.client.close()
+
+    def look_away(self) -> None:
+        """From what is no failure."""
+        self._over.set()
+        self._looker.join()
+
+    # -- what readers see --------------------------------------------------------------------------------------
+
+    def _look_on(self) -> None:
+        with metatxn.connect(self.services.url) as client:
+            while not self._over.wait(LOOK_EVERY_S):
+                try:
+                    self._look(client)
+                except metatxn.MetatxnError:
+                    continue  # a service is away
+
+    def _look(self, client: metatxn.Client) -> None:
+        """One consistent cut, or one topic by itself as readers see it that want no cut."""
+        outputs = list(self.job.outputs)
+        if self._looks % 2:
+            seen = [_ids(client.read_table(outputs[self._looks // 2 % 2]))]
+        else:
+            cut = client.read_table(outputs, isolation="snapshot")
+            seen = [_ids(cut[topic]) for topic in outputs]
+        if seen[0] != seen[-1]:
+            self._wrong.append(
+                f"a cut has {len(seen[0])} rows in one topic, {len(seen[1])} in the other, or other ones"
+            )
+        for ids in seen:
+            if len(ids) != len(set(ids)) or not set(ids) <= set(range(ROWS)):
+                self._wrong.append(f"{len(ids)} rows with {len(set(ids))} ids are visible")
+        self._looks += 1
+
+    # -- doing -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.driver.start(self.job)
+
+    def run(self) -> None:
+        """To the end of the input."""
+        self.start()
+        self.succeed()
+
+    def succeed(self) -> None:
+        error = self.driver.ended()
+        assert error is None, error
+
+    def fail(self) -> str:
+        """With what the query fails."""
+        self.start()
+        error = self.driver.ended()
+        assert error is not None, "the query does not fail"
+        return error
+
+    def change(self, **fields: Any) -> None:
+        """The job, from its next run on."""
+        self.job = replace(self.job, **fields)
+
+    def open_transactions(self) -> list[str]:
+        return [str(header.txn_id) for header in self.client.transactions("OPEN")]
+
+    def check(self) -> None:
+        """Every input row exactly once in every topic, nothing else seen by anybody at any time, nothing left open,
+        and the input acknowledged."""
+        for topic in self.job.outputs:
+            assert column(self.client, topic) == list(range(ROWS)), topic
+        assert not self.open_transactions()
+        wait_until(lambda: self.backlog() == 0, "all of the input is acknowledged")
+        looks = self._looks
+        wait_until(lambda: self._looks > looks + 1, "somebody has looked at the end, too")
+        assert self._wrong == []
+
+    def backlog(self) -> int:
+        if self.job.subscription is None:
+            return 0
+        info = self.client.subscription(self.job.source, self.job.subscription)
+        return sum(segment.backlog for segment in info.segments)
+
+
+def _ids(table: pa.Table) -> list[int]:
+    ids: list[int] = table.column("id").sort().to_pylist() if table.num_rows else []  # type: ignore[assignment]
+    return ids
