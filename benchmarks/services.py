@@ -32,10 +32,7 @@ class Service:
 
     @property
     def cpu_s(self) -> float:
-        """Of all its threads, in user and system mode, so far."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+        return cpu_s(self.process.pid)
 
     @property
     def resident_bytes(self) -> int:
@@ -44,6 +41,17 @@ class Service:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def cpu_s(pid: int) -> float:
+    """Of all threads of a process, in user and system mode, so far."""
+    fields = process_stat(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def process_stat(pid: int) -> list[str]:
+    """What `/proc` tells, from the state on; the second field is the parent."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name before it may hold spaces
 
 
 @contextmanager
