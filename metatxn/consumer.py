@@ -89,9 +89,9 @@ class AsyncConsumer:
             raise
         # A new home gives again what is not acknowledged. Handed out twice it could be acknowledged twice in one
         # transaction, which succeeds like a retry, and what was made of it would be there twice.
-        new = [each for each in answer.messages if each.message_id not in self._held]
-        self._held |= dict.fromkeys(each.message_id for each in new)
-        return [message_of(self.topic, each, each.redelivery_count) for each in new]
+        new = {each.message_id: each for each in answer.messages if each.message_id not in self._held}
+        self._held |= dict.fromkeys(new)
+        return [message_of(self.topic, each, each.redelivery_count) for each in new.values()]
 
     async def _request(self, limit: int, wait_ms: int) -> ReceiveAnswer:
         body = {"consumer": self.name, "max": limit, "wait_ms": wait_ms}

@@ -432,7 +432,9 @@ class SegmentSubscription:
             except ServiceError:
                 if not given:
                     raise  # else it is told next time: what was given must reach the consumer
-        return given
+        # What somebody gives back while an entry is read may be given to this very consumer again: in one transaction
+        # it would count twice, as the second acknowledgement succeeds like the first.
+        return list({each.message.message_id: each for each in given}.values())
 
     async def _give_again(self, given: list[Given], room: Callable[[], int], consumer: int) -> None:
         while room() and (place := self.deliveries.first_waiting()) is not None:

@@ -46,7 +46,7 @@ def received(consumer: metatxn.Consumer) -> list[str]:
 
 
 def test_what_is_held_is_not_handed_out_again() -> None:
-    consumer = Home(["a", "b"], ["a", "b", "c"]).consumer()
+    consumer = Home(["a", "b"], ["a", "b", "c", "c"]).consumer()
     assert received(consumer) == ["a", "b", "c"]
 
 

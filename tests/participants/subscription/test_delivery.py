@@ -18,7 +18,10 @@ import pytest
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from participants.broker.names import MessageId
+from participants.ledger.frames import RawFrame
+from participants.ledger.position import Position
 from participants.segment.trimming import trim
+from participants.subscription.segment_subscription import SegmentSubscription
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
@@ -50,6 +53,28 @@ async def test_two_requests_at_once_never_get_the_same_message(consuming: Consum
     parts = await asyncio.gather(*(consuming.values(consumer=str(number), limit=7) for number in range(60)))
     seen = [value for part in parts for value in part]
     assert sorted(seen) == list(range(300))
+
+
+async def test_what_is_given_back_while_an_answer_is_made_is_in_it_once(
+    consuming: Consuming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulation: a late request to give it again came between the reads of two entries."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    assert await consuming.values(consumer="a") == [0, 1]
+    await consuming.redeliver(ids)
+    read, reads = SegmentSubscription._frame, []
+
+    async def slow(part: SegmentSubscription, position: Position) -> RawFrame | None:
+        frame = await read(part, position)
+        reads.append(position)
+        if len(reads) == 2:
+            await consuming.redeliver(ids[:1])
+        return frame
+
+    monkeypatch.setattr(SegmentSubscription, "_frame", slow)
+    assert await consuming.values(consumer="b") == [0, 1]
+    assert reads == [reads[0], reads[1], reads[0]], "it was given again"
 
 
 async def test_a_silent_consumer_is_gone_and_a_waiting_one_is_not(
