@@ -22,9 +22,11 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.types import AtVersion, Record
 from participants.broker.topics import StoredTopic, not_found
+from participants.ledger.storage import LedgerError
 from participants.records import OwnerRecord, SegmentRecord
 from participants.subscription.definitions import Definitions
 from participants.subscription.traces import delete_range, delete_records
+from service.problems import ErrorCode, ServiceError
 from service.retry import until_it_succeeds
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Deletion:
     async def delete(self, name: str) -> None:
         """The topic is gone, and everything of it but its tombstones. Gone already is success.
 
-        Raises NOT_FOUND for one that never was, store errors: then ask again.
+        Raises NOT_FOUND for one that never was; STORE_UNAVAILABLE, store errors: then ask again.
         """
         topics = self._broker.topics
         while True:
@@ -136,5 +138,13 @@ class Deletion:
         stored: Record | None = await self._store.get(paths.segment(segment_id))
         if stored is None or SegmentRecord.decode(stored.value).storage != self._broker.storage.storage_id:
             return
-        await self._broker.storage.drop(segment_id)
+        try:
+            await self._broker.storage.drop(segment_id)
+        except LedgerError as error:
+            raise ServiceError(
+                ErrorCode.STORE_UNAVAILABLE,
+                f"the bytes of segment {segment_id} cannot be deleted: {error}",
+                action="Delete it once more; nothing of it is readable any more.",
+                segment=segment_id,
+            ) from error
         await self._store.apply(self._store.batch().remove(stored))

@@ -13,6 +13,7 @@ import pytest
 
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
+from participants.ledger.storage import StorageFailed
 from participants.records import OwnerRecord
 from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.process import BrokerProcess
@@ -135,6 +136,27 @@ async def test_a_topic_that_is_deleted_while_it_is_looked_at_is_not_found(
         assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
     last.go.set()
     assert await deleting == 204
+
+
+async def test_a_storage_that_fails_is_told_and_the_bytes_go_when_it_is_asked_again(
+    process: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulation, as a 500."""
+    txn = await full(process, world)
+    drop, failures = process.storage.drop, [StorageFailed("the connection broke")]
+
+    async def dropped(segment: str) -> None:
+        if failures:
+            raise failures.pop()
+        await drop(segment)
+
+    monkeypatch.setattr(process.storage, "drop", dropped)
+    answer = await process.http.delete("/v1/topics/t")
+    assert (answer.status_code, answer.json()["code"]) == (503, "STORE_UNAVAILABLE")
+    assert await delete(process) == 204
+    await world.abort(txn)
+    await world.collect(txn)
+    await assert_gone(process, world, txn)
 
 
 async def test_a_topic_of_that_name_begins_anew_with_other_segments(process: BrokerProcess, world: World) -> None:
