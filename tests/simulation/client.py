@@ -224,6 +224,7 @@ class Client:
         writer: str | None = None,
         producer: str | None = None,
         sequence: int,
+        patience_s: float = _PATIENCE_S,
     ) -> tuple[str, tuple[int, int]]:
         """Segment and position of an entry with the payload's `key`.
 
@@ -238,7 +239,9 @@ class Client:
             place = [place for place in layout if place.holds(payload["key"])][-1]
             path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
             try:
-                answer = await self._ask("POST", self._brokers, path, query, content=content, segment=place.segment)
+                answer = await self._ask(
+                    "POST", self._brokers, path, query, content=content, segment=place.segment, patience_s=patience_s
+                )
                 return place.segment, parse_position(answer.json()["position"])
             except Refused as refused:
                 doubtful = refused.doubtful = doubtful or refused.doubtful
@@ -320,8 +323,8 @@ class Client:
                 problem = answer.json()
                 if segment is not None and "owner_url" in problem:
                     self._owners[segment] = problem["owner_url"]
-                definite = problem["definite"]
-                retriable = problem["retriable"] or not definite
+                retriable = problem["retriable"] or not problem["definite"]
+                definite = problem["definite"] and not answer.copied
             doubtful = doubtful or not definite
             if not retriable:
                 raise Refused(problem["code"], problem["detail"], doubtful=doubtful)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -40,6 +40,8 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
+    copied: bool = False
+    """A copy of the request may still arrive: this answer says nothing of what that one will do."""
 
     @property
     def ok(self) -> bool:
@@ -107,6 +109,7 @@ class Network:
         timer = world.loop.call_later(timeout_s, _fail, answer, NoAnswer(f"no answer within {timeout_s} s"))
         world.trace.note("network", f"{request.method} {request.url}")
         delay = faults.delay_s("net_slow")
+        copied = False
         if faults.happens("net_lost_request"):
             world.trace.note("network", "lost request")
             world.later(faults.random.uniform(0, timeout_s), _fail, answer, NoAnswer("the connection broke"))
@@ -115,11 +118,16 @@ class Network:
             world.later(timeout_s + faults.random.uniform(0, LATE_S), self._arrive, request, answer)
         else:
             world.later(delay, self._arrive, request, answer)
-            if faults.happens("net_duplicated"):
+            copied = faults.happens("net_duplicated")
+            if copied:
                 again: asyncio.Future[Answer] = world.loop.create_future()
                 world.later(delay + faults.random.uniform(0, LATE_S), self._arrive, request, again)
         try:
-            return await answer
+            return replace(await answer, copied=copied)
+        except Unreachable as error:
+            if copied:
+                raise NoAnswer("a copy of the request is still on its way") from error
+            raise
         finally:
             timer.cancel()
 

@@ -14,6 +14,8 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.history import End, History, HorizonSeen, Outcome, Read, Write
 from tests.simulation.processes import Process
 
+PUBLISH_PATIENCE_S = 25.0
+
 
 class Workload(ABC):
     """`set_up` while nothing fails, then `start`; `finish` and `read_everything` when nothing fails any more."""
@@ -167,8 +169,13 @@ class Actor(ABC):
         sequence: int | None = None,
     ) -> Write:
         """Publish an entry and write down what came of it. Raises as the client."""
+        write = self.note(topic, key, amount, txn_id, writer)
+        await self.send(write, producer, self._numbers if sequence is None else sequence)
+        return write
+
+    def note(self, topic: str, key: str, amount: int, txn_id: str | None, writer: str | None) -> Write:
+        """An entry that is to be sent now."""
         self._numbers += 1
-        loop = self.workload.world.loop
         write = Write(
             id=f"{self.name}-{self._numbers}",
             txn_id=txn_id,
@@ -177,24 +184,29 @@ class Actor(ABC):
             key=key,
             amount=amount,
             client=self.name,
-            begun=loop.time(),
+            begun=self.workload.world.loop.time(),
         )
         self.history.writes.append(write)
+        return write
+
+    async def send(
+        self, write: Write, producer: str | None, sequence: int, patience_s: float = PUBLISH_PATIENCE_S
+    ) -> None:
         try:
             write.segment, write.position = await self.client.publish(
-                topic,
-                {"id": write.id, "key": key, "amount": amount},
-                txn_id=txn_id,
-                writer=writer,
+                write.topic,
+                {"id": write.id, "key": write.key, "amount": write.amount},
+                txn_id=write.txn_id,
+                writer=write.writer,
                 producer=producer,
-                sequence=self._numbers if sequence is None else sequence,
+                sequence=sequence,
+                patience_s=patience_s,
             )
         except Refused as refused:
             write.outcome = Outcome.UNKNOWN if refused.doubtful else Outcome.FAILED
             raise
         write.outcome = Outcome.OK
-        write.ended = loop.time()
-        return write
+        write.ended = self.workload.world.loop.time()
 
     async def any_place(self) -> SegmentPlace:
         return self.random.choice(await self.client.look(self.random.choice(self.workload.topics)))

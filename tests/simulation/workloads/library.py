@@ -56,11 +56,16 @@ class User(Actor):
             randomness=workload.world.generator(f"library of {name}"),
         )
 
+    def outcome_of(self, error: MetatxnError) -> Outcome:
+        """What may be believed: a copy that a proxy has made of a request may arrive when the client was refused."""
+        certain = error.definite and not self.workload.world.faults.rates.net_duplicated
+        return Outcome.FAILED if certain else Outcome.UNKNOWN
+
     async def leave(self) -> None:
         with suppress(MetatxnError):
             await self.library.close()
 
-    async def send(self, producer: AsyncProducer, key: str, txn: AsyncTransaction | None = None) -> asyncio.Future[str]:
+    async def put(self, producer: AsyncProducer, key: str, txn: AsyncTransaction | None = None) -> asyncio.Future[str]:
         """Send a message and write down what comes of it, whenever that is."""
         self._numbers += 1
         loop = self.workload.world.loop
@@ -71,7 +76,7 @@ class User(Actor):
         try:
             sent = await producer.send({"id": write.id, "key": key, "amount": 0}, key=key, txn=txn)
         except MetatxnError as error:
-            write.outcome = Outcome.FAILED if error.definite else Outcome.UNKNOWN
+            write.outcome = self.outcome_of(error)
             raise
         sent.add_done_callback(partial(self._delivered, write))
         return sent
@@ -82,8 +87,8 @@ class User(Actor):
             write.outcome = Outcome.OK
             write.position = parse_position(sent.result())
             write.ended = self.workload.world.loop.time()
-        elif isinstance(error, MetatxnError) and error.definite:
-            write.outcome = Outcome.FAILED
+        elif isinstance(error, MetatxnError):
+            write.outcome = self.outcome_of(error)
 
 
 class Shop(User):
@@ -96,7 +101,7 @@ class Shop(User):
 
     async def act(self) -> None:
         keys = [f"order-{self.random.randrange(20)}" for _ in range(self.random.choice((1, 1, 3)))]
-        await asyncio.gather(*[await self.send(self._orders, key) for key in keys])
+        await asyncio.gather(*[await self.put(self._orders, key) for key in keys])
 
 
 class Packer(User):
@@ -137,7 +142,7 @@ class Packer(User):
                     raise ChangedMind
                 self.history.ends.append(end)
         except MetatxnError as error:
-            end.outcome = Outcome.FAILED if error.definite else Outcome.UNKNOWN
+            end.outcome = self.outcome_of(error)
             end.code = error.code
             raise
         end.outcome = Outcome.OK
@@ -146,5 +151,5 @@ class Packer(User):
     async def _fill(self, txn: AsyncTransaction, messages: list[Message]) -> None:
         for message in messages:
             order: dict[str, Any] = message.value
-            await self.send(self._parcels, order["id"], txn)
+            await self.put(self._parcels, order["id"], txn)
         await self._consumer.acknowledge(messages, txn)

@@ -1,15 +1,19 @@
 """Producers that append to keys, outside of any transaction, while segments are split and merged under them.
 
 Each sends the next entry of a key when the one before was answered, and sends an entry again, under its sequence, until
-it is. So every entry is there once, and those of a key in the order in which they were sent.
+it is: also to whoever has taken over from the segment that it was sent to first. So every entry is there once, and
+those of a key in the order in which they were sent.
 """
 
 from __future__ import annotations
 
+from tests.simulation.client import Doubtful, Refused
+from tests.simulation.history import Outcome, Write
 from tests.simulation.workloads.base import Actor, Workload
 
 PRODUCERS = 2
 KEYS = 5
+PATIENCE_S = 1.0
 
 
 class Log(Workload):
@@ -24,6 +28,17 @@ class Log(Workload):
 
 
 class Producer(Actor):
+    _unanswered: Write | None = None
+
     async def act(self) -> None:
         (topic,) = self.workload.topics
-        await self.write(topic, f"key-{self.random.randrange(KEYS)}", 0, producer=self.name)
+        write = self._unanswered or self.note(topic, f"key-{self.random.randrange(KEYS)}", 0, None, None)
+        try:
+            await self.send(write, self.name, self._numbers, patience_s=PATIENCE_S)
+        except (Doubtful, Refused) as error:
+            self.client.layouts.clear()
+            if self._unanswered is not None or isinstance(error, Doubtful) or error.doubtful:
+                self._unanswered = write
+                write.outcome = Outcome.UNKNOWN
+            raise
+        self._unanswered = None
