@@ -1,8 +1,8 @@
 """Producers that append to keys, outside of any transaction, while segments are split and merged under them.
 
 Each sends the next entry of a key when the one before was answered, and sends an entry again, under its sequence, until
-it is: also to whoever has taken over from the segment that it was sent to first. So every entry is there once, and
-those of a key in the order in which they were sent.
+it is, first to the segment that it was sent to (DESIGN §5.13). So every entry is there once, and those of a key in the
+order in which they were sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Producer(Actor):
         try:
             await self.send(write, self.name, self._numbers, patience_s=PATIENCE_S)
         except (Doubtful, Refused) as error:
-            self.client.layouts.clear()
             if self._unanswered is not None or isinstance(error, Doubtful) or error.doubtful:
                 self._unanswered = write
                 write.outcome = Outcome.UNKNOWN

@@ -61,7 +61,7 @@ class Writer(Actor):
 class Caretaker(Actor):
     """Deletes a topic, whether or not it is there, and makes it again."""
 
-    pause_s = 3.0
+    pause_s = 1.2
 
     async def act(self) -> None:
         assert isinstance(self.workload, Passing)
