@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 import metatxn
+from spark_connector.spark_versions import from_arrow, to_arrow
 
 
 def canonical(schema: pa.Schema) -> pa.Schema:
@@ -30,7 +30,7 @@ def of_dataframe(schema: StructType) -> pa.Schema:
 
 def _of_column(column: StructField) -> pa.Field[Any]:
     try:
-        field = to_arrow_schema(StructType([column]), timezone="UTC").field(0)
+        field = to_arrow(StructType([column])).field(0)
         return _nullable(field.name, field.type)
     except (ValueError, PySparkException) as error:
         raise metatxn.SchemaMismatch(
@@ -41,13 +41,12 @@ def _of_column(column: StructField) -> pa.Field[Any]:
 
 def to_spark(schema: pa.Schema) -> StructType:
     """The DataFrame schema of a topic. Types that Spark lacks are widened; raises for those that cannot be."""
-    return from_arrow_schema(pa.schema([_nullable(field.name, _for_spark(field.type)) for field in schema]))
+    return from_arrow(pa.schema([_nullable(field.name, _for_spark(field.type)) for field in schema]))
 
 
 def expected_by_spark(schema: StructType) -> pa.Schema:
     """What `read()` must yield: Spark compares the first batch with exactly this."""
-    expected: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    return expected
+    return to_arrow(schema)
 
 
 def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:

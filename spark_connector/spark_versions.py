@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from spark_connector.options import OptionError
 
@@ -21,7 +26,21 @@ else:
             stream; its driver asks nothing but the methods."""
 
 
-__all__ = ["StreamArrowWriter", "needs_spark"]
+__all__ = ["StreamArrowWriter", "from_arrow", "needs_spark", "to_arrow"]
+
+_NAMED = "timezone" in inspect.signature(to_arrow_schema).parameters
+_IN_UTC: dict[str, Any] = {"timezone": "UTC"} if _NAMED else {"timestamp_utc": True}
+
+
+def to_arrow(schema: StructType) -> pa.Schema:
+    """Timestamps with a time zone are in UTC."""
+    arrow: pa.Schema = to_arrow_schema(schema, **_IN_UTC)
+    return arrow
+
+
+def from_arrow(schema: pa.Schema) -> StructType:
+    """Timestamps without a time zone stay so."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 @contextmanager

@@ -29,7 +29,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Workers start as `python3` from PATH otherwise, which is not the environment of these tests.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["JAVA_TOOL_OPTIONS"] = JAVA_OPTIONS
     # Functions of these tests run in the workers too, which must be able to import their modules.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -38,6 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2,3]")
         .appName("tests")
         .config("spark.ui.enabled", "false")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")

@@ -37,7 +37,7 @@ BEHIND_COMMIT = "batch 1 is committed"
 """Spark has not noted it yet."""
 PLACES = (IN_A_TASK, BEFORE_THE_DECISION, BEHIND_THE_DECISION, BEHIND_COMMIT)
 KILLS = [(store, place) for store in STORES for place in PLACES]
-SHORT_KILLS = [("etcd", BEFORE_THE_DECISION), ("etcd", BEHIND_THE_DECISION)]
+SHORT_KILLS = [("etcd", BEHIND_THE_DECISION)]
 RESTARTS = [
     (store, part, place) for store in STORES for part in PARTS[store] for place in (IN_A_TASK, BEFORE_THE_DECISION)
 ]

@@ -28,6 +28,8 @@ CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.sql.shuffle.partitions": "2",
     # Writers get their rows in pieces, so that a task that fails late has sent some before.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
@@ -53,7 +55,7 @@ def environment(points: Path) -> dict[str, str]:
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": path}
     # The scripts that start a worker elsewhere would find out the Scala version; it looks for its jars by it.
     spark = {"SPARK_HOME": str(SPARK_HOME), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": "127.0.0.1"}
-    return {**os.environ, **python, **spark, "JAVA_TOOL_OPTIONS": JAVA_OPTIONS, POINTS: str(points)}
+    return {**os.environ, **python, **spark, POINTS: str(points)}
 
 
 class Driver:
@@ -145,8 +147,9 @@ class StandaloneCluster:
         return self
 
     def _launch(self, name: str, main: str, host: str, *options: str) -> None:
-        command = [binary("java", "openjdk-17-jre-headless"), "-Xmx256m", "-cp", str(SPARK_HOME / "jars" / "*")]
-        command += [f"org.apache.spark.deploy.{main}", "--host", host, "--webui-port", "0", *options]
+        java = [binary("java", "openjdk-17-jre-headless"), *JAVA_OPTIONS.split(), "-Xmx256m"]
+        command = [*java, "-cp", str(SPARK_HOME / "jars" / "*"), f"org.apache.spark.deploy.{main}"]
+        command += ["--host", host, "--webui-port", "0", *options]
         with (self._directory / f"{name}.log").open("w") as output:
             process = subprocess.Popen(
                 command,

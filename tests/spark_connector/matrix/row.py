@@ -23,7 +23,9 @@ BATCHES = 3
 ROWS_PER_BATCH = 2_400
 ROWS = BATCHES * ROWS_PER_BATCH
 WIDTH = 2_000
-"""Of a row, in bytes: each task of a batch has more than one entry for each topic, so it sends some before its end."""
+"""Of a row, in bytes: each task of a batch has more than an entry for each topic, so it sends some before its end."""
+SMALL_ENTRY_BYTES = 128 * 1024
+"""Of the input: entries are never divided, and the batches are to be of one size."""
 LOOK_EVERY_S = 1.0
 
 
@@ -41,8 +43,7 @@ class Input:
         for start in range(0, ROWS, ROWS_PER_BATCH):
             rows = numbers(start, ROWS_PER_BATCH, WIDTH)
             if as_topic:
-                with client.transaction() as txn, client.table_writer(self.source, txn, key_column="name") as writer:
-                    writer.write(pa.Table.from_pylist(rows))
+                write(client, self.source, rows)
                 continue
             for number in range(2):
                 half = rows[number::2]
@@ -69,7 +70,7 @@ class Row:
 
     def __enter__(self) -> Self:
         for topic in self.job.outputs:
-            self.client.create_topic(topic, segments=2)
+            self.client.create_topic(topic)
         if self.job.subscription is not None:
             self.client.subscribe(self.job.source, self.job.subscription, initial="earliest").close()
         self._looker.start()
@@ -158,6 +159,14 @@ class Row:
             return 0
         info = self.client.subscription(self.job.source, self.job.subscription)
         return sum(segment.backlog for segment in info.segments)
+
+
+def write(client: metatxn.Client, topic: str, rows: list[dict[str, Any]]) -> None:
+    with (
+        client.transaction() as txn,
+        client.table_writer(topic, txn, key_column="name", max_entry_bytes=SMALL_ENTRY_BYTES) as writer,
+    ):
+        writer.write(pa.Table.from_pylist(rows))
 
 
 def _ids(table: pa.Table) -> list[int]:
