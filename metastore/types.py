@@ -245,6 +245,9 @@ class Changes:
     revision: Revision
     events: tuple[Event, ...]
 
+    def below(self, prefix: str) -> tuple[Event, ...]:
+        return tuple(event for event in self.events if event.key.startswith(prefix))
+
 
 @dataclass(frozen=True, slots=True)
 class Resync:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from metastore.api import MetadataStore, Watch
 from metastore.background import Backoff, in_background
@@ -23,11 +24,35 @@ EVENT_BYTES = 500
 value may be as large as a batch."""
 
 
+class Written(NamedTuple):
+    """What one apply has deleted and put, of which events are made only below a prefix that somebody watches.
+
+    `known` are those of the keys put that were there before.
+    """
+
+    revision: Revision
+    deleted: Sequence[str]
+    puts: Mapping[str, bytes]
+    known: Collection[str]
+
+    @property
+    def size_bytes(self) -> int:
+        keys = sum(map(len, self.puts)) + sum(map(len, self.deleted))
+        values = sum(map(len, self.puts.values()))
+        return EVENT_BYTES * (len(self.puts) + len(self.deleted)) + keys + values
+
+    def below(self, prefix: str) -> tuple[Event, ...]:
+        gone = [Event(key, None) for key in self.deleted if key.startswith(prefix)]
+        there = (
+            Event(key, Record(key, value, self.revision, key not in self.known))
+            for key, value in self.puts.items()
+            if key.startswith(prefix)
+        )
+        return (*gone, *there)
+
+
 def size_bytes(events: Iterable[Event]) -> int:
-    size = 0
-    for key, record in events:  # of every write: a generator that names the fields takes twice as long
-        size += EVENT_BYTES + len(key) + (len(record.value) if record else 0)
-    return size
+    return sum(EVENT_BYTES + len(key) + (len(record.value) if record else 0) for key, record in events)
 
 
 class QueueWatch(Watch):
@@ -53,11 +78,11 @@ class QueueWatch(Watch):
         self._wakeup = asyncio.Event()
         self._closed = False
 
-    def offer(self, changes: Changes) -> None:
+    def offer(self, changes: Changes | Written) -> None:
         """Enqueue the events below this watch's prefix. Never blocks."""
         if changes.revision < self._from_revision:
             return
-        events = tuple(event for event in changes.events if event.key.startswith(self.prefix))
+        events = changes.below(self.prefix)
         if not events:
             return
         size = size_bytes(events)
@@ -110,14 +135,14 @@ class ChangeLog:
         self.revision = revision
         self._max_bytes = max_bytes
         self._on_idle = on_idle
-        self._changes: deque[tuple[Changes, int]] = deque()
+        self._changes: deque[tuple[Changes | Written, int]] = deque()
         self._logged_bytes = 0
         self._watches: list[QueueWatch] = []
 
-    def publish(self, changes: Changes) -> None:
+    def publish(self, changes: Changes | Written) -> None:
         assert changes.revision > self.revision, "revisions grow"
         self.revision = changes.revision
-        size = size_bytes(changes.events)
+        size = changes.size_bytes if isinstance(changes, Written) else size_bytes(changes.events)
         self._changes.append((changes, size))
         self._logged_bytes += size
         while self._logged_bytes > self._max_bytes:

@@ -50,11 +50,12 @@ from metastore.types import (
 if TYPE_CHECKING:
     from etcd3.etcdrpc.rpc_pb2_grpc import Unary
 
-READS_PER_REQUEST = 100
 RECORDS_PER_PAGE = 1_000
 # What a server takes unless it is started with another --max-txn-ops; and what is tried first. Still larger groups
 # gain little, and whatever arrives meanwhile waits for them.
 DEFAULT_MAX_TXN_OPS = 128
+# Reads that are refused are not split, so they never ask for more.
+READS_PER_REQUEST = DEFAULT_MAX_TXN_OPS
 LARGER_MAX_TXN_OPS = (512, 256)
 # The first page of a range shares its request with other reads, so it is short: most ranges end in it.
 RECORDS_OF_FIRST_PAGE = 50

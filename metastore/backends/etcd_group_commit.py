@@ -6,10 +6,12 @@
                Txn { checks of apply 2, ...                                            }
          else  get /batch/<process>/<slot>
 
-**A large group travels flat**: the compares and writes of all its members in one list, without nested transactions
-and reads, which cost the server and this process a third of the work. It is applied whole, or not at all if one check
-does not hold; that is definite, so its members are sent again, nested, where each stands for itself. So are the next
-`NESTED_AFTER_REFUSAL` groups: where checks fail often, hardly any request is sent twice.
+**A large group travels flat**, be it of many members or of a few large ones: the compares and writes of all its members
+in one list, without nested transactions and reads, which cost the server and this process a third of the work. The sum
+of its members bounds it, so several large ones fill several slots: one is encoded while another is applied. It takes
+effect as a whole, or not at all if one check does not hold; that is definite, so its members are sent again, nested,
+where each stands for itself. So are the next `NESTED_AFTER_REFUSAL` groups: where checks fail often, hardly any request
+is sent twice.
 
 A store has a few *slots*; each carries one request at a time, under a marker of its own. Nothing waits for company:
 as soon as a slot is free everything that waits and may travel together leaves (`joining` has the rule), so a
@@ -89,6 +91,7 @@ from metastore.types import Applied, Revision
 
 # A smaller group gains nothing from being flat.
 FLAT_FROM = 16
+FLAT_FROM_COST = 64
 NESTED_AFTER_REFUSAL = 16
 
 
@@ -223,12 +226,15 @@ class GroupCommit:
                 self._reconnect()
                 return
             in_flight = [other.footprint for other in self._slots if other.carrier]
-            slot.flat = self._nested_groups == 0 and len(self._queue) >= FLAT_FROM
+            slot.flat = self._nested_groups == 0 and self._much_waits()
             members, slot.footprint = take_group(self._queue, in_flight, replace(self.limits, flat=slot.flat))
             slot.members = [member for member in members if not member.answer.done()]
             if slot.members:
                 self._nested_groups = max(0, self._nested_groups - 1)
                 slot.carrier = self._loop.create_task(self._carry(slot), name="etcd group commit")
+
+    def _much_waits(self) -> bool:
+        return len(self._queue) >= FLAT_FROM or sum(member.cost for member in self._queue) >= FLAT_FROM_COST
 
     def _reconnect(self) -> None:
         if self._reconnecting is None:

@@ -51,10 +51,8 @@ from metastore.types import (
     Applied,
     AtVersion,
     Batch,
-    Changes,
     Check,
     EmptyRange,
-    Event,
     FirstVersion,
     IndexDefinition,
     RangeResult,
@@ -62,7 +60,7 @@ from metastore.types import (
     Revision,
     Snapshot,
 )
-from metastore.watches import ChangeLog
+from metastore.watches import ChangeLog, Written
 
 Connect = Callable[..., sqlite3.Connection]
 
@@ -128,7 +126,7 @@ class _Write(_Job[Applied]):
 
     plan: Plan
     ephemeral: bool = False
-    changes: Changes | None = None
+    changes: Written | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -589,18 +587,18 @@ def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -
             return revision
     connection.execute("SAVEPOINT job")
     try:
-        events = _write(connection, batch, found, revision + 1, job.ephemeral)
+        written = _write(connection, batch, found, revision + 1, job.ephemeral)
     except _BAD_DATA as error:
         connection.execute("ROLLBACK TO job")
         connection.execute("RELEASE job")
         job.outcome = InvalidBatch(f"the database refuses the batch: {error}")
         return revision
     connection.execute("RELEASE job")
-    if not events:
+    if written is None:
         job.outcome = Applied(revision)
         return revision
     job.outcome = Applied(revision + 1)
-    job.changes = Changes(revision + 1, events)
+    job.changes = written
     return revision + 1
 
 
@@ -616,20 +614,23 @@ def _holds(check: Check, row: Row | None) -> bool:
 
 def _write(
     connection: sqlite3.Connection, batch: Batch, found: Mapping[str, Row], revision: Revision, ephemeral: bool
-) -> tuple[Event, ...]:
-    """`found` are the rows that the keys of the batch have now."""
+) -> Written | None:
+    """None when nothing was changed. `found` are the rows that the keys of the batch have now."""
     deleted = batch.deletes & found.keys()
     connection.executemany(_DELETE, [(key,) for key in deleted])
     for start, end in batch.range_deletes:
         deleted.update(key for (key,) in connection.execute(_DELETE_RANGE, (start, end)).fetchall())
-    events = [Event(key, None) for key in sorted(deleted)]
-    rows = []
-    for key, value in batch.puts.items():
-        writes = found[key][3] + 1 if key in found else 1
-        rows.append((key, value, revision, writes, ephemeral))
-        events.append(Event(key, Record(key, value, revision, writes == 1)))
-    connection.executemany(_PUT, rows)
-    return tuple(events)
+    known = batch.puts.keys() & found.keys()
+    connection.executemany(
+        _PUT,
+        [
+            (key, value, revision, found[key][3] + 1 if key in known else 1, ephemeral)
+            for key, value in batch.puts.items()
+        ],
+    )
+    if not (deleted or batch.puts):
+        return None
+    return Written(revision, sorted(deleted), dict(batch.puts), known)
 
 
 def _forget(group: list[_Write]) -> None:

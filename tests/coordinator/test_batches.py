@@ -397,8 +397,8 @@ def served(server: EtcdServer) -> int:
 async def test_a_hundred_items_cost_about_one_request(
     etcd: EtcdStore, etcd_server: EtcdServer, clock: FakeClock
 ) -> None:
-    """CONTRACT. A thousand begins: five groups of eight applies, each of twenty-five, and a block of ids. A thousand
-    commits: ten reads of a hundred headers, and five groups. Nothing else may creep in."""
+    """CONTRACT. A thousand begins: applies of 42, six in a request, and a block of ids. A thousand commits: eight
+    reads of 128 headers, and applies of 42, three in a request. Nothing else may creep in."""
     transactions = Transactions(etcd, clock)
     at_first = served(etcd_server)
     begun = await run_batch(transactions, parsed([{"op": "begin"}] * 1_000))

@@ -242,6 +242,6 @@ async def test_the_size_of_commit_groups_is_seen(etcd: EtcdStore, clock: FakeClo
     async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http:
         scraped = Scraped(service, http)
         await http.post("/v1/txns/batch", json={"items": [{"op": "begin"}] * 100})
-        assert await scraped.value("metatxn_group_commit_size_sum") == 1 + 100 // TOGETHER
+        assert await scraped.value("metatxn_group_commit_size_sum") == 1 + ceil(100 / TOGETHER)
         assert await scraped.value("metatxn_group_commit_size_bucket", le="1.0") == 1
         assert await scraped.value("metatxn_group_commit_size_count") == 2
