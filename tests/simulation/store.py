@@ -38,7 +38,7 @@ from metastore.types import (
     Snapshot,
     WatchItem,
 )
-from metastore.watches import ChangeLog
+from metastore.watches import ChangeLog, Written
 from tests.simulation.processes import Process
 from tests.simulation.world import World
 
@@ -68,7 +68,8 @@ class _Told(ChangeLog):
         super().__init__(revision)
         self.listeners: list[Callable[[Changes], None]] = []
 
-    def publish(self, changes: Changes) -> None:
+    def publish(self, changes: Changes | Written) -> None:
+        assert isinstance(changes, Changes), "the memory store makes events"
         super().publish(changes)
         for listener in self.listeners:
             listener(changes)
