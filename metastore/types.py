@@ -151,19 +151,14 @@ class Batch:
     @property
     def size_bytes(self) -> int:
         """Bytes of all keys and values. Raises `UnicodeEncodeError` for a key that UTF-8 cannot express."""
-        total = 0
-        for key, value in self.puts.items():
-            total += _encoded_length(key) + len(value)
-        for key in self.deletes:
-            total += _encoded_length(key)
-        for start, end in self.range_deletes:
-            total += _encoded_length(start) + _encoded_length(end)
+        keys = [*self.puts, *self.deletes]
         for check in self.checks:
-            if isinstance(check, EmptyRange):
-                total += _encoded_length(check.start) + _encoded_length(check.end)
-            else:
-                total += _encoded_length(check.key)
-        return total
+            keys += (check.start, check.end) if isinstance(check, EmptyRange) else (check.key,)
+        for bounds in self.range_deletes:
+            keys += bounds
+        text = "".join(keys)
+        size = len(text) if text.isascii() else sum(len(key.encode()) for key in keys)
+        return size + sum(map(len, self.puts.values()))
 
     @property
     def empty(self) -> bool:
@@ -198,10 +193,6 @@ class Batch:
             assert not key.startswith(index.guarded), (
                 f"{key} is indexed by {index.name}, or an entry of it: use create/replace/remove for the record"
             )
-
-
-def _encoded_length(key: str) -> int:
-    return len(key) if key.isascii() else len(key.encode())
 
 
 @dataclass(frozen=True, slots=True)

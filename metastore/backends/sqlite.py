@@ -26,10 +26,10 @@ import os
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
@@ -47,7 +47,6 @@ from metastore.errors import (
     StoreUnusable,
 )
 from metastore.types import (
-    Absent,
     Applied,
     AtVersion,
     Batch,
@@ -85,11 +84,12 @@ PRAGMA user_version = {FORMAT_VERSION};
 """
 _GET_SOME = "SELECT key, value, version, writes FROM records WHERE key IN ({})"
 _FIRST_IN_RANGE = "SELECT key, value, version, writes FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT 1"
-_PUT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)"
-_DELETE = "DELETE FROM records WHERE key = ?"
+_PUT_SOME = "INSERT OR REPLACE INTO records VALUES {}"
+_DELETE_SOME = "DELETE FROM records WHERE key IN ({})"
 _DELETE_RANGE = "DELETE FROM records WHERE key >= ? AND key < ? RETURNING key"
-# One statement for each number of keys: the driver keeps 128 compiled.
-KEYS_PER_QUERY = 64
+# For each row that a statement gives or takes by itself, the driver lets other threads in and waits for its turn again.
+# So one takes many. There is one statement for each number of keys, and the driver keeps them compiled.
+KEYS_PER_STATEMENT = 64
 
 # What SQLite or its driver says about the data it was given. Everything else it says is about the store.
 _BAD_DATA = (
@@ -458,6 +458,7 @@ class _Database:
             uri=True,
             timeout=self._busy_timeout_s,
             isolation_level=None,
+            cached_statements=4 * KEYS_PER_STATEMENT,
         )
         for pragma in (
             "synchronous = FULL",
@@ -603,13 +604,12 @@ def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -
 
 
 def _holds(check: Check, row: Row | None) -> bool:
-    match check:
-        case Absent() | EmptyRange():
-            return row is None
-        case AtVersion(_, version):
-            return row is not None and row[2] == version
-        case FirstVersion():
-            return row is not None and row[3] == 1
+    # Asked for every check: a `match` takes three times as long.
+    if isinstance(check, AtVersion):
+        return row is not None and row[2] == check.version
+    if isinstance(check, FirstVersion):
+        return row is not None and row[3] == 1
+    return row is None
 
 
 def _write(
@@ -617,17 +617,17 @@ def _write(
 ) -> Written | None:
     """None when nothing was changed. `found` are the rows that the keys of the batch have now."""
     deleted = batch.deletes & found.keys()
-    connection.executemany(_DELETE, [(key,) for key in deleted])
+    for some in _parts(deleted):
+        connection.execute(_DELETE_SOME.format(_marks(len(some))), some)
     for start, end in batch.range_deletes:
         deleted.update(key for (key,) in connection.execute(_DELETE_RANGE, (start, end)).fetchall())
     known = batch.puts.keys() & found.keys()
-    connection.executemany(
-        _PUT,
-        [
-            (key, value, revision, found[key][3] + 1 if key in known else 1, ephemeral)
-            for key, value in batch.puts.items()
-        ],
+    rows = (
+        (key, value, revision, found[key][3] + 1 if key in known else 1, ephemeral) for key, value in batch.puts.items()
     )
+    for part in _parts(rows):
+        marks = ",".join([f"({_marks(5)})"] * len(part))
+        connection.execute(_PUT_SOME.format(marks), tuple(chain.from_iterable(part)))
     if not (deleted or batch.puts):
         return None
     return Written(revision, sorted(deleted), dict(batch.puts), known)
@@ -663,11 +663,19 @@ def _revision(connection: sqlite3.Connection) -> Revision:
 def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> dict[str, Row]:
     """Those that there are. A statement with many keys costs a third of as many statements."""
     rows: dict[str, Row] = {}
-    rest = iter(keys)
-    while some := tuple(islice(rest, KEYS_PER_QUERY)):
-        marks = ",".join("?" * len(some))
-        rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(marks), some))
+    for some in _parts(keys):
+        rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(_marks(len(some))), some))
     return rows
+
+
+def _parts(items: Iterable[T]) -> Iterator[tuple[T, ...]]:
+    rest = iter(items)
+    while part := tuple(islice(rest, KEYS_PER_STATEMENT)):
+        yield part
+
+
+def _marks(count: int) -> str:
+    return ",".join("?" * count)
 
 
 def _first_row(connection: sqlite3.Connection, span: EmptyRange) -> Row | None:
