@@ -153,7 +153,10 @@ class EtcdServer:
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
+        """Returns when all its threads stand still: until then they go on answering."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -392,7 +395,10 @@ class ZooKeeperServer:
             self._process = None
 
     def freeze(self) -> None:
+        """Returns when all its threads stand still: until then they go on answering."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
