@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import httpx
@@ -100,6 +101,15 @@ def test_callback_that_closes_is_refused(cluster: FakeCluster) -> None:
         assert client.begin().state == "OPEN"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the tests were started in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_of_a_commit_aborts(cluster: FakeCluster) -> None:
     """Ctrl-C while what was sent is still on its way: the transaction has ended when the exception arrives."""
 
