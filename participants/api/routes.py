@@ -363,8 +363,8 @@ async def _fitting(
         if known is None or schemas.adds_columns(known, stream.schema):
             if txn_id is not None:
                 await segment.assert_open(txn_id)
-            topic = await broker.topics.set_schema(name, stream.schema)
-            broker.remember_topic(topic)
+            topic = await broker.topics.set_schema(segment.id, stream.schema)
+            broker.forget_topic(name)
             assert topic.arrow_schema is not None
             known = schemas.decode_schema(topic.arrow_schema)
         schemas.check_fits(name, known, stream.schema)

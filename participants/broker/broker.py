@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
+from typing import TypeVar
 
 import httpx
 import structlog
@@ -24,7 +25,7 @@ from participants.broker.layout import Layout
 from participants.broker.names import topic_of_segment
 from participants.broker.ownership import SETTLE_MS, Ownership
 from participants.broker.peers import Peer, RemoteSegment
-from participants.broker.topics import Topics
+from participants.broker.topics import Topics, segment_not_found
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
@@ -36,6 +37,7 @@ from participants.txn.header_mirror import HeaderMirror
 from service.problems import ErrorCode, ServiceError
 from service.retry import until_it_succeeds
 
+T = TypeVar("T")
 log = structlog.get_logger()
 _PAGE = 500
 _OPEN_AT_ONCE = 16
@@ -94,6 +96,7 @@ class Broker:
         self._deleted: set[str] = set()
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._topic_cache: dict[str, TopicRecord] = {}
+        self._times_forgotten = 0
         self._opened = Signal()
         self.peers: httpx.AsyncClient | None = None
         """The way to other brokers, once there is something to ask them: making one is slow."""
@@ -200,7 +203,7 @@ class Broker:
         stored, owner = records[segment_key], records[owner_key]
         record = SegmentRecord.decode(stored.value) if stored else None
         if record is None or record.state == "deleted":
-            return ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
+            return segment_not_found(segment_id)
         owned_by = OwnerRecord.decode(owner.value) if owner else None
         if record.storage != self.storage.storage_id:
             if owned_by is None or owned_by.url in ("", self.url):
@@ -280,10 +283,9 @@ class Broker:
             segment.lose(f"{owner.url or 'nobody'} owns it now")
 
     def _owned(self, segment_id: str) -> None:
-        """A segment is taken. When it is a new one of a known topic, another broker has changed the topic's layout."""
+        """A segment is taken. When it is a new one of the topic, another broker has changed the topic's layout."""
         name = topic_of_segment(segment_id)
-        topic = self._topic_cache.get(name)
-        if topic is not None and segment_id not in topic.segments:
+        if not self._knows(name, segment_id):
             self.forget_topic(name)
 
     def _seen(self, segment_id: str, record: SegmentRecord) -> None:
@@ -315,7 +317,7 @@ class Broker:
                     self._opened.notify()
                     return
                 try:
-                    await self.topic(segment.record.topic)  # known from now on, so that publishes need no store
+                    await self._learn_topic(segment.record.topic, segment_id)
                 except BaseException:
                     await segment.close()  # nobody knows it, so nobody else would
                     raise
@@ -368,17 +370,43 @@ class Broker:
     # -- topics ------------------------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> TopicRecord:
-        """The topic's layout, cached: refreshed by `forget_topic` when a segment turns out to be sealed."""
+        """The topic's layout and schema, cached: refreshed by `forget_topic` when a segment turns out to be sealed, and
+        see `in_layout`. Raises NOT_FOUND."""
         cached = self._topic_cache.get(name)
         if cached is None:
-            cached = self._topic_cache[name] = (await self.topics.get(name)).topic
+            before = self._times_forgotten
+            cached = (await self.topics.get(name)).topic
+            if before == self._times_forgotten:  # else it may be older than what it was forgotten for
+                self._topic_cache.setdefault(name, cached)
         return cached
 
-    def remember_topic(self, topic: TopicRecord) -> None:
-        self._topic_cache[topic.name] = topic
+    async def in_layout(self, name: str, look: Callable[[], Awaitable[T]]) -> T:
+        """What `look` finds, which begins with `topic`. NOT_FOUND is believed only of the layout that the store has:
+        another broker may have deleted the topic and made it again, with other segments."""
+        if name in self._topic_cache:
+            try:
+                return await look()
+            except ServiceError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+            self.forget_topic(name)
+        return await look()
 
     def forget_topic(self, name: str) -> None:
         self._topic_cache.pop(name, None)
+        self._times_forgotten += 1
+
+    async def _learn_topic(self, name: str, segment_id: str) -> None:
+        """It is known from now on, so that publishes need no store; as the one that has this segment, and none of the
+        same name that was deleted before. Raises NOT_FOUND."""
+        await self.topic(name)
+        if not self._knows(name, segment_id):
+            self.forget_topic(name)
+            await self.topic(name)
+
+    def _knows(self, name: str, segment_id: str) -> bool:
+        topic = self._topic_cache.get(name)
+        return topic is not None and segment_id in topic.segments
 
 
 def _not_owner(segment_id: str, url: str) -> ServiceError:

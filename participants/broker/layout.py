@@ -23,7 +23,7 @@ from metastore.txn import paths
 from metastore.types import Batch, Record
 from participants.broker.deletion import Deletion
 from participants.broker.names import segment_id as new_segment_id
-from participants.broker.topics import StoredTopic
+from participants.broker.topics import StoredTopic, segment_not_found
 from participants.ledger.storage import LedgerError
 from participants.records import MergeClaim, SegmentRecord
 from participants.segment.sealing import seal
@@ -316,7 +316,7 @@ class Layout:
         stored = await self._store.get(paths.segment(segment_id))
         record = SegmentRecord.decode(stored.value) if stored else None
         if stored is None or record is None or record.state == "deleted":
-            raise ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
+            raise segment_not_found(segment_id)
         return StoredSegment(segment_id, stored, record)
 
 

@@ -64,8 +64,13 @@ class Messages:
         OUTCOME_UNKNOWN: send again under the same producer and sequence, or abort the transaction. A retry falls into
         the same segments, or into those that took over from them.
         """
-        topic = await check_values(self._broker, topic_name, [message.value for message in messages])
-        segments = await self._segments(topic, authorization=options.authorization)
+        values = [message.value for message in messages]
+
+        async def look() -> list[Part]:
+            topic = await check_values(self._broker, topic_name, values)
+            return await self._segments(topic, authorization=options.authorization)
+
+        segments = await self._broker.in_layout(topic_name, look)
         hashes = self._hashes(messages, options, segments)
         ids = self._appended_before(messages, hashes, options, segments)
         while left := [index for index in range(len(messages)) if index not in ids]:
@@ -145,8 +150,12 @@ class Messages:
         if token is None and isolation == "snapshot":
             self._broker.forget_topic(topic_name)  # the layout is taken after the revision (DESIGN §7)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+
+        async def look() -> list[Part]:
+            return await self._segments(await self._broker.topic(topic_name), places, authorization)
+
         while True:
-            segments = await self._segments(await self._broker.topic(topic_name), places, authorization)
+            segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
                 raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
             if compacted and token is None:

@@ -14,7 +14,8 @@ from metastore.txn import paths
 from metastore.types import Record
 from participants.api.models import HASH_RANGE_END, SegmentInfo, TopicInfo
 from participants.broker import schemas
-from participants.broker.names import segment_id
+from participants.broker.names import segment_id as new_segment_id
+from participants.broker.names import topic_of_segment
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
 from service.problems import ErrorCode, ServiceError
 
@@ -44,7 +45,7 @@ class Topics:
         width = (HASH_RANGE_END + 1) / segments
         bounds = [round(width * index) for index in range(segments + 1)]
         ranges = [(low, high - 1) for low, high in pairwise(bounds)]
-        ids = tuple(segment_id(name, low, high, first + number) for number, (low, high) in enumerate(ranges))
+        ids = tuple(new_segment_id(name, low, high, first + number) for number, (low, high) in enumerate(ranges))
         topic = TopicRecord(
             name=name,
             segments=ids,
@@ -108,11 +109,15 @@ class Topics:
         schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
         return TopicInfo(name=topic.name, topic_schema=schema, segments=segments)
 
-    async def set_schema(self, name: str, schema: pa.Schema) -> TopicRecord:
-        """The first writer's schema becomes the topic's, and so does one that adds columns behind those that are there:
-        what was written before has nulls in them. Where another writer was faster, its schema is answered."""
+    async def set_schema(self, segment_id: str, schema: pa.Schema) -> TopicRecord:
+        """The first writer's schema becomes that of the segment's topic, and so does one that adds columns behind those
+        that are there: what was written before has nulls in them. Where another writer was faster, its schema is
+        answered. Raises NOT_FOUND, also when there is another topic of that name now."""
+        name = topic_of_segment(segment_id)
         while True:
             stored = await self.get(name)
+            if segment_id not in stored.topic.segments:
+                raise segment_not_found(segment_id)
             known = stored.topic.arrow_schema
             if known is not None and not schemas.adds_columns(schemas.decode_schema(known), schema):
                 return stored.topic
@@ -122,6 +127,10 @@ class Topics:
             except CheckFailed:
                 continue
             return topic
+
+
+def segment_not_found(segment_id: str) -> ServiceError:
+    return ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
 
 
 def not_found(name: str) -> ServiceError:

@@ -66,6 +66,14 @@ async def look(
     broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None = None
 ) -> Spread:
     """Raises NOT_FOUND when the topic or the subscription is gone, and the store's errors."""
+
+    async def once() -> Spread:
+        return await _look(broker, definition, dead_letters, authorization)
+
+    return await broker.in_layout(definition.topic, once)
+
+
+async def _look(broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None) -> Spread:
     parts: dict[str, SegmentSubscription] = {}
     elsewhere: defaultdict[str, list[str]] = defaultdict(list)
     missing: dict[str, ServiceError] = {}

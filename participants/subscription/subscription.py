@@ -288,7 +288,11 @@ class Subscription:
 async def home_of(broker: Broker, topic: str) -> Segment:
     """The segment that makes this broker the home of the topic's subscriptions. Raises NOT_OWNER when another one is,
     STORE_UNAVAILABLE while nobody is, NOT_FOUND."""
-    return await broker.segment((await broker.topic(topic)).segments[0])
+
+    async def first() -> Segment:
+        return await broker.segment((await broker.topic(topic)).segments[0])
+
+    return await broker.in_layout(topic, first)
 
 
 async def _waited(share: RemoteShare, segments: Sequence[str]) -> None:

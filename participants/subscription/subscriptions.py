@@ -211,6 +211,7 @@ class Subscriptions:
         if known is not None and known.definition.record.incarnation <= last:
             self._at_home.pop((topic, name)).close(definition.missing())
         elsewhere = []
+        self._broker.forget_topic(topic)  # it may have been made again, with other segments
         for segment_id in (await self._broker.topic(topic)).segments:
             try:
                 segment = await self._broker.segment(segment_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from tests.participants.segment.world import World
 
 URL = "http://broker"
 NEVER_MS = 10**9
+
+
+def in_process(brokers: Mapping[str, httpx.AsyncClient], **options: Any) -> httpx.AsyncClient:
+    """A client to brokers by their URLs, given those to each: their applications are called."""
+    return httpx.AsyncClient(mounts={url: client._transport for url, client in brokers.items()}, **options)
 
 
 class BrokerProcess:
@@ -44,6 +50,9 @@ class BrokerProcess:
     async def start(self) -> BrokerProcess:
         await self.broker.start()
         return self
+
+    def can_reach(self, others: Iterable[BrokerProcess]) -> None:
+        self.broker.peers = in_process({other.broker.url: other.http for other in others})
 
     async def stop(self) -> None:
         if not self._stopped:

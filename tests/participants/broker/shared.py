@@ -17,7 +17,7 @@ from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, ProcessRecord
 from participants.segment.segment import Segment
 from service.http import create_app
-from tests.participants.broker.process import NEVER_MS
+from tests.participants.broker.process import NEVER_MS, in_process
 from tests.participants.ledger.faulty_bucket import FaultyBucket
 from tests.participants.segment.faulty_store import FaultyStore
 from tests.participants.segment.world import World
@@ -53,9 +53,7 @@ class SharedBroker:
         self.announcement: Ephemeral | None = None
 
     def can_reach(self, others: Iterable[SharedBroker]) -> None:
-        """Requests to other brokers are called in-process, too."""
-        mounts = {other.url: other.http._transport for other in others}
-        self.broker.peers = httpx.AsyncClient(mounts=mounts)
+        self.broker.peers = in_process({other.url: other.http for other in others})
 
     @classmethod
     async def start(cls, world: World, objects: MemoryStore, url: str) -> SharedBroker:

@@ -14,6 +14,7 @@ from obstore.store import MemoryStore
 
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
+from tests.participants.broker.process import in_process
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_ownership import create, spread
 from tests.participants.segment.world import World
@@ -50,8 +51,7 @@ class Spreading(Consuming):
     def _connect(self, alive: list[SharedBroker]) -> None:
         for broker in alive:
             broker.can_reach(alive)
-        mounts = {broker.url: broker.http._transport for broker in alive}
-        self._http = httpx.AsyncClient(mounts=mounts, follow_redirects=True, timeout=60)
+        self._http = in_process({broker.url: broker.http for broker in alive}, follow_redirects=True, timeout=60)
 
     async def stop(self) -> None:
         await self._http.aclose()
