@@ -1,4 +1,4 @@
-"""The table of mixes: which store, where the ledgers lie, and how often each fault is drawn."""
+"""The table of mixes: which store, where the ledgers lie, and how often each fault occurs."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ class Fault(StrEnum):
 
 
 NETWORK = {
-    Fault.CUT: 2.0,
-    Fault.LATE_REQUESTS: 1.0,
-    Fault.LOST_REQUESTS: 1.0,
-    Fault.LATE_REPLIES: 2.0,
-    Fault.LOST_REPLIES: 2.0,
-    Fault.SILENCE: 1.0,
+    Fault.CUT: 2,
+    Fault.LATE_REQUESTS: 1,
+    Fault.LOST_REQUESTS: 1,
+    Fault.LATE_REPLIES: 2,
+    Fault.LOST_REPLIES: 2,
+    Fault.SILENCE: 1,
 }
 EVERYTHING = {
-    Fault.KILL: 4.0,
-    Fault.RESTARTS: 1.0,
-    Fault.FREEZE: 3.0,
+    Fault.KILL: 4,
+    Fault.RESTARTS: 1,
+    Fault.FREEZE: 3,
     **NETWORK,
-    Fault.COMPACTION: 2.0,
-    Fault.DISK: 1.0,
+    Fault.COMPACTION: 2,
+    Fault.DISK: 1,
 }
-WITH_LEADER = EVERYTHING | {Fault.LEADER: 2.0, Fault.QUORUM: 1.0}
+WITH_LEADER = EVERYTHING | {Fault.LEADER: 2, Fault.QUORUM: 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """`members` of the store. Ledgers are objects that both brokers reach, or a directory of each broker. Faults follow
-    each other after `pause_s` on average and last up to `longest_s`."""
+    """`members` of the store. Ledgers are objects that both brokers reach, or a directory of each broker. `faults` says
+    how many of each kind are in a deck. They follow each other after `pause_s` on average and last up to
+    `longest_s`."""
 
     store: Literal["etcd", "zk"]
     members: int
     ledgers: Literal["shared", "local"]
-    faults: Mapping[Fault, float]
+    faults: Mapping[Fault, int]
     pause_s: float = 5.0
     longest_s: float = 30.0
 
@@ -63,7 +64,7 @@ MIXES = {
     "zookeeper": Mix("zk", 1, "shared", EVERYTHING),
     "network": Mix("etcd", 1, "shared", NETWORK, pause_s=3.0),
     "short": Mix("etcd", 1, "shared", EVERYTHING, pause_s=2.0, longest_s=8.0),
-    "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1.0}, pause_s=15.0, longest_s=90.0),
+    "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1}, pause_s=15.0, longest_s=90.0),
 }
 DEFAULT = ("etcd", "local", "cluster", "zookeeper")
 """Those that share the time of a run that names none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
@@ -51,18 +52,22 @@ def whole(target: str) -> str:
 
 
 def schedule(mix: Mix, seed: int, seconds: float) -> list[Strike]:
-    """Nothing is struck again before the last fault there is over."""
+    """Faults are cards, as many of each as the mix says; only when all are played they are shuffled again. So each of
+    them occurs within two decks, however rare it is. Nothing is struck again before the last fault there is over."""
     dice = Random(f"{seed}")
     free_at: dict[str, float] = {}
     strikes: list[Strike] = []
+    deck: Counter[Fault] = Counter()
     now = 0.0
     while (now := now + dice.expovariate(1 / mix.pause_s)) < seconds:
-        (fault,) = dice.choices(list(mix.faults), list(mix.faults.values()))
+        deck = deck or Counter(mix.faults)
+        (fault,) = dice.choices(list(deck), list(deck.values()))
         target = dice.choice(_targets(mix, fault))
         for_s = min(_duration(dice, mix, fault), seconds - now)
         if free_at.get(whole(target), 0.0) > now:
             continue
         free_at[whole(target)] = now + for_s
+        deck = deck - Counter([fault])
         strikes.append(Strike(now, fault, target, for_s))
     return strikes
 
