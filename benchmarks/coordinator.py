@@ -14,7 +14,8 @@ slowest of their commits must hardly notice.
 
 *REST.* A worker process, with logs and garbage collector set up as `metatxn coordinator` does, serves a coordinator
 and, on a second port and the same event loop, a bare FastAPI route that does nothing. `wrk` holds 64 connections to
-either. Its script begins a transaction when it knows none to commit, so begins and commits alternate.
+either. Its script begins a transaction when it knows none to commit, so begins and commits alternate. Another one sends
+both in batches. All three take turns of a second.
 
 *Workers.* The same load on two worker processes, half the connections each. How many cores were busy meanwhile, and how
 many of them with the workers, says what limits.
@@ -26,6 +27,7 @@ import asyncio
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,7 +63,10 @@ from service.server import HttpServer
 RUNS = 3
 CALLERS = 256
 CONNECTIONS = 64
-SECONDS = 4
+LOADS = {"nothing": CONNECTIONS, "alternate": CONNECTIONS, "batches": 4}
+TURNS = 4
+TURN_S = 1
+WORKERS_S = 4
 OPERATIONS = (1, 100, 10_000)
 COMMITS_PER_RUN = 70
 SETTLING = 500
@@ -282,8 +287,8 @@ def worker(url: str) -> Iterator[tuple[str, str, int]]:
             stop(process)
 
 
-def start_wrk(url: str, script: Path, connections: int) -> subprocess.Popen[str]:
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{SECONDS}s", "--timeout=10s", "-s", str(script), url]
+def start_wrk(url: str, script: Path, connections: int, seconds: int = TURN_S) -> subprocess.Popen[str]:
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout=10s", "-s", str(script), url]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -298,16 +303,20 @@ def rate(process: subprocess.Popen[str]) -> float:
 
 
 def over_http(kind: str, url: str, scripts: dict[str, Path]) -> dict[str, float]:
+    """All three in turn, again and again: the speed of a machine changes within the seconds that one of them takes."""
+    rates: dict[str, list[float]] = {script: [] for script in LOADS}
     with worker(url) as (coordinator, nothing, _):
         start_wrk(coordinator, scripts["alternate"], CONNECTIONS).communicate()  # warm
-        bare = rate(start_wrk(nothing, scripts["nothing"], CONNECTIONS))
-        single = rate(start_wrk(coordinator, scripts["alternate"], CONNECTIONS))
-        batches = rate(start_wrk(coordinator, scripts["batches"], 4)) * BATCH / 2
+        for _ in range(TURNS):
+            for script, connections in LOADS.items():
+                asked = nothing if script == "nothing" else coordinator
+                rates[script].append(rate(start_wrk(asked, scripts[script], connections)))
+    bare, single, batches = map(statistics.mean, rates.values())
     return {
         f"{kind}: REST route that does nothing": bare,
         f"{kind}: REST begin and commit": single,
         f"{kind}: REST begin and commit ÷ nothing": single / bare,
-        f"{kind}: transactions in batches ÷ one by one": batches / (single / 2),
+        f"{kind}: transactions in batches ÷ one by one": batches * BATCH / single,
     }
 
 
@@ -327,7 +336,8 @@ def two_workers(url: str, scripts: dict[str, Path], one_worker: float) -> dict[s
         workers = [stack.enter_context(worker(url)) for _ in range(2)]
         start, busy = time.perf_counter(), cores_busy()
         worked = sum(seconds_worked(process) for _, _, process in workers)
-        both = sum(map(rate, [start_wrk(url, scripts["alternate"], CONNECTIONS // 2) for url, _, _ in workers]))
+        started = [start_wrk(url, scripts["alternate"], CONNECTIONS // 2, WORKERS_S) for url, _, _ in workers]
+        both = sum(map(rate, started))
         took = time.perf_counter() - start
         busy = (cores_busy() - busy) / took
         worked = (sum(seconds_worked(process) for _, _, process in workers) - worked) / took
