@@ -83,8 +83,9 @@ bench-spark: setup  ## The Spark connector, beside sinks and sources that do not
 	$(BIN)/python -m benchmarks.spark $(SMALL)
 
 spark-matrix: setup  ## Everything that can fail under a Spark job, on both stores (SPARK=4.0.1: with that version)
+	$(BIN)/python -m pip install --quiet --editable '.[matrix]'
 	$(if $(SPARK),$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK) 'pyspark==$(SPARK)')
-	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest tests/spark_connector/test_failure_matrix.py
+	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest $(addprefix tests/spark_connector/test_,failure_matrix.py connect.py shipping.py)
 
 clean:  ## Remove what the build made
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -17,8 +17,10 @@ from pyspark.sql import SparkSession
 
 import metatxn
 from tests.servers import START_TIMEOUT_S, free_port
-from tests.spark_connector.helpers import JAVA_OPTIONS
+from tests.spark_connector.helpers import FULL, JAVA_OPTIONS
 
+collect_ignore = [] if FULL else ["test_connect.py", "test_shipping.py"]
+"""These take long: `make spark-matrix` runs them."""
 TopicFactory = Callable[..., str]
 
 

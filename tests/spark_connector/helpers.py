@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -18,6 +20,10 @@ PATIENCE_S = 240.0
 """On a machine that is busy with other tests, Spark alone may need a minute to start."""
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that lives for some minutes: it spends half of its time on compiling what it will not run for long."""
+FULL = bool(os.environ.get("SPARK_MATRIX"))
+"""`make spark-matrix`, which takes its time."""
+STREAMS_TOPICS = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+"""Whether this Spark can read a topic as a stream."""
 
 
 class Input:

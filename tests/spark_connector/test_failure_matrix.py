@@ -2,33 +2,31 @@
 lost, and no transaction stays open.
 
 Method: one job, from a topic to two topics with the input acknowledged in the same transaction, in a driver process of
-its own; points in its sink where processes wait to be killed; somebody who reads everything all the time. Rows that
-need two hosts run on a standalone cluster on loopback addresses, the others in Spark's local mode.
+its own; points in it where processes wait to be killed; readers who look at everything all the time. Rows that need two
+hosts run on a standalone cluster on loopback addresses, the others in Spark's local mode.
 
-Most rows run on SQLite, and on etcd some of those in which something is killed. `make spark-matrix` runs all of them,
-on both.
+Most rows run on SQLite, and on etcd some of those in which something is killed. `make spark-matrix` runs all of them on
+both, and all of them once more with a job that aggregates, and writes inside `foreachBatch`.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 
 import metatxn
-from tests.spark_connector.helpers import PATIENCE_S, column, void_entries, wait_until
+from tests.spark_connector.helpers import FULL, PATIENCE_S, STREAMS_TOPICS, void_entries, wait_until
 from tests.spark_connector.matrix.cluster import CLUSTER_CONF, Driver, StandaloneCluster, kill_executor
+from tests.spark_connector.matrix.driver import OF_GROUPS, Way
 from tests.spark_connector.matrix.points import Points
 from tests.spark_connector.matrix.row import ROWS, Input, Row
 from tests.spark_connector.matrix.services import PARTS, Services, Store
 
-FULL = bool(os.environ.get("SPARK_MATRIX"))
 STORES: list[Store] = ["sqlite", "etcd"]
-STREAMS_TOPICS = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+WAYS: list[Way] = ["sink", "foreach_batch"]
 
 IN_A_TASK = "task 1.0 has sent some of batch 1"
 BEFORE_THE_DECISION = "batch 1 is about to be decided"
@@ -48,7 +46,10 @@ SHORT_RESTARTS = [
     ("etcd", "store", BEFORE_THE_DECISION),
 ]
 
-pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
+pytestmark = [
+    pytest.mark.timeout(3 * PATIENCE_S),
+    pytest.mark.parametrize("way", WAYS if FULL else WAYS[:1]),
+]
 on_sqlite = pytest.mark.parametrize("store", STORES if FULL else STORES[:1], scope="module")
 kills = pytest.mark.parametrize(("store", "place"), KILLS if FULL else SHORT_KILLS, scope="module")
 restarts = pytest.mark.parametrize(("store", "part", "place"), RESTARTS if FULL else SHORT_RESTARTS, scope="module")
@@ -83,8 +84,8 @@ def driver(directory: Path, points: Points) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def row(services: Services, driver: Driver, points: Points, given: Input, directory: Path) -> Iterator[Row]:
-    with Row(services, driver, points, given, directory) as row:
+def row(way: Way, services: Services, driver: Driver, points: Points, given: Input, directory: Path) -> Iterator[Row]:
+    with Row(way, services, driver, points, given, directory) as row:
         yield row
 
 
@@ -99,9 +100,9 @@ def cluster_driver(directory: Path, points: Points) -> Iterator[Driver]:
 
 @pytest.fixture
 def cluster_row(
-    services: Services, cluster_driver: Driver, points: Points, given: Input, directory: Path
+    way: Way, services: Services, cluster_driver: Driver, points: Points, given: Input, directory: Path
 ) -> Iterator[Row]:
-    with Row(services, cluster_driver, points, given, directory) as row:
+    with Row(way, services, cluster_driver, points, given, directory) as row:
         yield row
 
 
@@ -111,7 +112,9 @@ def cluster_row(
 @on_sqlite
 def test_tasks_fail_and_are_retried(row: Row) -> None:
     """Before they have sent anything, in the middle, and when all is durable."""
-    failures = ("task 1.0 begins batch 0", "task 1.0 has sent some of batch 1", "task 1.0 has written batch 2")
+    failures = ["task 1.0 begins batch 0", "task 1.0 has sent some of batch 1", "task 1.0 has written batch 2"]
+    if row.job.way == "foreach_batch":
+        failures += [failure + OF_GROUPS for failure in failures]
     row.points.arm("raise", *failures)
     row.run()
     assert all(row.points.reached(failure) for failure in failures)
@@ -135,11 +138,11 @@ def test_all_tasks_of_a_batch_fail(row: Row) -> None:
 
 @on_sqlite
 def test_commit_raises_after_it_has_committed(row: Row) -> None:
-    """Spark then calls abort(): what is committed stays."""
+    """Spark then calls abort(), if it was the sink's: what is committed stays."""
     row.points.arm("raise", "batch 1 is committed")
     row.points.arm("note", "batch 1 is aborted")
     assert "on purpose: batch 1 is committed" in row.fail()
-    assert row.points.reached("batch 1 is aborted")
+    assert row.points.reached("batch 1 is aborted") == (row.job.way == "sink")
     row.points.clear()
     row.run()
     row.check()
@@ -178,7 +181,7 @@ def test_a_deleted_checkpoint(row: Row) -> None:
     row.change(subscription=None)
     row.look_away()
     row.run()
-    assert all(column(row.client, topic) == sorted(2 * list(range(ROWS))) for topic in row.job.outputs)
+    assert all(row.ids(topic) == sorted(2 * list(range(ROWS))) for topic in row.job.outputs)
 
 
 @kills

@@ -30,7 +30,9 @@ CONF = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    # What is aggregated is written by as many tasks as anything else.
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
     # Writers get their rows in pieces, so that a task that fails late has sent some before.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
     "spark.log.level": "ERROR",

@@ -1,9 +1,9 @@
-"""The job of the matrix, as a driver process: from topic to topics, everything in one transaction per micro-batch.
+"""The jobs of the matrix, as a driver process: from topic to topics, everything in one transaction per micro-batch.
 
     python -m tests.spark_connector.matrix.driver '{"master": "local[2,4]", "conf": {}}'
 
 It takes commands, a JSON a line: `{"start": {…Job}}` and `{"stop": true}`; and says `{"ended": null}` when a query has
-ended, or with what it failed. It writes through the real sink, with points around everything that the sink does.
+ended, or with what it failed. It writes through the real format, with points around everything that the format does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -22,22 +23,30 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 import metatxn
-from spark_connector import MetatxnDataSource
+from spark_connector import MetatxnDataSource, batch_transaction
 from spark_connector.messages import Written
 from spark_connector.spark_versions import StreamArrowWriter
 from tests.spark_connector.matrix.points import reach
 
+Way = Literal["sink", "foreach_batch"]
+GROUPS = 7
+OF_GROUPS = ", groups"
+"""Ends the points of tasks that write these."""
+
 
 @dataclass(frozen=True)
 class Job:
-    """Every row of topic `source`, or of the JSON files in a directory, goes to all of `outputs`. What was read of a
-    topic may be acknowledged on `subscription`."""
+    """Every row of topic `source`, or of the JSON files in a directory, goes to both `outputs`: as `sink`, by one write
+    of all; in `foreach_batch`, by one write of all to the first topic, and another one to the second topic, of some
+    groups with all of their rows. What was read of a topic may be acknowledged on `subscription`."""
 
+    way: Way
     url: str
     source: str
     reads_topic: bool
@@ -48,14 +57,33 @@ class Job:
     app_id: str | None = None
 
     def start(self, spark: SparkSession) -> StreamingQuery:
+        rows = self._stream(spark)
+        query = self._to_the_sink(rows) if self.way == "sink" else rows.writeStream.foreachBatch(self._write)
+        return query.option("checkpointLocation", self.checkpoint).trigger(availableNow=True).start()
+
+    def _to_the_sink(self, rows: DataFrame) -> DataStreamWriter:
         topics = F.explode(F.array(*map(F.lit, self.outputs)))
-        sink = self._stream(spark).withColumn("topic", topics).writeStream.format(WithPoints.name())
+        sink = rows.withColumn("topic", topics).writeStream.format(WithPoints.name()).option("url", self.url)
         if self.subscription is not None:
             sink = sink.option("ackSubscription", self.subscription)
         if self.app_id is not None:
             sink = sink.option("txnAppId", self.app_id)
-        sink = sink.option("url", self.url).option("checkpointLocation", self.checkpoint)
-        return sink.trigger(availableNow=True).start()
+        return sink
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
+        groups = batch.groupBy(F.col("id") % GROUPS).agg(F.collect_list(F.struct("id", "name")).alias("rows"))
+        transaction = batch_transaction(
+            self.url,
+            self.app_id or Path(self.checkpoint).name,
+            batch_id,
+            ack_subscription=self.subscription,
+            checkpoint=None if self.subscription is None else self.checkpoint,
+        )
+        with _around_the_decision(batch_id), transaction as txn:
+            for frame, topic in zip((batch, groups.select("rows")), self.outputs, strict=True):
+                sink = frame.write.format(WithPoints.name()).options(url=self.url, topic=topic, txnId=txn.id)
+                sink.mode("append").save()
+        reach(f"batch {batch_id} is committed")
 
     def _stream(self, spark: SparkSession) -> DataFrame:
         if not self.reads_topic:
@@ -70,22 +98,20 @@ class WithPoints(MetatxnDataSource):
         return "metatxn-with-points"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamArrowWriter:  # noqa: N802
-        return WriterWithPoints(super().streamWriter(schema, overwrite))
+        return StreamWriterWithPoints(super().streamWriter(schema, overwrite))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriterWithPoints(super().writer(schema, overwrite), OF_GROUPS if "rows" in schema.names else "")
 
 
-class WriterWithPoints(StreamArrowWriter):
+class StreamWriterWithPoints(StreamArrowWriter):
     """The points, in the order in which a batch reaches them."""
 
     def __init__(self, writer: StreamArrowWriter) -> None:
         self._writer = writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
-        task = _this_task()
-        reach(task.format("begins"))
-        written = self._writer.write(_then(iterator, task.format("has sent some of")))
-        assert isinstance(written, Written)
-        reach(task.format("has written"), rows=written.rows)
-        return written
+        return _write(self._writer, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         with _around_the_decision(batchId):
@@ -95,6 +121,30 @@ class WriterWithPoints(StreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._writer.abort(messages, batchId)
         reach(f"batch {batchId} is aborted")
+
+
+class BatchWriterWithPoints(DataSourceArrowWriter):
+    def __init__(self, writer: DataSourceWriter, of: str) -> None:
+        self._writer = writer
+        self._of = of
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
+        return _write(self._writer, iterator, self._of)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._writer.commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._writer.abort(messages)
+
+
+def _write(writer: Any, batches: Iterator[pa.RecordBatch], of: str = "") -> Written:
+    task = _this_task() + of
+    reach(task.format("begins"))
+    written = writer.write(_then(batches, task.format("has sent some of")))
+    assert isinstance(written, Written)
+    reach(task.format("has written"), rows=written.rows)
+    return written
 
 
 def _this_task() -> str:

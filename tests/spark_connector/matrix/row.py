@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import metatxn
-from tests.spark_connector.helpers import PATIENCE_S, column, numbers, wait_until
+from tests.spark_connector.helpers import PATIENCE_S, numbers, wait_until
 from tests.spark_connector.matrix.cluster import Driver
-from tests.spark_connector.matrix.driver import Job
+from tests.spark_connector.matrix.driver import Job, Way
 from tests.spark_connector.matrix.points import Points
 from tests.spark_connector.matrix.services import Services
 
@@ -27,6 +28,7 @@ WIDTH = 2_000
 SMALL_ENTRY_BYTES = 128 * 1024
 """Of the input: entries are never divided, and the batches are to be of one size."""
 LOOK_EVERY_S = 1.0
+FOLLOW_WAIT_MS = 200
 
 
 class Input:
@@ -51,9 +53,12 @@ class Input:
 
 
 class Row:
-    """One job of its own, on services and a Spark that rows share. Inside its `with` somebody looks all the time."""
+    """One job of its own, on services and a Spark that rows share. Inside its `with` one reader looks at everything
+    again and again, and for each topic another one follows what comes and never looks back."""
 
-    def __init__(self, services: Services, driver: Driver, points: Points, given: Input, directory: Path) -> None:
+    def __init__(
+        self, way: Way, services: Services, driver: Driver, points: Points, given: Input, directory: Path
+    ) -> None:
         self.services = services
         self.points = points
         self.driver = driver
@@ -62,8 +67,11 @@ class Row:
         outputs = (f"b-{name}", f"c-{name}")
         subscription = f"job-{name}" if given.as_topic else None
         checkpoint = str(directory / f"checkpoint-{name}")
-        self.job = Job(services.url, given.source, given.as_topic, outputs, checkpoint, ROWS_PER_BATCH, subscription)
-        self._looker = threading.Thread(target=self._look_on)
+        source = (given.source, given.as_topic)
+        self.job = Job(way, services.url, *source, outputs, checkpoint, ROWS_PER_BATCH, subscription)
+        self._followed: dict[str, list[int]] = {topic: [] for topic in outputs}
+        self._readers = [threading.Thread(target=self._look_on)]
+        self._readers += [threading.Thread(target=self._follow, args=(topic,)) for topic in outputs]
         self._over = threading.Event()
         self._looks = 0
         self._wrong: list[str] = []
@@ -73,7 +81,8 @@ class Row:
             self.client.create_topic(topic)
         if self.job.subscription is not None:
             self.client.subscribe(self.job.source, self.job.subscription, initial="earliest").close()
-        self._looker.start()
+        for reader in self._readers:
+            reader.start()
         return self
 
     def __exit__(
@@ -86,7 +95,8 @@ class Row:
     def look_away(self) -> None:
         """From what is no failure."""
         self._over.set()
-        self._looker.join()
+        for reader in self._readers:
+            reader.join()
 
     # -- what readers see --------------------------------------------------------------------------------------
 
@@ -114,6 +124,21 @@ class Row:
             if len(ids) != len(set(ids)) or not set(ids) <= set(range(ROWS)):
                 self._wrong.append(f"{len(ids)} rows with {len(set(ids))} ids are visible")
         self._looks += 1
+
+    def _follow(self, topic: str) -> None:
+        """Whatever becomes visible is handed out, even if it were to vanish again."""
+        after = None
+        with metatxn.connect(self.services.url) as client:
+            (segment,) = (each.segment for each in client.topic(topic).segments)
+            while not self._over.is_set():
+                try:
+                    page = client.read_frames(segment, after=after, wait_ms=FOLLOW_WAIT_MS)
+                    schema = client.topic_schema(topic)
+                except metatxn.MetatxnError:
+                    continue  # a service is away
+                after = page.next
+                for frame in page.frames:
+                    self._followed[topic] += _ids(client.decode_entry(frame, schema))
 
     # -- doing -------------------------------------------------------------------------------------------------
 
@@ -147,12 +172,18 @@ class Row:
         """Every input row exactly once in every topic, nothing else seen by anybody at any time, nothing left open,
         and the input acknowledged."""
         for topic in self.job.outputs:
-            assert column(self.client, topic) == list(range(ROWS)), topic
+            assert self.ids(topic) == list(range(ROWS)), topic
         assert not self.open_transactions()
         wait_until(lambda: self.backlog() == 0, "all of the input is acknowledged")
         looks = self._looks
         wait_until(lambda: self._looks > looks + 1, "somebody has looked at the end, too")
         assert self._wrong == []
+        wait_until(lambda: all(len(ids) >= ROWS for ids in self._followed.values()), "who follows is at the end")
+        for topic, ids in self._followed.items():
+            assert sorted(ids) == list(range(ROWS)), f"who follows {topic} was given other rows"
+
+    def ids(self, topic: str) -> list[int]:
+        return _ids(self.client.read_table(topic))
 
     def backlog(self) -> int:
         if self.job.subscription is None:
@@ -170,5 +201,12 @@ def write(client: metatxn.Client, topic: str, rows: list[dict[str, Any]]) -> Non
 
 
 def _ids(table: pa.Table) -> list[int]:
-    ids: list[int] = table.column("id").sort().to_pylist() if table.num_rows else []  # type: ignore[assignment]
-    return ids
+    """Of all rows, sorted; of groups, those of their rows."""
+    if not table.num_rows:
+        return []
+    ids: Any = table.column("id") if "id" in table.column_names else _of_groups(table.column("rows"))
+    return sorted(ids.to_pylist())
+
+
+def _of_groups(rows: Any) -> Any:
+    return pc.struct_field(pc.list_flatten(rows), "id")
