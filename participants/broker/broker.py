@@ -253,6 +253,7 @@ class Broker:
         segment = self._segments.pop(segment_id, None)
         if segment is not None:
             await segment.close()
+        await self.storage.let_go(segment_id)  # the keeper may have been about to close it
         self._why_not.pop(segment_id, None)
         self._opened.notify()
 
@@ -311,6 +312,7 @@ class Broker:
                 try:
                     segment = await open_segment(segment_id, self._around)
                 except (SegmentDeleted, OwnedElsewhere) as gone:
+                    await self.storage.let_go(segment_id)
                     del self._keepers[segment_id]
                     if isinstance(gone, SegmentDeleted):
                         self._deleted.add(segment_id)

@@ -133,9 +133,12 @@ class LocalStorage(LedgerStorage):
             await mine.close()
         await self._workers.run(self._files.delete, segment, ledger)
 
+    async def let_go(self, segment: str) -> None:
+        await asyncio.gather(*(mine.close() for (name, _), mine in list(self._open.items()) if name == segment))
+
     async def drop(self, segment: str) -> None:
         self._check_open()
-        await asyncio.gather(*(mine.close() for (name, _), mine in list(self._open.items()) if name == segment))
+        await self.let_go(segment)
         await self._workers.run(self._files.drop, segment)
 
     async def close(self) -> None:

@@ -137,9 +137,12 @@ class ObjectStorage(LedgerStorage):
         removed = [name for name, size in sizes.items() if name != start and not _is_fence(name, size)]
         await self._bucket.delete([*removed, index_name(segment, ledger), start])
 
+    async def let_go(self, segment: str) -> None:
+        await asyncio.gather(*(mine.close() for (name, _), mine in list(self._open.items()) if name == segment))
+
     async def drop(self, segment: str) -> None:
         self._reach.check_open()
-        await asyncio.gather(*(mine.close() for (name, _), mine in list(self._open.items()) if name == segment))
+        await self.let_go(segment)
         self._reach.cache.forget(segment_prefix(segment))
         await self._bucket.delete(list(await self._bucket.sizes(segment_prefix(segment))))
 

@@ -259,6 +259,10 @@ class LedgerStorage(ABC):
         """
 
     @abstractmethod
+    async def let_go(self, segment: str) -> None:
+        """Close the segment's open ledgers, failed ones too, as by their `close`: whoever owns it now seals them."""
+
+    @abstractmethod
     async def drop(self, segment: str) -> None:
         """Remove all that there is of a segment that exists no more; done already is success. Raises as `delete`."""
 

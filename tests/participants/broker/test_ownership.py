@@ -58,6 +58,11 @@ async def spread(brokers: list[SharedBroker], names: list[str]) -> dict[str, Sha
     return goal
 
 
+async def given_up(process: SharedBroker, name: str) -> None:
+    while name in process.broker._keepers:
+        await asyncio.sleep(0.001)
+
+
 async def refused(segment_publish: Awaitable[object]) -> ErrorCode:
     with pytest.raises(ServiceError) as error:
         await segment_publish
@@ -185,9 +190,32 @@ async def test_each_way_in_which_a_frozen_owner_finds_out(
         monkeypatch.setattr("participants.segment.segment.STALE_READ_S", -STALE_READ_S)
         assert await refused(committed(old)) is ErrorCode.STORE_UNAVAILABLE
     assert old.lost
+    await given_up(frozen, name)
+    assert not frozen.storage._open, "what was sealed by another owner is kept by nobody"
     await world.commit(txn)
     await publish(new, "last")
     assert await committed(new) == ["acknowledged", "last"]
+
+
+async def test_a_segment_that_is_dropped_while_it_closes_keeps_no_ledger_open(start: Start) -> None:
+    """Found by the simulation: another broker had deleted the rest of the topic by then."""
+    process = await start()
+    (name,) = await create(process)
+    await spread([process], [name])
+    segment = process.broker.served[name]
+    held = process.bucket.fault(PutFault(hold=True))
+    begun = asyncio.create_task(publish(segment, "held"))
+    await held.reached.wait()
+    segment.lose("its topic was deleted")
+    assert segment.ledgers.open is not None
+    while segment.ledgers.open.stopped is None:
+        await asyncio.sleep(0.001)
+    dropping = asyncio.create_task(process.broker.drop(name))
+    await given_up(process, name)
+    held.go.set()
+    await dropping
+    assert await refused(begun) is ErrorCode.OUTCOME_UNKNOWN
+    assert not process.storage._open
 
 
 async def test_a_watch_event_is_enough_and_the_way_leads_to_the_new_owner(start: Start, world: World) -> None:
@@ -200,8 +228,7 @@ async def test_a_watch_event_is_enough_and_the_way_leads_to_the_new_owner(start:
     await alive.serving(name)
     frozen.thaw()
     await until(old, lambda: old.lost)
-    while name in frozen.broker._keepers:
-        await asyncio.sleep(0.001)
+    await given_up(frozen, name)
     answer = await frozen.http.get(f"/v1/segments/{name.replace('/', '%2F')}")
     assert (answer.status_code, answer.json()["code"]) == (307, "NOT_OWNER")
     assert answer.headers["Location"].startswith(alive.url)
