@@ -25,7 +25,9 @@ from participants.api.models import Message
 from participants.broker.messages import PublishOptions
 from participants.broker.names import MessageId
 from participants.broker.ownership import wanted
-from participants.ledger.frames import MIN_FRAME_BYTES
+from participants.broker.payloads import encode_messages
+from participants.ledger.frames import MIN_FRAME_BYTES, PayloadKind
+from participants.segment.segment import Entry
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
 from service.problems import ServiceError
@@ -281,6 +283,66 @@ class Begin(Story):
         assert not (await life.world.store.inner.scan(paths.HEADERS)).records
 
 
+ENDS = {"plain": True, "remembered": True, "prepared": True, "aborted": False, "late": False}
+"""By name: whether it commits."""
+
+
+class End(Story):
+    """By a coordinator, in every way, and again by whoever was not answered: committed, with remembered writers, kept
+    alive and prepared before; aborted; and timed out. Carried out by the broker."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        for name in ENDS:
+            client.txns[name] = TxnId.parse((await life.transactions.begin(BeginRequest())).header.txn_id)
+            await send(life, client, LOW, f"in {name}", client.txns[name])
+
+    async def act(self, life: Life, client: Client) -> None:
+        transactions, txns = life.transactions, client.txns
+        await client.once("remember", lambda: transactions.add_writers(txns["remembered"], ["w"]))
+        await client.once("keep alive", lambda: transactions.keep_alive(txns["prepared"], MAX_TIMEOUT_MS))
+        await client.once("prepare", lambda: transactions.prepare(txns["prepared"]))
+        for name in ("plain", "remembered", "prepared"):
+            await client.once(f"end {name}", functools.partial(transactions.commit, txns[name]))
+        await client.once("end aborted", lambda: transactions.abort(txns["aborted"]))
+        late = Transactions(life.store, lambda: life.world.now_ms() + MAX_TIMEOUT_MS)
+        await client.once("end late", TimeoutSweep(late, max_clock_skew_ms=0).sweep_once)
+        await carried_out(life, txns.values())
+
+    async def end(self, life: Life, client: Client) -> None:
+        for name, committed in ENDS.items():
+            record = await life.world.store.inner.get(paths.header(client.txns[name]))
+            assert record is not None
+            assert Header.decode(record.value).state == ("COMMITTED" if committed else "ABORTED"), name
+
+
+class Materialize(Story):
+    """Decisions are carried out, each in slices: on entries, on those of writers that do not count, and on
+    acknowledgements."""
+
+    subscriptions = ("s",)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await subscribed(life, client)
+        segment = await life.segment(PARENT)
+        for name in ("committed", "aborted"):
+            await client.begin(name)
+            await send(life, client, LOW, f"acknowledged in {name}")
+            await acknowledge(life, client, name)
+        for number in range(2):
+            for name, txn in client.txns.items():
+                for writer in ("good", "void"):
+                    message = Message(key=LOW, value=f"{name} {number} of {writer}")
+                    payload = encode_messages([message])
+                    await segment.publish(Entry(payload, PayloadKind.MESSAGES, 1, txn, writer, None, number))
+
+    async def act(self, life: Life, client: Client) -> None:
+        await client.once("end committed", lambda: client.world.commit(client.txns["committed"], ["good"]))
+        await client.end("aborted", commit=False)
+        await carried_out(life, client.txns.values())
+
+
 class Collect(Publish):
     """The headers of what is decided and carried out go, those of what is open stay; what was hidden stays hidden."""
 
@@ -373,6 +435,8 @@ def _slices_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 STORIES = (
     Begin,
     Publish,
+    End,
+    Materialize,
     Collect,
     Roll,
     Split,

@@ -38,6 +38,15 @@ def owner_of(spreading: Spreading, message_id: str) -> SharedBroker:
     return next(broker for broker in spreading.brokers if segment in broker.broker.served)
 
 
+async def serving(spreading: Spreading, segment: str) -> SharedBroker:
+    """Who serves it, once somebody does."""
+    while True:
+        for broker in spreading.brokers:
+            if segment in broker.broker.served:
+                return broker
+        await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("kind", ["shared", "failover", "exclusive"])
 async def test_one_consumer_gets_and_acknowledges_what_lies_at_every_broker(spreading: Spreading, kind: str) -> None:
     """Scenarios 47-49, 54, 55, over brokers."""
@@ -309,6 +318,35 @@ async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(sp
     home.can_reach(spreading.brokers)
     await spreading.asked("DELETE", "/subscriptions/s/consumers/a")
     assert await spreading.all_values(consumer="b") == list(VALUES)
+
+
+async def test_a_home_that_read_the_layout_before_a_split_and_hears_of_it_first_finds_the_children(
+    spreading: Spreading,
+) -> None:
+    """The answer to its reading arrives behind the events of the children: it must not be what is remembered."""
+    await spreading.subscribe()
+    home, other = spreading.home, spreading.elsewhere()[0]
+    topic = "public/default/t"
+    home.broker.forget_topic(topic)
+    held = home.store.hold_read(lambda keys: list(keys) == [paths.topic(topic)])
+    receiving = asyncio.create_task(spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "c"}, at=home))
+    await held.reached.wait()
+    parent = next(iter(other.broker.served))
+    children = (await other.http.post(f"/v1/segments/{quote(parent, safe='')}/split", json={})).json()["children"]
+    assert home.broker._ownership is not None
+    while any(home.broker._ownership.owner(child) is None for child in children):
+        await asyncio.sleep(0)
+    owners = [await serving(spreading, child) for child in children]
+    held.go.set()
+    assert (await receiving).json()["messages"] == []
+    for child, owner in zip(children, owners, strict=True):
+        answer = await owner.http.post(
+            f"/v1/segments/{quote(child, safe='')}/entries",
+            content=b'[{"value": "in a child"}]',
+            headers={"Content-Type": "application/vnd.metatxn.messages+json"},
+        )
+        assert answer.status_code == 200, answer.text
+    assert await spreading.all_values() == ["in a child"] * 2
 
 
 async def test_one_broker_that_cannot_be_reached_keeps_the_messages_of_others_from_nobody(
