@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -16,7 +16,7 @@ from metastore.errors import MetastoreError
 from metastore.urls import open_store
 from tests.chaos.cluster import Cluster, Member
 from tests.chaos.mixes import Fault
-from tests.chaos.schedule import Strike
+from tests.chaos.schedule import Strike, whole
 from tests.chaos.service import Service
 from tests.metastore.storms.relay import Way
 from tests.servers import EtcdServer
@@ -40,6 +40,8 @@ class Nemesis:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By what is struck: on a busy machine a fault may begin late, and then end when the next one is due there."""
         self.made: Counter[Fault] = Counter()
 
     async def rage(self, strikes: Sequence[Strike]) -> None:
@@ -53,9 +55,10 @@ class Nemesis:
     async def _strike(self, strike: Strike) -> None:
         if strike.fault is Fault.DISK and not self._cluster.disk.mounted:
             return
-        self.made[strike.fault] += 1
-        async with self._fault(strike):
-            await asyncio.sleep(strike.for_s)
+        async with self._turns[whole(strike.target)]:
+            self.made[strike.fault] += 1
+            async with self._fault(strike):
+                await asyncio.sleep(strike.for_s)
 
     @asynccontextmanager
     async def _fault(self, strike: Strike) -> AsyncIterator[None]:
