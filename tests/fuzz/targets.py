@@ -27,7 +27,7 @@ from participants.ledger import frames, storage_id
 from participants.ledger.objects import HEADER_BYTES, Kind, ObjectHeader, ObjectIndex
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
-from participants.segment.dedup_snapshot import Chunk
+from participants.segment.dedup_snapshot import Chunk, Row
 from participants.subscription.places import Place
 from service.problems import ErrorCode, ServiceError
 from service.security.authentication import Authenticator
@@ -232,6 +232,11 @@ LEDGER = broker_records.LedgerRecord(id=1, storage="s", entries=4)
 SEGMENT_RECORD = broker_records.SegmentRecord(topic="t", range=(0, 0xFFFF), storage="s", ledgers=(LEDGER,))
 WRITE = records.WriteOp(segment=SEGMENT, after="1:-1", count=1, writer="w", sequence=3)
 ACK = records.AckOp(segment=SEGMENT, subscription="s", incarnation=1, position="1:2", batch_index=0, batch_size=2)
+SUBSCRIPTION = records.SubscriptionRecord(
+    incarnation=2, type="shared", initial="latest", created_ms=1, starts={SEGMENT: "1:2:0"}
+)
+TOPIC = broker_records.TopicRecord(name="t", segments=(SEGMENT,), next_segment=1, created_ms=2)
+ROW = Row(producer="p", runs=((1, 2, 1, 3, 4, ((0, 0xFFFF),)),))
 
 TARGETS: Mapping[str, Target] = {
     "frames": Target(check_frame, good_frames()),
@@ -251,7 +256,15 @@ TARGETS: Mapping[str, Target] = {
     "owners": record_target(
         broker_records.OwnerRecord.decode, broker_records.OwnerRecord(broker="b", url="u", generation=1)
     ),
-    "dedup chunks": record_target(Chunk.decode, Chunk(rows=())),
+    "leases": record_target(records.Lease.decode, records.Lease(deadline_ms=1)),
+    "prepared records": record_target(records.Prepared.decode, records.Prepared(prepared_ms=1, deadline_ms=2)),
+    "horizons": record_target(records.GcHorizon.decode, records.GcHorizon(revision=1)),
+    "subscriptions": record_target(records.SubscriptionRecord.decode, SUBSCRIPTION),
+    "mark-deletes": record_target(records.MarkDelete.decode, records.MarkDelete(before="1:2:0")),
+    "acked ranges": record_target(records.AckedBucket.decode, records.AckedBucket(ranges=(("1:2:0", "1:3:0"),))),
+    "topics": record_target(broker_records.TopicRecord.decode, TOPIC),
+    "processes": record_target(broker_records.ProcessRecord.decode, broker_records.ProcessRecord(url="u", storage="s")),
+    "dedup chunks": record_target(Chunk.decode, Chunk(rows=(ROW,))),
     "key parts": Target(check_key, [b"orders", b"a/b c", b"% . ..", SEGMENT.encode()]),
     "foreign keys": Target(check_foreign_key, [b"/txn-op/%/a%2Fb"]),
     "transaction ids": text_target(TxnId.parse, str, str(TXN)),
