@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -22,7 +23,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.states import TxnState
 from participants import records as broker_records
 from participants.broker.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
-from participants.broker.payloads import decode_messages, encode_messages
+from participants.broker.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.ledger import frames, storage_id
 from participants.ledger.objects import HEADER_BYTES, Kind, ObjectHeader, ObjectIndex
 from participants.ledger.position import Position
@@ -189,6 +190,20 @@ def check_messages(data: bytes) -> None:
         assert decode_messages(encode_messages(messages)) == messages
 
 
+def check_arrow(data: bytes) -> None:
+    found = answered(ErrorCode.INVALID_ARGUMENT, inspect_arrow, data)
+    assert isinstance(found, ServiceError) or found.rows >= 0
+
+
+def arrow_stream() -> bytes:
+    """With offsets, nulls, nesting and a dictionary, all of which may lie."""
+    table = pa.table({"s": ["x", None], "l": [[1], [2, 3]], "d": pa.array(["x", "y"]).dictionary_encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
 def check_coordinator_page(data: bytes) -> None:
     position = answered(ErrorCode.INVALID_ARGUMENT, position_of, "all", data.decode(errors="replace"))
     if position and not isinstance(position, ServiceError):
@@ -276,6 +291,7 @@ TARGETS: Mapping[str, Target] = {
     "page tokens": text_target(parse_page_token, page_token, page_token("orders")),
     "pages of the coordinator": Target(check_coordinator_page, [make_token("all", str(TXN)).encode()]),
     "messages": Target(check_messages, [json.dumps([{"key": "k", "value": {"n": [1.5, None]}}]).encode()]),
+    "Arrow streams": Target(check_arrow, [arrow_stream()]),
     "authorization": Target(check_authorization, [b"mtx_0000000000000000_0", b"Bearer a.b.c", b"e30.e30.e30"]),
     "token files": Target(check_token_file, [create_token("somebody", topics={"a/*": "consume"})[1].encode()]),
 }
