@@ -15,6 +15,7 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.ids import TxnId
 from participants.broker.layout import CLAIM_PATIENCE_MS
 from participants.ledger.frames import PayloadKind
 from participants.segment.segment import Entry
@@ -246,6 +247,54 @@ async def test_what_was_admitted_before_the_seal_lands_in_the_parent_and_nothing
     assert error.value.code == ErrorCode.SEGMENT_SEALED
     await ended(process, world, txn, True)
     assert await committed(parent) == ["in"]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_89_91_appends_flow_while_their_segment_is_split_and_merged_again(
+    process: BrokerProcess, world: World, commit: bool
+) -> None:
+    """Plain ones and those of a transaction, in both halves: each is there once, in the order in which it was sent."""
+    (parent,) = await process.create("t")
+    txn = await world.begin()
+    sent: dict[tuple[str, TxnId | None], list[str]] = {
+        (key, inside): [] for key in (LOW, HIGH) for inside in (None, txn)
+    }
+    over = asyncio.Event()
+
+    async def produce(key: str, inside: TxnId | None) -> None:
+        while not over.is_set():
+            value = f"{key} {inside} {len(sent[key, inside])}"
+            body = {"messages": [{"key": key, "value": value}]}
+            query = {"txn_id": str(inside)} if inside else {}
+            answer = await process.http.post("/v1/topics/t/messages", json=body, params=query)
+            if answer.status_code == 200:
+                sent[key, inside].append(value)
+            else:
+                assert (answer.status_code, answer.json()["definite"]) == (503, True), answer.text
+                await asyncio.sleep(0)
+
+    async def more() -> None:
+        """Until each of them has sent something that it began after now."""
+        enough = {producer: len(values) + 2 for producer, values in sent.items()}
+        while any(len(sent[producer]) < least for producer, least in enough.items()):
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as producers:
+        for key, inside in sent:
+            producers.create_task(produce(key, inside))
+        await more()
+        one, other = await post(process, parent, "split")
+        await more()
+        await post(process, one, "merge", **{"with": other})
+        await more()
+        over.set()
+    await ended(process, world, txn, commit)
+    found = await browse(process)
+    for (key, inside), values in sent.items():
+        expected = values if commit or inside is None else []
+        assert [value for value in found if value.startswith(f"{key} {inside} ")] == expected
+    assert await world.operations(txn) == []
+    await assert_lawful(world)
 
 
 @pytest.mark.parametrize("landed", [True, False])
