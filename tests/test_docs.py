@@ -65,3 +65,11 @@ def test_files_that_the_readme_names_exist() -> None:
     named = re.findall(r"`(tests/[\w./]+)`", README) + re.findall(r"\]\(([\w./-]+)\)", README)
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_tests_that_the_page_about_tests_names_exist() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"::(test_\w+)", page)
+    assert named
+    assert [name for name in named if f"def {name}(" not in source] == []
