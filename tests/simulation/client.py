@@ -137,6 +137,15 @@ class Client:
     async def subscribe(self, topic: str, name: str, kind: str) -> None:
         await self._at_subscription(topic, name, "PUT", "", {"initial": "earliest", "type": kind})
 
+    async def drop_subscription(self, topic: str, name: str) -> None:
+        """Gone already, or never made, is success."""
+        try:
+            path = f"/v1/topics/{quote(topic, safe='')}/subscriptions/{name}"
+            await self._ask("DELETE", self._brokers, path, segment=f"home of {topic}")
+        except Refused as refused:
+            if refused.code != "NOT_FOUND":
+                raise
+
     async def receive(self, topic: str, name: str, consumer: str, limit: int) -> list[dict[str, Any]]:
         """Not repeated: what was given in an answer that was lost stays with `consumer`, so go on as another one."""
         body = {"consumer": consumer, "max": limit, "wait_ms": 1000}
@@ -203,6 +212,19 @@ class Client:
         ]
         self.layouts[topic] = parents_first(found)
         return self.layouts[topic]
+
+    async def look_behind_splits(self, topic: str, key: str) -> None:
+        """Forget where an entry of `key` was sent, unless a merge lies between that segment and the one it would be
+        sent to now: only the child of a split can tell all that its parent took (DESIGN §5.13)."""
+        before = self.layouts[topic]
+        now = {place.segment: place for place in await self.look(topic)}
+        at = [place for place in self.layouts[topic] if place.holds(key)][-1]
+        sent_to = [place for place in before if place.holds(key)][-1]
+        while at.segment != sent_to.segment:
+            if len(at.parents) != 1:
+                self.layouts[topic] = before
+                return
+            at = now[at.parents[0]]
 
     async def change_layout(self, topic: str) -> None:
         """Split one of its segments, or merge two neighbours."""

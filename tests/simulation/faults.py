@@ -3,14 +3,20 @@
 Each seed draws its own mix: of every fault it takes none, a little or much. So there are seeds in which only the disk
 lies, and seeds in which nothing works; faults that are always there together hide each other's consequences. What is
 on, and what is off and why, is in docs/simulation.md.
+
+Some promises break only when the same rare thing meets several requests for one kind of record, one after another. Were
+all requests that unreliable, nobody would come so far. So a seed may aim at one kind of record (`AIMS`, `store_aimed`),
+while all others are as before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from random import Random
+
+from metastore.txn import paths
 
 
 @dataclass(slots=True)
@@ -23,6 +29,7 @@ class Rates:
     store_lost_reply: float = 0.0
     store_late: float = 0.0  # the caller has given up, then it lands
     store_slow: float = 0.0  # up to seconds instead of milliseconds
+    store_aimed: float = 0.0  # added to late, slow and lost replies, for the one kind of record that is aimed at
     store_outages_per_minute: float = 0.0
     compactions_per_minute: float = 0.0
     sessions_lost_per_minute: float = 0.0
@@ -65,6 +72,7 @@ MOST = Rates(
     store_lost_reply=0.06,
     store_late=0.04,
     store_slow=0.08,
+    store_aimed=0.25,
     store_outages_per_minute=2.0,
     compactions_per_minute=10.0,
     sessions_lost_per_minute=3.0,
@@ -99,6 +107,20 @@ MOST = Rates(
 
 _LEVELS: Sequence[float] = (0.0, 0.0, 0.25, 1.0)
 
+AIMS = (
+    paths.HEADERS,
+    ":w:",  # operations: intents, and acknowledgements
+    ":a:",
+    paths.TRANSACTION_KEYS,
+    paths.SEGMENTS,
+    paths.SEGMENT_OWNERS,
+    paths.SEGMENT_STATES,
+    paths.SUBSCRIPTIONS,
+    paths.CURSORS,
+    paths.TOPICS,
+)
+"""What keys of one kind have in common, and no others."""
+
 
 class Faults:
     """Draws from `random`. `on` is false while a world is set up and once it heals."""
@@ -108,18 +130,23 @@ class Faults:
         self.rates = Rates(**{rate.name: getattr(MOST, rate.name) * random.choice(_LEVELS) for rate in fields(Rates)})
         self.on = False
         self.made: Counter[str] = Counter()
+        self._aim = random.choice(AIMS)
 
-    def happens(self, name: str) -> bool:
+    def aimed(self, keys: Iterable[str]) -> float:
+        """How much likelier a request for these keys is to meet a fault."""
+        return self.rates.store_aimed if any(self._aim in key for key in keys) else 0.0
+
+    def happens(self, name: str, likelier: float = 0.0) -> bool:
         """Whether the fault of this name happens now; counted."""
-        probability: float = getattr(self.rates, name)
+        probability: float = getattr(self.rates, name) + likelier
         if not self.on or not probability or self.random.random() >= probability:
             return False
         self.made[name] += 1
         return True
 
-    def delay_s(self, slow: str, mean_s: float = 0.002, slow_s: float = 4.0) -> float:
+    def delay_s(self, slow: str, mean_s: float = 0.002, slow_s: float = 4.0, likelier: float = 0.0) -> float:
         """Mostly a few milliseconds; when the fault `slow` happens up to `slow_s`."""
-        if self.happens(slow):
+        if self.happens(slow, likelier):
             return self.random.uniform(mean_s, slow_s)
         return self.random.expovariate(1 / mean_s)
 

@@ -5,8 +5,8 @@
 
 Each is applied to a copy of the source, in which seeds are run until one fails, at most `SEEDS`. That seed must pass
 without the mutant: otherwise it has found a bug of ours, which comes first. A mutant whose text is not found exactly
-once is an error: the rule has moved, and the mutant must move with it. What was found of a mutant is kept in
-build/mutants under the digest of that very copy, so that a run which was cut off goes on where it was.
+once is an error: the rule has moved, and the mutant must move with it (`test_mutants.py`). What was found of a mutant
+is kept in build/mutants under the digest of that very copy, so that a run which was cut off goes on where it was.
 """
 
 from __future__ import annotations
@@ -20,22 +20,33 @@ import tempfile
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
 KEPT = ROOT / "build" / "mutants"
 SEEDS = 200
 _PACKAGES = ("metastore", "service", "coordinator", "participants", "metatxn", "tests")
+_KEYS = "coordinator/transaction_keys.py"
 _VIOLATION = re.compile(r"VIOLATION ([^:]*)")
 _FAILED = re.compile(r"^seed (\d+):", re.MULTILINE)
 _BEGIN, _END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 
 
+class Edit(NamedTuple):
+    """`before` becomes `after` in the file at `path`."""
+
+    path: str
+    before: str
+    after: str
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`before` becomes `after` in the file at `path`. `rule` is what that breaks, with its place in DESIGN §5.
+    """An edit. `rule` is what that breaks, with its place in DESIGN §5.
 
-    `workload` is the one that can show it; the others would only take their turns."""
+    `workload` is the one that can show it; the others would only take their turns. `others` are the edits that take
+    away what also holds the rule, where two guards are meant to."""
 
     name: str
     rule: str
@@ -43,6 +54,19 @@ class Mutant:
     before: str
     after: str
     workload: str = "bank"
+    others: tuple[Edit, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        return Edit(self.path, self.before, self.after), *self.others
+
+    def apply(self, root: Path) -> None:
+        """To the source at `root`."""
+        for edit in self.edits:
+            source = root / edit.path
+            text = source.read_text()
+            assert text.count(edit.before) == 1, f"{self.name}: {text.count(edit.before)} places in {edit.path}"
+            source.write_text(text.replace(edit.before, edit.after))
 
 
 MUTANTS = (
@@ -264,11 +288,23 @@ MUTANTS = (
         "        if final.state is TxnState.COMMITTED and held.epoch != header.epoch and not records.prepared_record:",
         "        if False:",
         "keyed",
+        (
+            Edit(
+                _KEYS,
+                "                unprepared = holder if holder and not holder.prepared_record else None\n",
+                "                unprepared = None\n",
+            ),
+            Edit(
+                _KEYS,
+                "txn_id=str(holder.txn_id) if holder and holder.prepared_record else None,\n            last_version",
+                "txn_id=str(holder.txn_id) if holder else None,\n            last_version",
+            ),
+        ),
     ),
     Mutant(
         "begin-under-any-epoch",
         "5.15: a stale epoch begins nothing",
-        "coordinator/transaction_keys.py",
+        _KEYS,
         "    if request.epoch is not None:\n        _refuse_other_epoch(held, request.epoch)\n",
         "    if request.epoch is not None:\n",
         "keyed",
@@ -276,7 +312,7 @@ MUTANTS = (
     Mutant(
         "version-committed-again",
         "5.15: a version at or below the last one is committed already",
-        "coordinator/transaction_keys.py",
+        _KEYS,
         "    return request.version is not None and last is not None and request.version <= last\n",
         "    return request.version is not None and last is not None and request.version < last\n",
         "keyed",
@@ -402,15 +438,13 @@ def caught(mutant: Mutant) -> tuple[str, int] | None:
         copy = Path(place)
         for package in _PACKAGES:
             shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-        source = copy / mutant.path
-        text = source.read_text()
-        assert text.count(mutant.before) == 1, f"{mutant.name}: {text.count(mutant.before)} places in {mutant.path}"
-        source.write_text(text.replace(mutant.before, mutant.after))
+        mutant.apply(copy)
         kept = KEPT / f"{mutant.name}-{_digest(copy, mutant.workload)}.json"
         if not kept.exists():
             found = _first_failure(copy, "--seeds", str(SEEDS), "--workload", mutant.workload)
             if found is not None:
-                source.write_text(text)
+                for edit in mutant.edits:
+                    shutil.copy(ROOT / edit.path, copy / edit.path)
                 ours = _first_failure(copy, "--seed", str(found[1]), "--workload", mutant.workload)
                 assert ours is None, f"{mutant.name}: without it, too, this is found: {ours}"
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -173,12 +173,13 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Call(Generic[T]):
-    """One call on its way. `write` is the batch of an apply."""
+    """One call on its way. `write` is the batch of an apply; `likelier`: see `Faults.aimed`."""
 
     store: SimulatedStore
     effect: Callable[[], T]
     what: str
     write: Batch | None
+    likelier: float
     deadline: float
     reply: asyncio.Future[T]
 
@@ -192,7 +193,7 @@ class _Call(Generic[T]):
                 world.loop.call_later(_CONNECT_AGAIN_S, self.depart)
             return
         faults = world.faults
-        delay = faults.delay_s("store_slow")
+        delay = faults.delay_s("store_slow", likelier=self.likelier)
         if faults.happens("store_refused"):
             world.trace.note("store", f"refused: {self.what}")
             world.later(delay, self._fail, StoreUnavailable("the connection was refused"))
@@ -201,7 +202,7 @@ class _Call(Generic[T]):
         elif faults.happens("store_lost_request"):
             world.trace.note("store", f"lost request: {self.what}")
             world.later(self._patience(), self._fail, OutcomeUnknown("the connection broke"))
-        elif faults.happens("store_late"):
+        elif faults.happens("store_late", self.likelier):
             world.trace.note("store", f"late request: {self.what}")
             given_up = self._patience()
             world.later(given_up, self._fail, OutcomeUnknown("the connection broke"))
@@ -230,11 +231,11 @@ class _Call(Generic[T]):
         if self.write is not None:
             said = f"{type(error).__name__} {error.check}" if isinstance(error, CheckFailed) else error or "applied"
             world.trace.note("store", f"{said} at {self.store.server.revision} for {self.store.owner}: {self.what}")
-            if world.faults.happens("store_lost_reply"):
+            if world.faults.happens("store_lost_reply", self.likelier):
                 world.trace.note("store", f"lost reply: {self.what}")
                 self._lose()
                 return
-        delay = world.faults.delay_s("store_slow")
+        delay = world.faults.delay_s("store_slow", likelier=self.likelier)
         if error is not None:
             world.later(delay, self._fail, error)
         else:
@@ -274,18 +275,20 @@ class SimulatedStore(StoredIndexes):
         self._assert_open()
         self.refuse_unfit(batch)
         self.group_sent(1)
-        return await self._call(lambda: run_now(self.server.truth.apply(batch)), _describe(batch), batch)
+        return await self._call(lambda: run_now(self.server.truth.apply(batch)), _describe(batch), batch.puts, batch)
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         keys = list(wanted)
-        return await self._call(lambda: run_now(self.server.truth.get_many(keys)), "get")
+        return await self._call(lambda: run_now(self.server.truth.get_many(keys)), "get", keys)
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
     ) -> RangeResult:
         truth = self.server.truth
         return await self._call(
-            lambda: run_now(truth.range(start, end, limit=limit, reverse=reverse, keys_only=keys_only)), "range"
+            lambda: run_now(truth.range(start, end, limit=limit, reverse=reverse, keys_only=keys_only)),
+            "range",
+            [start],
         )
 
     def watch(self, prefix: str, from_revision: Revision) -> Watch:
@@ -310,11 +313,14 @@ class SimulatedStore(StoredIndexes):
         for watch in self._watches:
             run_now(watch.close())
 
-    async def _call(self, effect: Callable[[], T], what: str, write: Batch | None = None) -> T:
+    async def _call(
+        self, effect: Callable[[], T], what: str, keys: Iterable[str] = (), write: Batch | None = None
+    ) -> T:
+        """`keys` that it reads or puts."""
         self._assert_open()
         loop = self.world.loop
         reply: asyncio.Future[T] = loop.create_future()
-        call = _Call(self, effect, what, write, loop.time() + DEADLINE_S, reply)
+        call = _Call(self, effect, what, write, self.world.faults.aimed(keys), loop.time() + DEADLINE_S, reply)
         call.depart()
         return await reply
 

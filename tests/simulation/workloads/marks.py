@@ -71,7 +71,7 @@ class Seeker(Actor):
             read = await self.read_on(place)
         except Refused as refused:
             if refused.code == "POSITION_TRIMMED":
-                del self._places[place.segment]
+                self._places.pop(place.segment, None)  # there is none when the trim came between look and read
             raise
         if self.random.random() < 0.2:
             await self.ask_for_horizon(place)

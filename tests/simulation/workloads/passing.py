@@ -2,17 +2,19 @@
 
 Each transaction writes to such a topic and to one that lasts. A deleted topic takes its operations with it: what is
 still on its way to the store then must not arrive, or nobody would ever clean it up. The transactions go on, and the
-topic that lasts keeps what it promises. A topic of the same name is made again and again.
+topic that lasts keeps what it promises. A topic of the same name is made again and again; sometimes it is only its
+subscription that goes. No subscription has the name of an earlier one: who has that name again would clean up.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from tests.simulation.client import Refused
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 
 WRITERS = 3
 NAMES = 2
-SUBSCRIPTION = "passing"
 TIMEOUT_MS = (3_000, 15_000)
 
 
@@ -22,7 +24,8 @@ class Passing(Workload):
     async def set_up(self) -> None:
         random = self.world.generator("passing")
         self.lasting = await self.create_topic("lasting", random)
-        self.names = [f"public/default/passing-{number}" for number in range(NAMES)]
+        self.subscriptions = {f"public/default/passing-{number}": "first" for number in range(NAMES)}
+        """Of each topic that passes the subscription that it has, if it is there."""
 
     def start(self) -> None:
         for number in range(WRITERS):
@@ -34,11 +37,13 @@ class Writer(Actor):
     async def act(self) -> None:
         assert isinstance(self.workload, Passing)
         random = self.random
-        passing = random.choice(self.workload.names)
+        passing = random.choice(list(self.workload.subscriptions))
         txn_id = await self.client.begin(random.choice(TIMEOUT_MS))
         works = [self._write(topic, txn_id) for topic in (self.workload.lasting, passing, passing)]
-        works.append(self._acknowledge(passing, txn_id))
+        works += [self._acknowledge(topic, name, txn_id) for topic, name in self.workload.subscriptions.items()]
         await whatever_comes(*works)
+        if random.random() < 0.5:
+            await asyncio.sleep(random.uniform(0, 3))
         fate = random.random()
         if fate < 0.9:
             await self.end(txn_id, commit=fate < 0.6)
@@ -52,21 +57,28 @@ class Writer(Actor):
                 self.client.layouts.pop(topic, None)
             raise
 
-    async def _acknowledge(self, topic: str, txn_id: str) -> None:
-        given = await self.client.receive(topic, SUBSCRIPTION, self.name, 3)
+    async def _acknowledge(self, topic: str, subscription: str, txn_id: str) -> None:
+        given = await self.client.receive(topic, subscription, self.name, 3)
         if given:
-            await self.client.acknowledge(topic, SUBSCRIPTION, [each["message_id"] for each in given], txn_id)
+            await self.client.acknowledge(topic, subscription, [each["message_id"] for each in given], txn_id)
 
 
 class Caretaker(Actor):
-    """Deletes a topic, whether or not it is there, and makes it again."""
+    """Deletes a topic or its subscription, whether or not it is there, and makes it again."""
 
     pause_s = 1.2
+    _made = 0
 
     async def act(self) -> None:
         assert isinstance(self.workload, Passing)
-        name = self.random.choice(self.workload.names)
-        await self.client.delete_topic(name)
+        subscriptions = self.workload.subscriptions
+        topic = self.random.choice(list(subscriptions))
+        if self.random.random() < 0.5:
+            await self.client.drop_subscription(topic, subscriptions[topic])
+        else:
+            await self.client.delete_topic(topic)
         broker = self.random.choice(self.workload.cluster.broker_urls)
-        await self.client.create_topic(broker, name, self.random.choice((1, 2)))
-        await self.client.subscribe(name, SUBSCRIPTION, "shared")
+        await self.client.create_topic(broker, topic, self.random.choice((1, 2)))
+        self._made += 1
+        subscriptions[topic] = f"subscription-{self._made}"
+        await self.client.subscribe(topic, subscriptions[topic], "shared")
