@@ -205,11 +205,13 @@ async def _recover_dedup(
 
 async def _recover_transactions(segment: Segment, operations: Operations, around: Surroundings) -> None:
     """Those with operations here, and those whose sequences are remembered: those are forgotten by the decision."""
-    only_remembered = set(segment.dedup.transactions) - set(operations)
+    undecided = list(operations)
+    only_remembered = [txn_id for txn_id in segment.dedup.transactions if txn_id not in operations]
     for txn_id, record in (await around.mirror.read(only_remembered)).items():
         if record is None or not record.first:
             segment.dedup.forget_transaction(txn_id)
-    undecided = [*operations, *(txn_id for txn_id in only_remembered if txn_id in set(segment.dedup.transactions))]
+        else:
+            undecided.append(txn_id)
     for txn_id in undecided:
         segment.follow_recovered(txn_id)
     headers = await around.mirror.read(undecided)

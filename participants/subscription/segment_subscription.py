@@ -275,7 +275,7 @@ class SegmentSubscription:
         name = self.definition.name
         prefix = paths.acks_by_subscription(self.segment.id, name)
         entries = await self._store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
-        found = {TxnId.parse(entry.split("/")[2]) for entry in entries}
+        found = dict.fromkeys(TxnId.parse(entry.split("/")[2]) for entry in entries)  # in the order of the index
         missing = [txn_id for txn_id in found if self.pending.get(txn_id) is None and txn_id not in self._finishing]
         for txn_id in missing:
             self._headers.follow(txn_id)

@@ -31,8 +31,9 @@ class AckRequest:
     up_to: Mapping[str, Position] = field(default_factory=dict)
 
     @property
-    def segments(self) -> set[str]:
-        return {each.segment for each in self.ids} | set(self.up_to)
+    def segments(self) -> list[str]:
+        """In the order in which they were asked for."""
+        return list(dict.fromkeys([*(each.segment for each in self.ids), *self.up_to]))
 
     def within(self, segments: Iterable[str]) -> AckRequest:
         """The part of it that concerns these segments."""

@@ -148,7 +148,7 @@ class Subscriptions:
         if ids is None:
             spread.assert_complete()
             return sum(await asyncio.gather(*(share.redeliver(None) for share in spread.shares)))
-        having = spread.having({each.segment for each in ids}, "message_ids")
+        having = spread.having(dict.fromkeys(each.segment for each in ids), "message_ids")
         return sum(
             await asyncio.gather(*(share.redeliver(within(ids, segments)) for share, segments in having.items()))
         )
@@ -161,7 +161,7 @@ class Subscriptions:
             except ServiceError as error:
                 if error.code is not ErrorCode.NOT_FOUND:
                     raise
-                del self._known[topic, name]
+                self._known.pop((topic, name), None)
         found = self._known[topic, name] = await self._definitions.get(topic, name)
         return await look(self._broker, found, self._dead_letters, authorization)
 
