@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _LOOKS = 40
 _BETWEEN_LOOKS_S = 0.25
 TEMPORARY = (paths.HEADERS, paths.LEASES, paths.PREPARED, paths.REMEMBERED_WRITERS, paths.OPS, "/idx/")
 """Nothing stays below these."""
+TRANSACTIONS = "transactions"
 _BUGS = ("unhandled error", "sweep failed")
 """What a service logs when it has met its own mistake."""
 _REMEMBERED = (".buffer._outcomes[]", "._mirror._decided[]")
@@ -52,51 +54,74 @@ class Result:
     workload: str
     violations: list[str]
     lines: list[str]
+    """The last ones of the trace, when a promise was broken."""
     digest: str
     faults: Counter[str]
-    steps: int
+    counts: Counter[str]
+    """What was done, by its name in the record of many seeds."""
     simulated_s: float
     wall_s: float
-    transactions: int
+
+    @property
+    def transactions(self) -> int:
+        return self.counts[TRANSACTIONS]
 
 
 def run_seed(seed: int, workload: str | None = None, trace_file: IO[str] | None = None) -> Result:
     """With the workload of this name, or the one that the seed draws."""
+    collecting = gc.isenabled()
+    gc.disable()  # when it runs depends on what ran before, and finalizers are callbacks
+    try:
+        return _run_and_judge(seed, workload, trace_file)
+    finally:
+        if collecting:
+            gc.enable()  # the world is out of reach: it goes at once, and nothing of it grows old
+
+
+def _run_and_judge(seed: int, workload: str | None, trace_file: IO[str] | None) -> Result:
     began = time.perf_counter()
     world = World(seed, trace_file)
     history = History()
     kind = _drawn(world, workload)
-    collecting = gc.isenabled()
-    gc.disable()  # when it runs depends on what ran before, and finalizers are callbacks
-    try:
-        with seeded_entropy(f"{seed}/entropy"), no_threads():
-            _listen(world, history)
-            try:
-                world.loop.run_until_complete(_life(world, history, kind))
-                violations = judge(history)
-            except Stuck as stuck:
-                violations = [f"nothing hangs: {stuck}"]
-            except Unfinished as unfinished:
-                violations = [f"nothing hangs: {unfinished}"]
-            except (Refused, Doubtful) as error:
-                violations = [f"everything is served once nothing fails: {error!r}"]
-            finally:
-                world.loop.abandon()
-                world.loop.close()
-    finally:
-        if collecting:
-            gc.enable()
+    with seeded_entropy(f"{seed}/entropy"), no_threads():
+        _listen(world, history)
+        try:
+            world.loop.run_until_complete(_life(world, history, kind))
+            violations = judge(history)
+        except Stuck as stuck:
+            violations = [f"nothing hangs: {stuck}"]
+        except Unfinished as unfinished:
+            violations = [f"nothing hangs: {unfinished}"]
+        except (Refused, Doubtful) as error:
+            violations = [f"everything is served once nothing fails: {error!r}"]
+        except Exception as error:  # noqa: BLE001 - of a client: thousands of other seeds go on
+            world.trace.note("world", traceback.format_exc())
+            violations = [f"no mistake of the simulation itself: {error!r}"]
+        finally:
+            world.loop.abandon()
+            world.loop.close()
     return Result(
         seed,
         kind.name,
         violations,
-        list(world.trace.lines),
+        list(world.trace.lines) if violations else [],
         world.trace.digest,
         world.faults.made,
-        world.loop.steps,
+        _counts(world, history),
         world.loop.time(),
         time.perf_counter() - began,
-        len(history.begun),
+    )
+
+
+def _counts(world: World, history: History) -> Counter[str]:
+    return Counter(
+        {
+            TRANSACTIONS: len(history.begun),
+            "entries that clients wrote": len(history.writes),
+            "pages that were read": sum(1 for _ in history.committed_reads()),
+            "lines of the traces": world.trace.count,
+            "callbacks": world.loop.steps,
+        }
     )
 
 

@@ -1,0 +1,86 @@
+"""Goal: a run of thousands of seeds is told truly, in however many processes and pieces it was made.
+
+Method: a few seeds as `make simulate` runs them, and the same in this process; for cuts and failures, which real seeds
+do not have, results that are made up.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import record as records
+from tests.simulation.record import Record, publish, source_digest
+from tests.simulation.run import Result, run_seed
+
+
+def result(seed: int, *violations: str) -> Result:
+    return Result(seed, "bank", list(violations), [], f"{seed:x}", Counter(kills=2), Counter(callbacks=30), 61.5, 0.1)
+
+
+def record(*results: Result) -> Record:
+    made = Record(first=7, seeds=4, workload=None)
+    for each in results:
+        made.add(each)
+    return made
+
+
+def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
+    """Whoever has run a seed, and with whatever hashes; what was kept on the way is gone."""
+    run = [sys.executable, "-m", "tests.simulation", "--seeds", "3", "--workers", "2", "--kept", str(tmp_path)]
+    subprocess.run(run, stdout=subprocess.PIPE, check=True)
+    here = Record(first=1, seeds=3, workload=None)
+    for seed in here.left:
+        here.add(run_seed(seed))
+    told = Record.load(tmp_path / "record.json")
+    here.wall_s = told.wall_s
+    assert told == here
+    assert not here.left
+    assert here.shortest_s > 60
+    assert (tmp_path / "record.md").read_text() == here.tables()
+    assert {path.name for path in tmp_path.iterdir()} == {"record.json", "record.md"}
+
+
+def test_what_was_kept_is_all_that_is_needed_to_go_on(tmp_path: Path) -> None:
+    record(result(7), result(8)).save(tmp_path / "kept.json")
+    second = Record.load(tmp_path / "kept.json")
+    assert second.left == range(9, 11)
+    for seed in second.left:
+        second.add(result(seed))
+    assert second == record(*map(result, range(7, 11)))
+    assert second.faults == {"kills": 8}
+
+
+def test_a_failure_does_not_stop_a_run_and_is_told_with_its_command(tmp_path: Path) -> None:
+    record(result(7), result(8, "order: two is before one")).save(tmp_path / "kept.json")
+    kept = Record.load(tmp_path / "kept.json")
+    kept.add(result(9))
+    assert "`make simulate SEED=8 WORKLOAD=bank`: order: two is before one" in kept.tables()
+
+
+def test_another_source_begins_anew(tmp_path: Path) -> None:
+    rule, mutants = tmp_path / "coordinator" / "ends.py", tmp_path / "tests" / "simulation" / "mutants.py"
+    for path in (rule, mutants):
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    before = source_digest(tmp_path, 1, 300)
+    assert source_digest(tmp_path, 1, 301) != before
+    mutants.write_text("another mutant")
+    assert source_digest(tmp_path, 1, 300) == before
+    rule.write_text("another rule")
+    assert source_digest(tmp_path, 1, 300) != before
+
+
+def test_the_tables_take_their_place_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "simulation.md"
+    page.write_text(records.PAGE.read_text())
+    monkeypatch.setattr(records, "PAGE", page)
+    publish(record(result(7)).tables())
+    once = page.read_text()
+    assert "| kills | 2 |" in once
+    publish(record(result(7)).tables())
+    assert page.read_text() == once
