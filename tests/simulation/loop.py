@@ -54,6 +54,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     _ready: deque[Any]
     _scheduled: list[Any]
+    _stopping: bool
 
     def __init__(self, random: Random, reach: int, thread_delay_s: Callable[[], float]) -> None:
         super().__init__()
@@ -96,39 +97,54 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self.call_later(self._thread_delay_s(), run)
         return future
 
+    def call_at(  # type: ignore[override]
+        self, when: float, call: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, call, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, call: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, call, *args, context=context)
+
     # -- one step ----------------------------------------------------------------------------------------------
 
     def _run_once(self) -> None:
-        ready = self._ready
-        if not ready:
-            self._advance()
-        place = int(self._random.random() * min(len(ready), self._reach))
-        handle = ready[place]
-        del ready[place]
-        if handle._cancelled:
-            return
-        process = handle._context.get(CURRENT)
-        if process is not None:
-            if not process.alive:
-                return
-            if process.frozen:
-                process.parked.append(handle)
-                return
-        self.steps += 1
-        handle._run()
+        """Not one step but all of them, until somebody stops the loop: each is a few microseconds."""
+        ready, reach, random = self._ready, self._reach, self._random.random
+        while not self._stopping:
+            if not ready:
+                self._advance()
+            if reach == 1:
+                handle = ready.popleft()
+            else:
+                place = int(random() * min(len(ready), reach))
+                handle = ready[place]
+                del ready[place]
+            if handle._cancelled:
+                continue
+            process = handle._context.get(CURRENT)
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.frozen:
+                    process.parked.append(handle)
+                    continue
+            self.steps += 1
+            handle._run()
 
     def _advance(self) -> None:
         """Jump to the next timer and make all that are due then ready. Raises `Stuck`."""
         timers = self._scheduled
         while timers and timers[0]._cancelled:
-            heapq.heappop(timers)._scheduled = False
+            heapq.heappop(timers)
         if not timers:
             raise Stuck("nothing is ready and no timer runs")
         self._now = max(self._now, timers[0]._when)
         while timers and timers[0]._when <= self._now:
-            timer = heapq.heappop(timers)
-            timer._scheduled = False
-            self._ready.append(timer)
+            self._ready.append(heapq.heappop(timers))
 
     def thaw(self, process: Process) -> None:
         """Let a frozen process go on with all that has piled up."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from random import Random
 from typing import IO, Any
 
 from tests.simulation.faults import Faults
 from tests.simulation.loop import SimulationLoop
-from tests.simulation.processes import CURRENT, Process
+from tests.simulation.processes import Process
 from tests.simulation.trace import Trace
 
 _REACHES = (1, 1, 4, 1000)
@@ -27,6 +28,7 @@ class World:
         )
         self.trace = Trace(self.loop.time, trace_file)
         self.processes: dict[str, Process] = {}
+        self._outside = Context()
 
     def generator(self, name: str) -> Random:
         return Random(f"{self.seed}/{name}")
@@ -40,11 +42,7 @@ class World:
 
     def later(self, delay_s: float, call: Callable[..., object], *args: Any) -> None:
         """Call outside of every process: what is on its way arrives, whatever has become of its sender."""
-        token = CURRENT.set(None)
-        try:
-            self.loop.call_later(delay_s, call, *args)
-        finally:
-            CURRENT.reset(token)
+        self.loop.call_later(delay_s, call, *args, context=self._outside)
 
     # -- what happens to processes -----------------------------------------------------------------------------
 
