@@ -10,8 +10,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 STORE ?= sqlite
 MINUTES ?= 10
-# Half of what the tests do is to wait: three workers keep two cores busy.
-WORKERS ?= 3
 SEEDS ?= 300
 FIRST ?= 1
 export PYSPARK_PYTHON := $(abspath $(BIN))/python
@@ -40,13 +38,13 @@ check: setup  ## Lint, formatting, strict types
 	$(BIN)/mypy
 
 test: check  ## Set up, check, and run every test (WORKERS=3)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
 
-simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOAD=bank; SEED=7 replays one, TRACE=file)
-	$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST))
+simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOAD=bank WORKERS=2; SEED=7 replays one, TRACE=file)
+	$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST) --keep-going $(if $(WORKERS),--workers $(WORKERS)) $(if $(PUBLISH),--publish))
 
 mutants: setup  ## Deliberate bugs, each of which the simulation has to find; writes their table
 	$(BIN)/python -m tests.simulation.mutants
