@@ -1,0 +1,42 @@
+"""Goal: what is asked at the end of a seed, and needs no history, finds its lie too: that nothing hangs, and that
+nothing of a transaction is left in memory.
+
+Method: a world in which somebody waits for ever, and a service that remembers. What else is asked then is shown its lie
+by mutants: `resync-without-listing` (what a watch has fed is what a scan finds), `gc-without-empty-check` and
+`deadline-entry-stays` (the store drains).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from participants.ledger.position import Position
+from participants.txn.buffer import TransactionBuffer
+from tests.simulation.loop import Stuck
+from tests.simulation.memory import transactions_in
+from tests.simulation.world import World
+
+TXN = TxnId(1, 7)
+
+
+def test_who_waits_for_what_never_comes_is_found_to_hang() -> None:
+    loop = World(1).loop
+    with pytest.raises(Stuck):
+        loop.run_until_complete(asyncio.Event().wait())
+    loop.abandon()
+    loop.close()
+
+
+def test_a_transaction_is_found_wherever_a_service_remembers_it() -> None:
+    buffer = TransactionBuffer(Position(0, -1))
+    service = SimpleNamespace(segments={"s": [buffer]}, waiting={paths.header(TXN)}, name=str(TxnId(1, 8)))
+    assert set(transactions_in(service, [str(TXN)])) == {".waiting[]"}
+    buffer.pin(buffer.track(TXN, 0), Position(0, -1))
+    found = transactions_in(service, [str(TXN)])
+    assert {path for path in found if path.startswith(".segments[][]._")}, found
+    assert not transactions_in(service, [str(TxnId(2, 7))])
