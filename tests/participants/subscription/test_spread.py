@@ -424,6 +424,25 @@ async def test_who_did_not_hear_of_a_drop_finds_it_by_himself(spreading: Spreadi
     assert await spreading.all_values() == list(VALUES)
 
 
+async def test_several_find_at_once_that_a_subscription_was_dropped(spreading: Spreading) -> None:
+    """Found by the simulation, as a 500."""
+    asked = spreading.elsewhere()[0]
+
+    async def give_again() -> int:
+        return (await spreading.ask("POST", "/subscriptions/s/redeliver", {}, at=asked)).status_code
+
+    await spreading.subscribe()
+    assert await give_again() == 200
+    await spreading.asked("DELETE", "/subscriptions/s")
+    reads = [asked.store.hold_read(lambda keys: keys[0].startswith(paths.TOPICS)) for _ in range(2)]
+    answers = asyncio.gather(*(give_again() for _ in reads))
+    for held in reads:
+        await held.reached.wait()
+    for held in reads:
+        held.go.set()
+    assert await answers == [404, 404]
+
+
 async def test_dead_letters_of_every_broker_arrive_once(spreading: Spreading) -> None:
     await spreading.subscribe(dead_letter_topic="dead", max_redeliveries=0)
     ids = await spreading.publish_keys(*VALUES)
