@@ -12,7 +12,6 @@ is kept in build/mutants under the digest of that very copy, so that a run which
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -22,14 +21,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.simulation.run import run_seed
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
 KEPT = ROOT / "build" / "mutants"
 SEEDS = 200
 _PACKAGES = ("metastore", "service", "coordinator", "participants", "metatxn", "tests")
 _KEYS = "coordinator/transaction_keys.py"
-_VIOLATION = re.compile(r"VIOLATION ([^:]*)")
-_FAILED = re.compile(r"^seed (\d+):", re.MULTILINE)
 _BEGIN, _END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 
 
@@ -441,11 +440,11 @@ def caught(mutant: Mutant) -> tuple[str, int] | None:
         mutant.apply(copy)
         kept = KEPT / f"{mutant.name}-{_digest(copy, mutant.workload)}.json"
         if not kept.exists():
-            found = _first_failure(copy, "--seeds", str(SEEDS), "--workload", mutant.workload)
+            found = _find_in(copy, 1, SEEDS, mutant.workload)
             if found is not None:
                 for edit in mutant.edits:
                     shutil.copy(ROOT / edit.path, copy / edit.path)
-                ours = _first_failure(copy, "--seed", str(found[1]), "--workload", mutant.workload)
+                ours = _find_in(copy, found[1], found[1], mutant.workload)
                 assert ours is None, f"{mutant.name}: without it, too, this is found: {ours}"
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(found))
@@ -465,19 +464,26 @@ def _digest(copy: Path, workload: str) -> str:
     return digest.hexdigest()
 
 
-def _first_failure(copy: Path, *arguments: str) -> tuple[str, int] | None:
+def find(first: int, last: int, workload: str) -> tuple[str, int] | None:
+    """The promise that the first of these seeds to fail shows broken, and that seed; None when all pass."""
+    for seed in range(first, last + 1):
+        if violations := run_seed(seed, workload).violations:
+            return violations[0].partition(":")[0], seed
+    return None
+
+
+def _find_in(copy: Path, first: int, last: int, workload: str) -> tuple[str, int] | None:
+    """`find` in a copy of the source."""
+    asked = f"print(json.dumps(mutants.find({first}, {last}, {workload!r})))"
     run = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *arguments],
+        [sys.executable, "-c", f"import json; from tests.simulation import mutants; {asked}"],
         cwd=copy,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         text=True,
+        check=True,
     )
-    if not run.returncode:
-        return None
-    violation, seed = _VIOLATION.search(run.stdout), _FAILED.search(run.stdout)
-    assert violation and seed, run.stdout[-2000:]
-    return violation[1], int(seed[1])
+    found = json.loads(run.stdout.splitlines()[-1])
+    return None if found is None else (found[0], found[1])
 
 
 def _write_table(rows: list[tuple[Mutant, str, int]]) -> None:
