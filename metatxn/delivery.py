@@ -88,12 +88,14 @@ class Format(Protocol[T]):
 @dataclass(frozen=True, slots=True)
 class Batching:
     """When an entry is full, and how long one that is not waits for more: `linger_s` after its first item. 0: an idle
-    lane sends at once, and what is put while an entry is on its way shares the next one."""
+    lane sends at once, and what is put while an entry is on its way shares the next one. `due_bytes`: an idle lane
+    sends as soon as it has so many; None: `max_bytes`."""
 
     max_bytes: int
     max_items: int
     linger_s: float = 0
     max_pending_bytes: int = MAX_PENDING_BYTES
+    due_bytes: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -295,7 +297,8 @@ class Delivery(Generic[T]):
 
     def _due(self, lane: Lane[T]) -> bool:
         batching = self._batching
-        if self._hurried or lane.size >= batching.max_bytes or len(lane.items) >= batching.max_items:
+        due_bytes = batching.max_bytes if batching.due_bytes is None else batching.due_bytes
+        if self._hurried or lane.size >= due_bytes or len(lane.items) >= batching.max_items:
             return True
         loop, end = asyncio.get_running_loop(), lane.since + batching.linger_s
         if loop.time() >= end:

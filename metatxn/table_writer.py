@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from metatxn.delivery import Batching, Delivery
 from metatxn.errors import InvalidArgument, MetatxnError
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
-from participants.api.models import ARROW_MEDIA_TYPE, MAX_ENTRY_BYTES
+from participants.api.models import ARROW_MEDIA_TYPE, MAX_ENTRY_BYTES, hash_of_key
 
 DEFAULT_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_BATCHES = 10_000
+SMALL_BATCH_BYTES = 64 * 1024
+"""Batches that are smaller, on average, are made one: readers take large ones faster. Others are not copied again."""
 KEY_METADATA = b"metatxn.key"
 """In an entry's Arrow schema: the name of its key column."""
 
@@ -69,14 +70,25 @@ class ArrowFormat:
         schema = batches[0].schema
         if self._key_column is not None:
             schema = schema.with_metadata({**(schema.metadata or {}), KEY_METADATA: self._key_column.encode()})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema) as stream:
-            for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
-                stream.write_batch(batch.replace_schema_metadata(schema.metadata))
-        return sink.getvalue().to_pybytes(), sum(batch.num_rows for batch in batches)
+        if sum(item.size for item in items) < len(items) * SMALL_BATCH_BYTES:
+            batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        batches = [batch.replace_schema_metadata(schema.metadata) for batch in batches]
+        # The size first: a buffer that grows would be copied each time.
+        counted = pa.MockOutputStream()
+        _write_stream(counted, schema, batches)
+        body = pa.allocate_buffer(counted.size())
+        with pa.FixedSizeBufferWriter(body) as sink:
+            _write_stream(sink, schema, batches)
+        return body.to_pybytes(), sum(batch.num_rows for batch in batches)
 
     def done(self, items: list[Rows], outcome: str | MetatxnError) -> None:
         """Failures are kept by the delivery and raised by `close`."""
+
+
+def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
 
 
 def key_text(key: Any) -> str:
@@ -108,10 +120,13 @@ class AsyncTableWriter:
         self._txn_id = txn if isinstance(txn, str) else txn.id
         self._key_column = key_column
         self._max_entry_bytes = max_entry_bytes
-        self._turns = itertools.count()
+        # Where each writer sends its first rows differs, or the small writes of many would all go to one segment.
+        self._turn = hash_of_key(writer) if writer is not None else 0
+        self._sent_in_turn = 0
         self._schema: pa.Schema | None = None
-        # An entry waits until it is full or flushed.
-        batching = Batching(max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf)
+        # An entry waits until it is half full or flushed; where one is on its way meanwhile, the next becomes larger.
+        self._due_bytes = max(1, max_entry_bytes // 2)
+        batching = Batching(max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf, due_bytes=self._due_bytes)
         self._delivery = Delivery(connection, topic, ArrowFormat(key_column), batching, writer=writer)
         # A named writer counts only if the commit lists it, so its failure alone does not doom the transaction.
         self._dooms = txn if isinstance(txn, AsyncTransaction) and writer is None else None
@@ -125,9 +140,17 @@ class AsyncTableWriter:
         with inside(self._dooms):
             for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
                 for piece in self._pieces(batch):
-                    await self._delivery.put(Rows(piece, next(self._turns), max(1, piece.nbytes)), self._txn_id)
+                    size = max(1, piece.nbytes)
+                    await self._delivery.put(Rows(piece, self._turn, size), self._txn_id)
+                    self._took(size)
                     self.rows += piece.num_rows
                     self.bytes += piece.nbytes
+
+    def _took(self, size: int) -> None:
+        """Rows without a key go to one segment until they make an entry, then to the next one."""
+        self._sent_in_turn += size
+        if self._sent_in_turn >= self._due_bytes:
+            self._turn, self._sent_in_turn = self._turn + 1, 0
 
     def _check(self, schema: pa.Schema) -> None:
         if self._key_column is not None and schema.get_field_index(self._key_column) < 0:

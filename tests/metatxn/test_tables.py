@@ -108,6 +108,41 @@ def test_small_entries(client: metatxn.Client, table_topic: str) -> None:
         assert len(frame.payload) < 4000
 
 
+def test_rows_without_a_key_take_turns(client: metatxn.Client, table_topic: str) -> None:
+    """Goal: a large write fills all segments with entries of about the size asked for; a small one makes one entry,
+    and the small ones of many writers do not all go to one segment. Method: one writer of many small batches, sent as
+    they come; then twenty writers of a row each."""
+    with client.transaction() as txn, client.table_writer(table_topic, txn, "w", max_entry_bytes=8000) as writer:
+        for start in range(0, 3000, 10):
+            writer.write(rows(start, 10))
+    eventually(lambda: client.read_table(table_topic).num_rows, 3000)
+    pages = [client.read_frames(each.segment).frames for each in client.topic(table_topic).segments]
+    assert all(len(frames) > 3 for frames in pages)
+    assert sum(map(len, pages)) <= -(-writer.bytes // 4000), "half full is full enough, and less is not"
+
+    with client.transaction() as txn:
+        for number in range(20):
+            with client.table_writer(table_topic, txn, f"small {number}") as writer:
+                writer.write(rows(number, 1))
+    eventually(lambda: client.read_table(table_topic).num_rows, 3020)
+    now = [client.read_frames(each.segment).frames for each in client.topic(table_topic).segments]
+    assert all(len(frames) > len(before) for frames, before in zip(now, pages, strict=True))
+
+
+@pytest.mark.parametrize(("count", "batches"), [(6000, [6000, 6000]), (10, [20])])
+def test_large_batches_are_not_copied_together(
+    client: metatxn.Client, table_topic: str, count: int, batches: list[int]
+) -> None:
+    """Goal: an entry holds large batches as they were written, and small ones as one. Method: look into the stream."""
+    with client.transaction() as txn, client.table_writer(table_topic, txn, key_column="at") as writer:
+        writer.write(rows(0, count))
+        writer.write(rows(count, count))
+    eventually(lambda: client.read_table(table_topic).num_rows, 2 * count)
+    segments = client.topic(table_topic).segments
+    (frame,) = [frame for each in segments for frame in client.read_frames(each.segment).frames]
+    assert [batch.num_rows for batch in pa.ipc.open_stream(pa.py_buffer(frame.payload))] == batches
+
+
 def test_pages_of_a_segment(client: metatxn.Client, table_topic: str) -> None:
     with client.transaction() as txn, client.table_writer(table_topic, txn, max_entry_bytes=2000) as writer:
         writer.write(rows(0, 1000))
