@@ -31,6 +31,7 @@ METADATA = StructType(
 )
 
 COMBINED_BYTES = 1024 * 1024
+LARGE_BYTES = 256 * 1024
 EntryFilter = Callable[[Mapping[str, Any]], bool]
 """Whether an entry is wanted, by its metadata, or by as much of it as is known yet."""
 
@@ -140,24 +141,33 @@ def _rows(
             decoded = decode(frame, partition.columns, keys=options.include_metadata)
             table = decoded.table
             tables.append(_with_metadata(table, decoded.keys, described) if options.include_metadata else table)
-        for table in _combined(tables):
-            for batch in table.to_batches():
-                yield arrow_schema.conform(batch, expected)
+        for batch in _combined(tables):
+            yield arrow_schema.conform(batch, expected)
         if reached or (end is not None and order(page.next.partition("@")[0]) >= end):
             return
         after = page.next
 
 
-def _combined(tables: list[pa.Table]) -> Iterator[pa.Table]:
-    """Entries may be small and many, and Spark takes few large batches much faster. A large entry is not copied."""
-    small: list[pa.Table] = []
+def _combined(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Entries may be small and many, and Spark takes few large batches much faster. Large batches are not copied."""
+    small: list[pa.RecordBatch] = []
     size = 0
-    for number, table in enumerate(tables, 1):
-        small.append(table)
-        size += table.nbytes
-        if size >= COMBINED_BYTES or number == len(tables):
-            yield pa.concat_tables(small).combine_chunks()
+    for batch in (batch for table in tables for batch in table.to_batches()):
+        if batch.nbytes >= LARGE_BYTES:
+            yield from _as_one(small)
+            yield batch
             small, size = [], 0
+            continue
+        small.append(batch)
+        size += batch.nbytes
+        if size >= COMBINED_BYTES:
+            yield from _as_one(small)
+            small, size = [], 0
+    yield from _as_one(small)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
 
 
 def _with_metadata(table: pa.Table, keys: list[str | None], described: dict[str, Any]) -> pa.Table:

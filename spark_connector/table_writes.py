@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,9 +16,11 @@ from spark_connector import arrow_schema
 from spark_connector.options import TOPIC_COLUMN, OptionError, WriteOptions
 from spark_connector.topics import find_topic
 
-ENTRY_BYTES = 2 * 1024 * 1024
-"""A request costs as much as one MiB of rows, on both sides; beyond this size there is little to gain, and an entry is
-never divided among micro-batches."""
+ENTRY_BYTES = 4 * 1024 * 1024
+"""An answer of a broker holds that much. A request costs as much as half a MiB of rows, on both sides, so entries of at
+least half of this leave little to gain; and an entry is never divided among micro-batches."""
+HANDED_OVER_BYTES = ENTRY_BYTES // 2
+"""Waking the client's thread costs as much as sorting some thousand rows, so it is given an entry's worth at once."""
 
 
 def new_writer() -> str:
@@ -76,23 +79,24 @@ class TableWrites:
         self._transaction = transaction
         self._options = options
         self._schema = schema
-        self._open: dict[str, tuple[metatxn.TableWriter, pa.Schema]] = {}
+        self._open: dict[str, _Open] = {}
 
     def write_all(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Returns when every row is durable. An exception, the input's own included, drops what was not sent yet."""
         with ExitStack() as writers:
             for batch in batches:
                 for topic, rows in self._routed(batch):
-                    writer, schema = self._open.get(topic) or self._opened(topic, writers)
-                    writer.write(arrow_schema.conform(rows, schema))
+                    (self._open.get(topic) or self._opened(topic, writers)).take(rows)
                     self.rows += rows.num_rows
+            for each in self._open.values():
+                each.hand_over()
 
     def _routed(self, batch: pa.RecordBatch) -> Iterable[tuple[str, pa.RecordBatch]]:
         if not batch.num_rows:
             return ()
         return _by_topic(batch) if self._options.topic is None else [(self._options.topic, batch)]
 
-    def _opened(self, topic: str, writers: ExitStack) -> tuple[metatxn.TableWriter, pa.Schema]:
+    def _opened(self, topic: str, writers: ExitStack) -> _Open:
         schema = self._schema
         if self._options.topic is None:
             schema = fitting_schema(self._client, topic, without_topic_column(schema))
@@ -103,8 +107,30 @@ class TableWrites:
             key_column=self._options.key_column,
             max_entry_bytes=ENTRY_BYTES,
         )
-        self._open[topic] = (writers.enter_context(writer), schema)
+        self._open[topic] = _Open(writers.enter_context(writer), schema)
         return self._open[topic]
+
+
+@dataclass(slots=True)
+class _Open:
+    """One topic, and the rows of it that are not handed over yet."""
+
+    writer: metatxn.TableWriter
+    schema: pa.Schema
+    taken: list[pa.RecordBatch] = field(default_factory=list)
+    size: int = 0
+
+    def take(self, rows: pa.RecordBatch) -> None:
+        rows = arrow_schema.conform(rows, self.schema)
+        self.taken.append(rows)
+        self.size += rows.nbytes
+        if self.size >= HANDED_OVER_BYTES:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        if self.taken:
+            self.writer.write(pa.Table.from_batches(self.taken))
+        self.taken, self.size = [], 0
 
 
 def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -114,9 +140,11 @@ def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
             f"column {TOPIC_COLUMN} is null in {topics.null_count} rows", action="Give every row its topic."
         )
     rows = batch.drop_columns([TOPIC_COLUMN])
-    names = pc.unique(topics)
-    for name in names:
-        yield str(name), rows if len(names) == 1 else rows.filter(pc.equal(topics, name))
+    encoded = topics.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    for number, name in enumerate(names):
+        here = pc.equal(encoded.indices, pa.scalar(number, pa.int32()))
+        yield str(name), rows if len(names) == 1 else rows.filter(here)
 
 
 def _check_columns(options: WriteOptions, rows: pa.Schema) -> None:
