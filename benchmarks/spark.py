@@ -1,24 +1,26 @@
 """The Spark connector, beside what Spark does without it. Ratios of one run, everything in turns, fsync on; services
 are processes of their own, Spark runs in local mode on two cores.
 
-*Writing.* A stream of Spark's own generator, rows of 100 bytes and of 1 KiB, each row into two topics in one
+*Writing.* A stream of Spark's own generator, rows of 100 bytes and of 1 KiB, in turn into one of two topics, in one
 transaction per micro-batch; the same stream into a Python sink that takes the same Arrow batches and drops them; the
-same into Spark's sink of Parquet files on the same disk. Rows per second of the time that the micro-batches took,
-without the first one.
+same into Spark's sink of Parquet files on the same disk (which it does not sync). Rows per second of the time that the
+micro-batches took, without the first one. The rows are of random letters: Spark would compress zeros to nothing.
 
 *Latency.* Micro-batches of 100 rows, into the connector and into the sink that drops them: the medians of the time from
 trigger to trigger, and their difference.
 
-*Reading.* A topic from its beginning to its end, as a stream into Spark's `noop` sink; a Python source whose tasks have
-the same number of rows in the same batches in memory; and a batch read of Parquet files with the same rows.
+*Reading.* A topic from its beginning to its end, as a stream into Spark's `noop` sink, in micro-batches as large as
+those of writing, without the first one; a Python source whose tasks have as many rows in the same batches in memory;
+and a batch read of Parquet files with the same rows.
 
 *Idling.* A streaming read that has nothing to read, for half a minute: CPU of the driver (Java and Python) and of the
 broker, requests to the broker, and requests to etcd beside those of half a minute without the query.
 
 *Segments.* Writing as above, to topics of 1, 4 and 16 segments in 1 and 2 tasks.
 
-Named parts (writing, latency, reading, idling, segments) are measured alone: they write the file anew. `--small` is a
-first look: half of the rows, two rounds.
+Every round takes all that is compared, in an order of its own; the first one warms up (Java compiles itself) and does
+not count. Named parts (writing, latency, reading, idling, segments) are measured alone: they write the file anew.
+`--small` is a first look: half of the rows, two rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import statistics
@@ -36,21 +39,22 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 import metatxn
 from benchmarks.report import Figure, publish
 from benchmarks.services import METATXN, Service, cpu_s, process_stat, running, spawned
-from benchmarks.spark_sources import Dropping, Remembering
+from benchmarks.spark_sources import ID_BYTES, Dropping, Remembering, texts
 from examples.flights.etcd import running_etcd
+from examples.flights.processes import free_port
 from examples.flights.session import local_session
 
 BATCHES = 4
@@ -66,11 +70,10 @@ Figures = Iterator[tuple[str, float]]
 class Size:
     rounds: int
     bytes_per_batch: int
-    bytes_read: int
 
 
-FULL = Size(rounds=5, bytes_per_batch=64 << 20, bytes_read=256 << 20)
-SMALL = Size(rounds=2, bytes_per_batch=32 << 20, bytes_read=128 << 20)
+FULL = Size(rounds=5, bytes_per_batch=64 << 20)
+SMALL = Size(rounds=2, bytes_per_batch=32 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Bench:
         """A stream of Spark's own: `rows` of `width` bytes in every micro-batch."""
         source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
         value = source.option("numPartitions", tasks).load().select(F.col("value").alias("id"))
-        return value.withColumn("payload", F.lpad(F.col("id").cast("string"), width - 8, "0"))
+        return value.withColumn("payload", payload(width))
 
     def durations_ms(self, rows: DataFrame, sink: str, batches: int, **options: str) -> list[int]:
         """Of so many micro-batches behind the first one, which warms up."""
@@ -139,17 +142,15 @@ class Bench:
             shutil.rmtree(checkpoint)
         return [each.durationMs["triggerExecution"] for each in query.recentProgress[1 : batches + 1]]
 
-    def write_rates(self, width: int, topics: int, segments: int, tasks: int) -> Iterator[tuple[str, float]]:
-        """Rows that arrive per second, in turns: here, there, and in each of the stores."""
-        rows = self._size.bytes_per_batch // width // topics
-        stream = self.generated(width, rows, tasks)
-        for sink in ("dropping", "parquet", *(stand.store for stand in self.stands)):
-            yield sink, 1000 * rows * topics / statistics.median(self._into(sink, stream, topics, segments))
+    def write_rate(self, sink: str, width: int, topics: int, segments: int, tasks: int) -> float:
+        """Rows per second into "dropping", "parquet", or the topics of the stand on a store."""
+        rows = self._size.bytes_per_batch // width
+        return 1000 * rows / statistics.median(self._into(sink, self.generated(width, rows, tasks), topics, segments))
 
     def _into(self, sink: str, stream: DataFrame, topics: int, segments: int) -> list[int]:
         stand = next((each for each in self.stands if each.store == sink), None)
         names = [stand.topic(segments) if stand else f"t-{number}" for number in range(topics)]
-        routed = stream.withColumn("topic", F.explode(F.array(*map(F.lit, names))))
+        routed = stream.withColumn("topic", one_of(names))
         if stand is not None:
             try:
                 return self.durations_ms(routed, "metatxn", BATCHES, url=stand.url)
@@ -161,80 +162,106 @@ class Bench:
             try:
                 return self.durations_ms(routed, sink, BATCHES, path=str(path))
             finally:
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)  # the batch that was stopped may still write
         return self.durations_ms(routed, sink, BATCHES)
+
+    def _rounds(self, measure: Callable[[str], float], sinks: Sequence[str]) -> Iterator[dict[str, float]]:
+        """What each of `sinks` has in each round that counts."""
+        for number in range(self._size.rounds + 1):
+            found = {sink: measure(sink) for sink in random.sample(sinks, len(sinks))}
+            if number:
+                yield found
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def writing(self) -> Figures:
-        for _ in range(self._size.rounds):
-            for label, width in WIDTHS.items():
-                rates = dict(self.write_rates(width, topics=2, segments=SEGMENTS, tasks=2))
-                for sink, rate in rates.items():
-                    yield f"{label}: rows into {sink}", rate
-                for stand in self.stands:
-                    yield f"{label}: {stand.store} ÷ dropping", rates[stand.store] / rates["dropping"]
-                    yield f"{label}: {stand.store} ÷ parquet", rates[stand.store] / rates["parquet"]
+        for label, width in WIDTHS.items():
+            stores = [stand.store for stand in self.stands]
+
+            def rate(sink: str, width: int = width) -> float:
+                return self.write_rate(sink, width, topics=2, segments=SEGMENTS, tasks=2)
+
+            for rates in self._rounds(rate, ["dropping", "parquet", *stores]):
+                for sink, each in rates.items():
+                    yield f"{label}: rows into {sink}", each
+                for store in stores:
+                    yield f"{label}: {store} ÷ dropping", rates[store] / rates["dropping"]
+                    yield f"{label}: {store} ÷ parquet", rates[store] / rates["parquet"]
 
     def latency(self) -> Figures:
         stream = self.generated(100, 100)
-        for _ in range(self._size.rounds):
-            dropping = statistics.median(self.durations_ms(stream, "dropping", SMALL_BATCHES))
-            yield "100 rows: dropping p50", dropping
-            for stand in self.stands:
-                topic = stand.topic()
-                times = self.durations_ms(stream, "metatxn", SMALL_BATCHES, url=stand.url, topic=topic)
-                yield f"100 rows: {stand.store} p50", statistics.median(times)
-                yield f"100 rows: {stand.store} − dropping p50", statistics.median(times) - dropping
+        urls = {stand.store: stand.url for stand in self.stands}
+        topics = {stand.store: stand.topic() for stand in self.stands}
+
+        def p50_ms(sink: str) -> float:
+            if sink == "dropping":
+                return statistics.median(self.durations_ms(stream, sink, SMALL_BATCHES))
+            times = self.durations_ms(stream, "metatxn", SMALL_BATCHES, url=urls[sink], topic=topics[sink])
+            return statistics.median(times)
+
+        for times in self._rounds(p50_ms, ["dropping", *urls]):
+            for sink, each in times.items():
+                yield f"100 rows: {sink} p50", each
+            for store in urls:
+                yield f"100 rows: {store} − dropping p50", times[store] - times["dropping"]
 
     def reading(self) -> Figures:
         for label, width in WIDTHS.items():
-            rows = self._size.bytes_read // width
+            rows = (BATCHES + 1) * (self._size.bytes_per_batch // width)
             stand = self.stands[0]
             topic = stand.topic()
-            table = self.spark.range(rows, numPartitions=2)
-            table = table.withColumn("payload", F.lpad(F.col("id").cast("string"), width - 8, "0"))
+            table = self.spark.range(rows, numPartitions=2).withColumn("payload", payload(width))
             table.write.format("metatxn").options(url=stand.url, topic=topic).mode("append").save()
             files = str(self._directory / f"read-{width}")
             table.write.parquet(files)
-            for run in range(self._size.rounds + 1):
-                rates = dict(self._read_rates(stand, topic, files, rows, width))
-                if run == 0:
-                    continue  # it warms up
-                for source, rate in rates.items():
-                    yield f"{label}: rows from {source}", rate
+            ways = self._ways_of_reading(stand, topic, files, rows, width)
+            for rates in self._rounds(lambda source, ways=ways: ways[source](), list(ways)):  # type: ignore[misc]
+                for source, each in rates.items():
+                    yield f"{label}: rows from {source}", each
                 yield f"{label}: reading ÷ memory", rates["topic"] / rates["memory"]
                 yield f"{label}: reading ÷ parquet", rates["topic"] / rates["parquet"]
             stand.client.delete_topic(topic)
             shutil.rmtree(files)
 
-    def _read_rates(self, stand: Stand, topic: str, files: str, rows: int, width: int) -> Iterator[tuple[str, float]]:
-        memory = {"rows": str(rows), "width": str(width), "partitions": str(SEGMENTS)}
-        yield "memory", rows / self._read("remembering", memory)
-        yield "topic", rows / self._read("metatxn", {"url": stand.url, "subscribe": topic})
-        begun = time.perf_counter()
-        self.spark.read.parquet(files).write.format("noop").mode("append").save()
-        yield "parquet", rows / (time.perf_counter() - begun)
+    def _ways_of_reading(
+        self, stand: Stand, topic: str, files: str, rows: int, width: int
+    ) -> dict[str, Callable[[], float]]:
+        """Each reads so many rows, and answers how many it has read per second."""
+        each = rows // (BATCHES + 1)
+        memory = {"rows": str(each), "width": str(width), "partitions": str(SEGMENTS)}
+        ours = {"url": stand.url, "subscribe": topic, "maxOffsetsPerTrigger": str(each)}
+        return {
+            "memory": lambda: self._read_stream("remembering", memory, rows),
+            "topic": lambda: self._read_stream("metatxn", ours, rows),
+            "parquet": lambda: self._read_files(files, rows),
+        }
 
-    def _read(self, source: str, options: dict[str, str]) -> float:
-        """Seconds that its one micro-batch took."""
+    def _read_stream(self, source: str, options: dict[str, str], rows: int) -> float:
+        """Without the first micro-batch, which warms up."""
         stream = self.spark.readStream.format(source).options(**options).load()
         checkpoint = self._directory / f"checkpoint-{uuid.uuid4().hex[:8]}"
         query = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
         try:
-            wait_for_batches(query, 1)
+            wait_until(query, lambda: sum(each.numInputRows for each in query.recentProgress) >= rows)
         finally:
             query.stop()
             shutil.rmtree(checkpoint)
-        return float(query.recentProgress[0].durationMs["triggerExecution"]) / 1000
+        batches = [each for each in query.recentProgress if each.numInputRows][1:]
+        took_ms = sum(each.durationMs["triggerExecution"] for each in batches)
+        return 1000 * sum(each.numInputRows for each in batches) / took_ms
+
+    def _read_files(self, files: str, rows: int) -> float:
+        begun = time.perf_counter()
+        self.spark.read.parquet(files).write.format("noop").mode("append").save()
+        return rows / (time.perf_counter() - begun)
 
     def idling(self) -> Figures:
         relay = self._stack.enter_context(CountingRelay())
-        stand = self._on_etcd("--advertise-url", f"http://127.0.0.1:{relay.port}")
-        relay.server = stand.broker.address
+        relay.server = ("127.0.0.1", free_port())
+        stand = self._on_etcd("--port", str(relay.server[1]), "--advertise-url", f"http://127.0.0.1:{relay.port}")
         topic = stand.topic()
         self.spark.range(1000).write.format("metatxn").options(url=stand.url, topic=topic).mode("append").save()
-        for run in range(3):
+        for run in range(self._size.rounds):
             without = Used.during_idleness(stand, relay)
             stream = self.spark.readStream.format("metatxn").options(url=stand.url, subscribe=topic).load()
             checkpoint = str(self._directory / f"idle-{run}")
@@ -250,12 +277,20 @@ class Bench:
             yield "idle: requests to etcd without the query", without.store_requests / IDLE_S
 
     def segments(self) -> Figures:
-        for _ in range(self._size.rounds):
-            for segments in (1, 4, 16):
-                for tasks in (1, 2):
-                    rates = dict(self.write_rates(100, topics=1, segments=segments, tasks=tasks))
-                    for stand in self.stands:
-                        yield f"{stand.store}: rows into {segments} segments by {tasks} tasks", rates[stand.store]
+        shapes = {
+            f"{segments} segments by {tasks} tasks": (segments, tasks) for segments in (1, 4, 16) for tasks in (1, 2)
+        }
+        stores = {
+            f"{stand.store}: rows into {shape}": (stand.store, shape) for stand in self.stands for shape in shapes
+        }
+
+        def rate(name: str) -> float:
+            store, shape = stores[name]
+            segments, tasks = shapes[shape]
+            return self.write_rate(store, 100, topics=1, segments=segments, tasks=tasks)
+
+        for rates in self._rounds(rate, list(stores)):
+            yield from rates.items()
 
 
 # -- what idleness costs -----------------------------------------------------------------------------------------------
@@ -332,9 +367,25 @@ def spark_processes() -> set[int]:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
+def payload(width: int) -> Column:
+    """Of rows of `width` bytes, by their `id`. As cheap as Spark can make them: what is measured is the sink."""
+    pieces = texts(width)
+    text = F.element_at(F.array(*map(F.lit, pieces)), (F.col("id") % len(pieces) + 1).cast("int"))
+    return F.concat(F.lpad(F.hex("id"), ID_BYTES, "0"), text)
+
+
+def one_of(names: Sequence[str]) -> Column:
+    """In turn, by `id`."""
+    return F.element_at(F.array(*map(F.lit, names)), (F.col("id") % len(names) + 1).cast("int"))
+
+
 def wait_for_batches(query: StreamingQuery, batches: int) -> None:
     """With rows. Raises what the query failed with."""
-    while sum(each.numInputRows > 0 for each in query.recentProgress) < batches:
+    wait_until(query, lambda: sum(each.numInputRows > 0 for each in query.recentProgress) >= batches)
+
+
+def wait_until(query: StreamingQuery, done: Callable[[], bool]) -> None:
+    while not done():
         error = query.exception()
         if error is not None:
             raise error

@@ -5,6 +5,8 @@ A module of its own, because Spark's workers import it.
 
 from __future__ import annotations
 
+import random
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +26,17 @@ from spark_connector.spark_versions import StreamArrowWriter
 
 BATCH_BYTES = 1 << 20
 """As large as the entries of a topic."""
+TEXT_BYTES = 96 << 10
+"""More than compression looks back on: Parquet's files become as large as the rows in them."""
+ID_BYTES = 8
+"""Of the column `id`, and of its digits in front of the text that makes each payload another one."""
+
+
+def texts(width: int) -> list[str]:
+    """Random letters, for payloads of rows of `width` bytes."""
+    letters = random.Random(width)
+    size = width - 2 * ID_BYTES
+    return ["".join(letters.choices(string.ascii_letters, k=size)) for _ in range(-(-TEXT_BYTES // size))]
 
 
 class Dropping(DataSource):
@@ -54,7 +67,7 @@ class _Dropper(StreamArrowWriter):
 
 
 class Remembering(DataSource):
-    """`readStream.format("remembering")` gives `rows` rows of about `width` bytes once, in `partitions` tasks."""
+    """`readStream.format("remembering")` gives `rows` rows of `width` bytes per micro-batch, in `partitions` tasks."""
 
     @classmethod
     def name(cls) -> str:
@@ -81,7 +94,7 @@ class _Memory(DataSourceStreamReader):
         return {"read": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        return {"read": self._rows}
+        return {"read": start["read"] + self._rows}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         each = (end["read"] - start["read"]) // self._partitions
@@ -97,5 +110,6 @@ class _Memory(DataSourceStreamReader):
 
 @lru_cache(maxsize=4)
 def _batch(width: int) -> pa.RecordBatch:
-    ids = range(BATCH_BYTES // width)
-    return pa.RecordBatch.from_pydict({"id": list(ids), "payload": [f"{number:0{width - 8}d}" for number in ids]})
+    ids, payloads = range(BATCH_BYTES // width), texts(width)
+    rows = [f"{number:0{ID_BYTES}X}{payloads[number % len(payloads)]}" for number in ids]
+    return pa.RecordBatch.from_pydict({"id": list(ids), "payload": rows})
