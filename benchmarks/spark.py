@@ -170,7 +170,7 @@ class Bench:
         for number in range(self._size.rounds + 1):
             found = {sink: measure(sink) for sink in random.sample(sinks, len(sinks))}
             if number:
-                yield found
+                yield {sink: found[sink] for sink in sinks}
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
