@@ -7,6 +7,15 @@ hosts run on a standalone cluster on loopback addresses, the others in Spark's l
 
 Most rows run on SQLite, and those in which something is killed on etcd, at some of the places each. `make spark-matrix`
 runs all of them at all places on both, and once more with a job that aggregates, and writes inside `foreachBatch`.
+
+Seen to fail, on SQLite and with the sink, when the connector was broken on purpose:
+
+    a commit without its list of writers    tasks that fail, speculation, zombies, a killed executor
+    an `abort()` that does nothing          all tasks fail, `stop()`
+    the run's id as application id          the driver killed in a task, before the decision, behind the commit
+    `txnAppId` ignored                      the deleted checkpoint
+    a begin without a version               `commit()` raises, the driver killed behind the decision
+    a client that tries only once           the coordinator restarts (on etcd)
 """
 
 from __future__ import annotations
