@@ -12,15 +12,17 @@ is kept in build/mutants under the digest of that very copy, so that a run which
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.simulation.record import source_digest
 from tests.simulation.run import run_seed
 
 ROOT = Path(__file__).parents[2]
@@ -417,12 +419,12 @@ def main() -> int:
     chosen = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted]
     rows = []
     missed = []
-    for mutant in chosen:
-        row = caught(mutant)
-        rows.append(row)
-        if row is None:
-            missed.append(mutant.name)
-        _say(f"{mutant.name}: {f'{row[0]}, seed {row[1]}' if row else 'NOT CAUGHT'}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutant, row in zip(chosen, pool.map(caught, chosen), strict=True):
+            rows.append(row)
+            if row is None:
+                missed.append(mutant.name)
+            _say(f"{mutant.name}: {f'{row[0]}, seed {row[1]}' if row else 'NOT CAUGHT'}")
     if missed:
         _say(f"not caught within {SEEDS} seeds: {', '.join(missed)}")
         return 1
@@ -438,7 +440,7 @@ def caught(mutant: Mutant) -> tuple[str, int] | None:
         for package in _PACKAGES:
             shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
         mutant.apply(copy)
-        kept = KEPT / f"{mutant.name}-{_digest(copy, mutant.workload)}.json"
+        kept = KEPT / f"{mutant.name}-{source_digest(copy, SEEDS, mutant.workload)}.json"
         if not kept.exists():
             found = _find_in(copy, 1, SEEDS, mutant.workload)
             if found is not None:
@@ -450,18 +452,6 @@ def caught(mutant: Mutant) -> tuple[str, int] | None:
             kept.write_text(json.dumps(found))
     found = json.loads(kept.read_text())
     return None if found is None else (found[0], found[1])
-
-
-def _digest(copy: Path, workload: str) -> str:
-    """Of all that decides what the seeds of this copy find."""
-    digest = blake2b(f"{SEEDS} {workload}".encode(), digest_size=8)
-    for package in _PACKAGES[:-1]:
-        for path in sorted((copy / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    for path in sorted((copy / "tests" / "simulation").rglob("*.py")):
-        if path.name != Path(__file__).name:
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def find(first: int, last: int, workload: str) -> tuple[str, int] | None:
