@@ -4,6 +4,10 @@ A lost reply is not a failure: the request may still be on its way. So the recor
 allow the batch, the *identical* batch is sent again. Its checks see to it that it takes effect at most once, whichever
 of the copies arrives. Once a check no longer holds no copy can take effect any more, because versions never come back,
 and the records say which one did, if any.
+
+Absence does come back: a record that was created may have ended and been collected, before its creator, frozen since,
+asks whether it is there, or before a second copy arrives. So what checks nothing but absence is sent once, and what
+follows it creates other records (`Settling.create`).
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ Clock = Callable[[], int]
 
 Pause = Callable[[float], Awaitable[None]]
 """Wait for some seconds."""
+
+MakeBatch = Callable[[], Awaitable[Batch]]
 
 PATIENCE_MS = 10_000
 _FIRST_PAUSE_S = 0.02
@@ -55,26 +61,38 @@ class Settling:
         self._patience_ms = patience_ms
 
     async def apply(self, batch: Batch) -> Applied:
-        """Apply `batch`, which must check every record it writes.
+        """Apply `batch`, which must check a version of every record it writes, or of another one that it writes too.
 
         Raises `Overtaken` (read again), `OutcomeUnknown` (patience is over and nobody knows), or what the store
         raised for the first request when that request certainly did nothing.
         """
+        return await self._settle(batch, None)
+
+    async def create(self, make: MakeBatch) -> Applied:
+        """Apply what `make` makes: new records under names that nobody has used. It makes others when the first ones
+        are not to be found after a lost reply; should those still arrive, nobody has been told of them.
+
+        Raises as `apply`, of the last ones that were made.
+        """
+        return await self._settle(await make(), make)
+
+    async def _settle(self, batch: Batch, make: MakeBatch | None) -> Applied:
         try:
             return await self.store.apply(batch)
         except CheckFailed:
             raise Overtaken(perhaps_ours=False) from None
         except OutcomeUnknown as lost:
             log.info("reply lost, asking the store what happened", error=str(lost))
-            return await self._resolve(batch, lost)
+            return await self._resolve(batch, make, lost)
 
-    async def _resolve(self, batch: Batch, lost: MetastoreError) -> Applied:
+    async def _resolve(self, batch: Batch, make: MakeBatch | None, lost: MetastoreError) -> Applied:
         deadline_ms = self._clock() + self._patience_ms
         pause_s = _FIRST_PAUSE_S
         for _ in range(_MAX_ATTEMPTS):
             try:
                 if not await self._may_still_apply(batch):
                     raise Overtaken(perhaps_ours=True)
+                batch = await make() if make is not None else batch
                 return await self.store.apply(batch)
             except CheckFailed:
                 raise Overtaken(perhaps_ours=True) from None

@@ -121,8 +121,10 @@ class TransactionKeys:
         txn_id: TxnId | None = None
         with Doubt(_action_after_begin(request), transaction_key=key) as doubt:
             while True:
-                if doubt.lost and txn_id and (landed := await TxnStore(self._store).read(txn_id)):
-                    return Begun(answers.describe_records(landed), created=True)
+                if doubt.lost and txn_id:
+                    if landed := await TxnStore(self._store).read(txn_id):
+                        return Begun(answers.describe_records(landed), created=True)
+                    txn_id = None  # it may have begun, ended and been collected meanwhile: no id begins twice
                 doubt.settle()
                 held = await read_key(self._store, request.owner, key)
                 epoch = _epoch_to_begin(held, request)

@@ -101,19 +101,24 @@ class Transactions:
         """Open a transaction; under a transaction key as `TransactionKeys.begin` says.
 
         Raises INVALID_ARGUMENT for `epoch` or `version` without a key, NOT_ALLOWED for another `owner` than the caller,
-        and OUTCOME_UNKNOWN with the id that may have been begun (nobody else will ever use it; its timeout ends it).
+        and OUTCOME_UNKNOWN with an id that may have been begun (nobody else will ever use it; its timeout ends it).
         """
         request = owned(request or BeginRequest(), self.caller)
         if request.transaction_key is not None:
             return await self.keys.begin(request, request.transaction_key)
         refuse_numbers_without_key(request)
-        txn_id = await self._ids.next()
         header = self._header(request)
-        batch = txn_records.begin(self.store.batch(), txn_id, header)
+        tried: list[TxnId] = []
+
+        async def under_a_new_id() -> Batch:
+            tried.append(await self._ids.next())
+            return txn_records.begin(self.store.batch(), tried[-1], header)
+
         try:
-            applied = await self._settling.apply(batch)
+            applied = await self._settling.create(under_a_new_id)
         except (Overtaken, OutcomeUnknown) as lost:
-            return await self._begun_after_all(txn_id, lost)
+            return await self._begun_after_all(tried, lost)
+        txn_id = tried[-1]
         log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
         return Begun(answers.describe(txn_id, header, applied.revision), created=True)
 
@@ -122,22 +127,27 @@ class Transactions:
 
         Raises the store's errors, `InvalidBatch` for what is too much for one apply: nothing was begun.
         """
-        batch = self.store.batch()
-        opened: list[tuple[list[TxnId], Header]] = []
-        for _, some in groupby(requests, vars):
-            alike = list(some)
-            header = self._header(owned(alike[0], self.caller))
-            txn_ids = await self._ids.take(len(alike))
-            txn_records.begin_alike(batch, txn_ids, header)
-            opened.append((txn_ids, header))
+        groups = [list(alike) for _, alike in groupby(requests, vars)]
+        headers = [self._header(owned(alike[0], self.caller)) for alike in groups]
+        tried: list[list[list[TxnId]]] = []  # each time, the ids of each group
+
+        async def under_new_ids() -> Batch:
+            tried.append([await self._ids.take(len(alike)) for alike in groups])
+            batch = self.store.batch()
+            for txn_ids, header in zip(tried[-1], headers, strict=True):
+                txn_records.begin_alike(batch, txn_ids, header)
+            return batch
+
         try:
-            applied = await self._settling.apply(batch)
+            applied = await self._settling.create(under_new_ids)
         except (Overtaken, OutcomeUnknown) as lost:
-            ids = (txn_id for txn_ids, _ in opened for txn_id in txn_ids)
-            return await asyncio.gather(*(answered(self._begun_after_all(txn_id, lost)) for txn_id in ids))
-        log.debug("transactions begun", txn_ids=[txn_id for txn_ids, _ in opened for txn_id in txn_ids])
+            each_tried = zip(*([txn_id for txn_ids in once for txn_id in txn_ids] for once in tried), strict=True)
+            return await asyncio.gather(*(answered(self._begun_after_all(ids, lost)) for ids in each_tried))
+        log.debug("transactions begun", txn_ids=[txn_id for txn_ids in tried[-1] for txn_id in txn_ids])
         return [
-            answer for txn_ids, header in opened for answer in answers.members_alike(txn_ids, header, applied.revision)
+            answer
+            for txn_ids, header in zip(tried[-1], headers, strict=True)
+            for answer in answers.members_alike(txn_ids, header, applied.revision)
         ]
 
     def _header(self, request: BeginRequest) -> Header:
@@ -150,13 +160,15 @@ class Transactions:
             properties=request.properties,
         )
 
-    async def _begun_after_all(self, txn_id: TxnId, lost: Overtaken | OutcomeUnknown) -> Begun:
-        """The ids of a begin are its own alone, so a record that is there is the one whose reply was lost."""
-        with Doubt(ACTION_AFTER_BEGIN, txn_id=str(txn_id)) as doubt:
+    async def _begun_after_all(self, tried: Sequence[TxnId], lost: Overtaken | OutcomeUnknown) -> Begun:
+        """The ids of a begin are its own alone, so a record that is there is the one whose reply was lost: that of the
+        last id, if any. While nobody knows, the first one may still be on its way."""
+        with Doubt(ACTION_AFTER_BEGIN, txn_id=str(tried[0])) as doubt:
             if isinstance(lost, OutcomeUnknown):
                 raise lost
             doubt.note(lost)
-            return Begun(await self.get(txn_id), created=True)
+            doubt.about(txn_id=str(tried[-1]))
+            return Begun(await self.get(tried[-1]), created=True)
 
     async def get(self, txn_id: TxnId) -> TransactionHeader:
         """Raises TXN_NOT_FOUND."""

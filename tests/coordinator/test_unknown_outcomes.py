@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.api.models import BeginRequest, ConnectRequest
+from coordinator.gc_sweep import GcSweep
+from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from service.problems import ErrorCode
@@ -145,14 +147,52 @@ async def test_a_keep_alive_in_between_makes_the_decision_start_over(
 async def test_begin_is_resolved(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, fault: Fault
 ) -> None:
-    """One transaction, whatever was lost."""
+    """One transaction, whatever was lost; what arrives too late is another one, of which nobody was told."""
     await begin(transactions)
     store.faults.append(fault)
     begun = await transactions.begin()
-    await store.deliver()
     assert begun.created
-    assert (await transactions.get(id_of(begun.header))) == begun.header
     assert len((await truth.scan("/txn/")).records) == 2
+    await store.deliver()
+    assert (await transactions.get(id_of(begun.header))) == begun.header
+    assert len((await truth.scan("/txn/")).records) == (3 if fault is Fault.DELAY else 2)
+
+
+async def end_and_collect(store: MemoryStore, clock: FakeClock) -> None:
+    """Every transaction that is there, by its timeout, as other coordinators do."""
+    clock.now_ms += 600_000
+    other = Transactions(store, clock)
+    await TimeoutSweep(other, max_clock_skew_ms=0).sweep_once()
+    await GcSweep(store, clock, other.metrics, retention_ms=0).sweep()
+    assert not (await store.scan("/txn/")).records
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_no_id_begins_twice_though_it_was_collected_while_its_reply_was_lost(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock, key: str | None
+) -> None:
+    """The coordinator stands still, and when it goes on its transaction has timed out and is gone."""
+    await begin(transactions)
+    store.sent.clear()
+    store.faults.append(Fault.LOSE_REPLY)
+    store.before_reads.extend([*([None] if key else []), lambda: end_and_collect(truth, clock)])
+    begun = await transactions.begin(BeginRequest(transaction_key=key))
+    headers = [key for batch in store.sent for key in batch.puts if key.startswith("/txn/")]
+    assert len(set(headers)) == len(headers) == 2
+    assert begun.created and headers[-1] == f"/txn/{begun.header.txn_id}"
+
+
+async def test_no_id_begins_twice_though_a_copy_arrives_when_it_was_collected(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
+) -> None:
+    await begin(transactions)
+    store.faults.append(Fault.DELAY)
+    begun = await transactions.begin()
+    await transactions.commit(id_of(begun.header))
+    await end_and_collect(truth, clock)
+    await store.deliver()
+    (late,) = (await truth.scan("/txn/")).records
+    assert late.key != f"/txn/{begun.header.txn_id}"
 
 
 @pytest.mark.parametrize("fault", LOST)
