@@ -216,14 +216,18 @@ def test_the_driver_is_killed(row: Row, place: str) -> None:
 
 @restarts
 def test_a_service_restarts(row: Row, part: str, place: str) -> None:
-    """While tasks write, and while the driver commits: it goes on before the service is there again."""
+    """While tasks write, and while the driver commits: it goes on before the service is there again, and waits for it.
+    No task needs Spark to run it again."""
+    again = [f"task {number}.1 begins batch 1" for number in (0, 1)]
     row.points.arm("hold", place)
+    row.points.arm("note", *again)
     row.start()
     row.points.wait(place)
     row.services.parts[part].kill()
     row.points.open(place)
     row.services.parts[part].start()
     row.succeed()
+    assert not any(row.points.reached(task) for task in again)
     row.check()
 
 
@@ -232,11 +236,13 @@ def test_a_service_restarts(row: Row, part: str, place: str) -> None:
 
 @on_sqlite
 def test_a_speculative_duplicate_finishes(cluster_row: Row) -> None:
-    """Both attempts have written everything; the later one has won."""
-    loser = "task 1.0 has written batch 1"
-    cluster_row.points.arm("hold", loser)
-    cluster_row.run()
+    """Both attempts have written everything; the later one, which waits to be the later one, has won."""
+    loser, winner = "task 1.0 has written batch 1", "task 1.1 begins batch 1"
+    cluster_row.points.arm("hold", loser, winner)
+    cluster_row.start()
     assert cluster_row.points.wait(loser)["rows"] > 0
+    cluster_row.points.open(winner)
+    cluster_row.succeed()
     cluster_row.check()
     assert void_entries(cluster_row.client, cluster_row.job.outputs[0]) > 0
 

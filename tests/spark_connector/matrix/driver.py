@@ -29,12 +29,14 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 import metatxn
-from spark_connector import MetatxnDataSource, batch_transaction
+from spark_connector import MetatxnDataSource, batch_transaction, table_writes
 from spark_connector.messages import Written
 from spark_connector.spark_versions import StreamArrowWriter
 from tests.spark_connector.matrix.points import reach
 
 Way = Literal["sink", "foreach_batch"]
+ENTRY_BYTES = 512 * 1024
+"""Each task of a batch has more than that for each topic, so it sends some before its end."""
 GROUPS = 7
 OF_GROUPS = ", groups"
 """Ends the points of tasks that write these."""
@@ -141,7 +143,8 @@ class BatchWriterWithPoints(DataSourceArrowWriter):
 def _write(writer: Any, batches: Iterator[pa.RecordBatch], of: str = "") -> Written:
     task = _this_task() + of
     reach(task.format("begins"))
-    written = writer.write(_then(batches, task.format("has sent some of")))
+    with patch.multiple(table_writes, ENTRY_BYTES=ENTRY_BYTES, HANDED_OVER_BYTES=ENTRY_BYTES // 2):
+        written = writer.write(_then(batches, task.format("has sent some of")))
     assert isinstance(written, Written)
     reach(task.format("has written"), rows=written.rows)
     return written

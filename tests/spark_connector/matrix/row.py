@@ -24,7 +24,7 @@ BATCHES = 3
 ROWS_PER_BATCH = 2_400
 ROWS = BATCHES * ROWS_PER_BATCH
 WIDTH = 2_000
-"""Of a row, in bytes: each task of a batch has more than an entry for each topic, so it sends some before its end."""
+"""Of a row, in bytes."""
 SMALL_ENTRY_BYTES = 128 * 1024
 """Of the input: entries are never divided, and the batches are to be of one size."""
 LOOK_EVERY_S = 1.0
