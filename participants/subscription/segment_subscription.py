@@ -250,6 +250,9 @@ class SegmentSubscription:
         for ack in acks:
             self.pending.release(txn_id, ack)
         self._settle([ack.span for ack in acks], keep_held=True)
+        self._unfollow_unless_needed(txn_id)
+
+    def _unfollow_unless_needed(self, txn_id: TxnId) -> None:
         if self.pending.get(txn_id) is None and txn_id not in self._finishing:
             self._headers.unfollow(txn_id)
 
@@ -270,7 +273,8 @@ class SegmentSubscription:
     async def adopt(self) -> None:
         """Take up the operations in the store that memory lacks: all of them at recovery.
 
-        The headers are followed before they are read, so that no decision falls in between.
+        The headers are followed before they are read, so that no decision falls in between. Raises the store's errors;
+        then nothing is followed for it any more, as the next listing need not show these operations again.
         """
         name = self.definition.name
         prefix = paths.acks_by_subscription(self.segment.id, name)
@@ -279,8 +283,13 @@ class SegmentSubscription:
         missing = [txn_id for txn_id in found if self.pending.get(txn_id) is None and txn_id not in self._finishing]
         for txn_id in missing:
             self._headers.follow(txn_id)
-        acks = {txn_id: await self._stored_acks(txn_id) for txn_id in missing}
-        headers = await self._mirror.read(missing)
+        try:
+            acks = {txn_id: await self._stored_acks(txn_id) for txn_id in missing}
+            headers = await self._mirror.read(missing)
+        except BaseException:
+            for txn_id in missing:
+                self._unfollow_unless_needed(txn_id)
+            raise
         for txn_id, record in headers.items():
             header = Header.decode(record.value) if record is not None else None
             if header is None or header.state is not TxnState.ABORTED:

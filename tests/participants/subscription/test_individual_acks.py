@@ -486,3 +486,24 @@ async def test_a_decision_that_no_watch_tells_is_found(consuming: Consuming) -> 
     assert await consuming.values() == [1]
     assert (await consuming.shown())["pending_acks"] == {}
     assert await consuming.keys(paths.ACKS_INDEX) == []
+
+
+async def test_a_reconcile_that_fails_follows_nothing(consuming: Consuming) -> None:
+    """It has listed the operations of a transaction that ends before it looks further, and then the store goes away.
+
+    Found by the simulation: the mirror held the subscription for good.
+    """
+    await consuming.subscribe()
+    ids = await consuming.publish_each(0)
+    txn = await consuming.world.begin()
+    await consuming.acked(ids, txn)
+    listed = consuming.world.store.hold_range(paths.ACKS_INDEX)
+    reconciling = asyncio.create_task((await consuming.segment()).subscriptions.reconcile())
+    await listed.reached.wait()
+    await consuming.commit(txn)
+    consuming.world.store.away = StoreUnavailable("away")
+    listed.go.set()
+    with pytest.raises(StoreUnavailable):
+        await reconciling
+    consuming.world.store.away = None
+    assert not consuming.process.broker._mirror._listeners
