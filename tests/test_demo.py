@@ -12,13 +12,15 @@ import pytest
 from examples.flights import data
 from examples.flights.checker import compare
 from examples.flights.demo import Observed
+from tests.spark_connector.helpers import JAVA_OPTIONS
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.timeout(900)
-def test_two_kills_leave_every_row_exactly_once_in_both_topics(tmp_path: Path) -> None:
+def test_two_kills_leave_every_row_exactly_once_in_both_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole demo on SQLite: its exit code is 0 only when every count is right."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
     command = [sys.executable, "-m", "examples.flights.demo", "--store", "sqlite", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -22,6 +22,7 @@ from spark_connector.input_acks import read_in_batch
 from tests.metatxn.dev_server import DevServer
 from tests.spark_connector.conftest import TopicFactory
 from tests.spark_connector.helpers import (
+    JAVA_OPTIONS,
     PATIENCE_S,
     Input,
     column,
@@ -156,9 +157,10 @@ ORDERS = 3_000
 
 
 @pytest.mark.timeout(900)
-def test_the_example_survives_kill_9_of_its_driver(tmp_path: Path) -> None:
+def test_the_example_survives_kill_9_of_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Consume, transform, produce. The first driver dies in the middle of a batch, the second one right behind a
     commit, the third one comes to the end."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
     with DevServer(tmp_path) as dev, metatxn.connect(dev.coordinator_url) as client:
         client.create_topic("orders", segments=2)
         for start in range(0, ORDERS, 100):
