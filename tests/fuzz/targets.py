@@ -16,6 +16,7 @@ import pyarrow as pa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from coordinator import presence
 from coordinator.paging import make_token, position_of
 from metastore import keys
 from metastore.txn import paths, records
@@ -278,7 +279,8 @@ TARGETS: Mapping[str, Target] = {
     "mark-deletes": record_target(records.MarkDelete.decode, records.MarkDelete(before="1:2:0")),
     "acked ranges": record_target(records.AckedBucket.decode, records.AckedBucket(ranges=(("1:2:0", "1:3:0"),))),
     "topics": record_target(broker_records.TopicRecord.decode, TOPIC),
-    "processes": record_target(broker_records.ProcessRecord.decode, broker_records.ProcessRecord(url="u", storage="s")),
+    "brokers": record_target(broker_records.ProcessRecord.decode, broker_records.ProcessRecord(url="u", storage="s")),
+    "coordinators": record_target(presence.ProcessRecord.decode, presence.ProcessRecord(url="u")),
     "dedup chunks": record_target(Chunk.decode, Chunk(rows=(ROW,))),
     "key parts": Target(check_key, [b"orders", b"a/b c", b"% . ..", SEGMENT.encode()]),
     "foreign keys": Target(check_foreign_key, [b"/txn-op/%/a%2Fb"]),
