@@ -27,7 +27,7 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.background import in_background
-from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
+from metastore.errors import MetastoreError
 from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.types import Event, Record
@@ -221,5 +221,5 @@ class Ownership:
     async def _let_go(self, record: Record) -> None:
         """The record as it was seen: when it is not so any more, there is nothing to let go of."""
         owner = OwnerRecord(broker="", url="", generation=OwnerRecord.decode(record.value).generation)
-        with suppress(CheckFailed, StoreUnavailable, OutcomeUnknown):  # the next look is soon
+        with suppress(MetastoreError):  # the next look is soon
             await self._store.apply(self._store.batch().replace(record, owner.encode()))

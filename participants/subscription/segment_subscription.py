@@ -273,8 +273,9 @@ class SegmentSubscription:
     async def adopt(self) -> None:
         """Take up the operations in the store that memory lacks: all of them at recovery.
 
-        The headers are followed before they are read, so that no decision falls in between. Raises the store's errors;
-        then nothing is followed for it any more, as the next listing need not show these operations again.
+        The headers are followed before they are read, so that no decision falls in between; in the end only those of
+        what was taken up. Other operations, as those of an earlier subscription of this name, may go without a
+        decision, and the next listing need not show again what this one did. Raises the store's errors.
         """
         name = self.definition.name
         prefix = paths.acks_by_subscription(self.segment.id, name)
@@ -284,12 +285,14 @@ class SegmentSubscription:
         for txn_id in missing:
             self._headers.follow(txn_id)
         try:
-            acks = {txn_id: await self._stored_acks(txn_id) for txn_id in missing}
-            headers = await self._mirror.read(missing)
-        except BaseException:
+            await self._take_up(missing)
+        finally:
             for txn_id in missing:
                 self._unfollow_unless_needed(txn_id)
-            raise
+
+    async def _take_up(self, missing: Sequence[TxnId]) -> None:
+        acks = {txn_id: await self._stored_acks(txn_id) for txn_id in missing}
+        headers = await self._mirror.read(missing)
         for txn_id, record in headers.items():
             header = Header.decode(record.value) if record is not None else None
             if header is None or header.state is not TxnState.ABORTED:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from obstore.store import MemoryStore
 
-from metastore.errors import StoreUnavailable
+from metastore.errors import StoreFull, StoreUnavailable
 from metastore.txn import paths
+from metastore.types import Batch
 from participants.broker.ownership import Ownership, wanted
 from participants.records import OwnerRecord, SegmentRecord
 from participants.segment.segment import STALE_READ_S
@@ -320,6 +322,33 @@ async def test_a_claim_that_lands_after_its_broker_has_turned_away_is_given_back
         await asyncio.sleep(0.001)
         segment = await goal[name].serving(name)
     assert await publish(segment, "goes on")
+
+
+async def test_a_claim_is_given_back_though_the_store_is_full_at_first(start: Start, world: World) -> None:
+    """Found by the simulation: the attempt died of it, unheard but for the log."""
+    brokers = [await start(), await start()]
+    names = await create(brokers[0])
+    goal = await spread(brokers, names)
+    (name,) = names
+    (other,) = (each for each in brokers if each is not goal[name])
+    generation = goal[name].broker.served[name].ownership.generation
+    late = OwnerRecord(broker=other.broker.id, url=other.url, generation=generation + 1).encode()
+
+    def gives_back(batch: Batch) -> bool:
+        owner = batch.puts.get(paths.segment_owner(name))
+        return owner is not None and not OwnerRecord.decode(owner).broker
+
+    heard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+    full = other.store.fault(Fault(gives_back, hold_before=True, before=StoreFull("no space is left")))
+    await world.store.apply(world.store.batch().put(paths.segment_owner(name), late))
+    await full.reached.wait()
+    full.go.set()
+    segment = await goal[name].serving(name)
+    while segment.ownership.generation <= generation + 1:
+        await asyncio.sleep(0.001)
+        segment = await goal[name].serving(name)
+    assert not heard
 
 
 async def test_nobody_moves_a_segment_while_announcements_come_and_go(start: Start, world: World) -> None:

@@ -507,3 +507,23 @@ async def test_a_reconcile_that_fails_follows_nothing(consuming: Consuming) -> N
         await reconciling
     consuming.world.store.away = None
     assert not consuming.process.broker._mirror._listeners
+
+
+async def test_operations_of_an_earlier_life_are_not_followed(consuming: Consuming) -> None:
+    """A reconcile of the next life sees them, and they go with the earlier one while their transaction is open.
+
+    Found by the simulation, as the one before.
+    """
+    await consuming.subscribe()
+    ids = await consuming.publish_each(0)
+    txn = await consuming.world.begin()
+    await consuming.acked(ids, txn)
+    held = consuming.world.store.fault(Fault(CLEANUP, hold_before=True))
+    dropping = asyncio.create_task(consuming.ask("DELETE", "/subscriptions/s"))
+    await held.reached.wait()
+    await consuming.subscribe()
+    await (await consuming.segment()).subscriptions.reconcile()
+    held.go.set()
+    assert (await dropping).status_code == 204
+    assert await consuming.world.operations(txn) == []
+    assert not consuming.process.broker._mirror._listeners
