@@ -40,7 +40,8 @@ A process that lives through a failed sync knows its durable end, and passes it:
 A sync that failed once makes the page cache lie: the kernel marks the pages clean although they never reached the
 device, reads return them, and the next sync succeeds without writing them. So recovery first writes the tail again,
 byte for byte, over itself, and syncs then. The lie cannot reach further back than the one group whose sync failed,
-because a ledger stops there; `REWRITE_BYTES` covers the largest group.
+because a ledger stops there; `REWRITE_BYTES` covers the largest group. In the same way the end of the file may be one
+that was cut in vain, so it is cut again in any case.
 """
 
 from __future__ import annotations
@@ -163,10 +164,10 @@ def recover(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None = Non
     found = scan(disk, fd, ledger)
     if durable_bytes is not None and found.end < durable_bytes:
         raise LedgerCorrupt(f"ledger {ledger} is damaged at byte {found.end}: {found.damage or 'it ends there'}")
-    if found.damage is not None:
-        if durable_bytes is None:
-            _refuse_damage_to_durable(disk, fd, ledger, found)
-        disk.truncate(fd, found.end)
+    if found.damage is not None and durable_bytes is None:
+        _refuse_damage_to_durable(disk, fd, ledger, found)
+    disk.truncate(fd, found.end + 1)  # to the size that a file has already it might not be cut at all
+    disk.truncate(fd, found.end)
     _rewrite(disk, fd, max(0, found.end - REWRITE_BYTES), found.end)
     disk.fsync(fd)
     return found.offsets

@@ -74,23 +74,31 @@ class FaultyDisk(Disk):
 
 
 class LyingDisk(FaultyDisk):
-    """After a failed sync the written pages count as clean: reads return them, later syncs do not write them.
+    """After a failed sync what was changed counts as clean: reads show it, later syncs do not write it. Nothing of it
+    is on the device; after a failed `fsync` what was written is, and no truncation.
 
     `device` is what really is on the device, by inode.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.fsync_error: OSError | None = None
         self.device: dict[int, bytearray] = {}
-        self._dirty: dict[int, list[tuple[int, int]]] = {}
+        self._dirty: dict[int, list[tuple[int, bytes | None]]] = {}  # offset and content, or size and None
 
     def on_device(self, path: Path) -> bytes:
         return bytes(self.device.get(path.stat().st_ino, b""))
 
     def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
         written = super().write(fd, buffers, offset)
-        self._dirty.setdefault(os.fstat(fd).st_ino, []).append((offset, written))
+        self._changed(fd, offset, os.pread(fd, written, offset))
         return written
+
+    def truncate(self, fd: int, size: int) -> None:
+        had = os.fstat(fd).st_size
+        super().truncate(fd, size)
+        if size != had:
+            self._changed(fd, size, None)
 
     def fdatasync(self, fd: int) -> None:
         try:
@@ -102,12 +110,21 @@ class LyingDisk(FaultyDisk):
 
     def fsync(self, fd: int) -> None:
         super().fsync(fd)
-        self._flush(fd)
+        self._flush(fd, truncations=self.fsync_error is None)
+        if self.fsync_error is not None:
+            raise self.fsync_error
 
-    def _flush(self, fd: int) -> None:
+    def _changed(self, fd: int, at: int, content: bytes | None) -> None:
+        self._dirty.setdefault(os.fstat(fd).st_ino, []).append((at, content))
+
+    def _flush(self, fd: int, *, truncations: bool = True) -> None:
         inode = os.fstat(fd).st_ino
         image = self.device.setdefault(inode, bytearray())
-        for offset, size in self._dirty.pop(inode, []):
-            image.extend(bytes(max(0, offset + size - len(image))))
-            image[offset : offset + size] = os.pread(fd, size, offset)
-        del image[os.fstat(fd).st_size :]
+        for at, content in self._dirty.pop(inode, []):
+            end = at if content is None else at + len(content)
+            if content is not None or truncations:
+                image.extend(bytes(max(0, end - len(image))))
+            if content is not None:
+                image[at:end] = content
+            elif truncations:
+                del image[at:]

@@ -160,6 +160,29 @@ async def test_what_a_seal_returns_is_on_the_device_although_a_sync_failed(tmp_p
     assert disk.on_device(path) == path.read_bytes()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+async def test_what_was_cut_is_off_the_device_although_a_sync_failed(tmp_path: Path, restart: bool) -> None:
+    """A part of a frame had no space, was cut off, and the sync of that failed: the file looks as if it were cut.
+
+    Found by the simulation: after a power cut the file was longer than its mark, and the segment unavailable for ever.
+    """
+    disk = LyingDisk()
+    storage = LocalStorage.open(tmp_path, disk=disk)
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a"])
+    disk.capacity, disk.fsync_error = ledger.size_bytes + 10, broken()
+    assert await outcomes(ledger, 1) == {StorageFailed}
+    disk.capacity = disk.fsync_error = None
+    path = ledger_file(tmp_path, 1)
+    assert len(disk.on_device(path)) == len(path.read_bytes()) + 10
+    if restart:
+        await storage.close()
+        storage = LocalStorage.open(tmp_path, disk=disk)
+    async with storage:
+        assert await payloads(await storage.seal(SEGMENT, 1)) == [b"a"]
+    assert disk.on_device(path) == path.read_bytes()
+
+
 async def test_damage_behind_the_durable_end_is_cut_whatever_follows_it(
     tmp_path: Path, storage: LocalStorage, disk: FaultyDisk
 ) -> None:
