@@ -3,7 +3,8 @@ are processes of their own, Spark runs in local mode on two cores.
 
 *Writing.* A stream of Spark's own generator, rows of 100 bytes and of 1 KiB, in turn into one of two topics, in one
 transaction per micro-batch; the same stream into a Python sink that takes the same Arrow batches and drops them; the
-same into Spark's sink of Parquet files on the same disk (which it does not sync). Rows per second of the time that the
+same into Spark's sink of Parquet files on the same disk (which it does not sync), partitioned by topic, so that there,
+too, each topic has its own rows; and into files that hold the rows of both topics. Rows per second of the time that the
 micro-batches took, without the first one. The rows are of random letters: Spark would compress zeros to nothing.
 
 *Latency.* Micro-batches of 100 rows, into the connector and into the sink that drops them: the medians of the time from
@@ -59,6 +60,7 @@ from examples.flights.session import local_session
 
 BATCHES = 4
 WIDTHS = {"100 B": 100, "1 KiB": 1024}
+UNDIVIDED = "parquet, topics together"
 SEGMENTS = 4
 SMALL_BATCHES = 40
 IDLE_S = 30.0
@@ -130,11 +132,13 @@ class Bench:
         value = source.option("numPartitions", tasks).load().select(F.col("value").alias("id"))
         return value.withColumn("payload", payload(width))
 
-    def durations_ms(self, rows: DataFrame, sink: str, batches: int, **options: str) -> list[int]:
+    def durations_ms(
+        self, rows: DataFrame, sink: str, batches: int, partition_by: Sequence[str] = (), **options: str
+    ) -> list[int]:
         """Of so many micro-batches behind the first one, which warms up."""
         checkpoint = self._directory / f"checkpoint-{uuid.uuid4().hex[:8]}"
         writer = rows.writeStream.format(sink).options(**options).option("checkpointLocation", str(checkpoint))
-        query = writer.start()
+        query = writer.partitionBy(*partition_by).start() if partition_by else writer.start()
         try:
             wait_for_batches(query, batches + 1)
         finally:
@@ -143,7 +147,7 @@ class Bench:
         return [each.durationMs["triggerExecution"] for each in query.recentProgress[1 : batches + 1]]
 
     def write_rate(self, sink: str, width: int, topics: int, segments: int, tasks: int) -> float:
-        """Rows per second into "dropping", "parquet", or the topics of the stand on a store."""
+        """Rows per second into "dropping", "parquet" by topic, `UNDIVIDED`, or the topics of the stand on a store."""
         rows = self._size.bytes_per_batch // width
         return 1000 * rows / statistics.median(self._into(sink, self.generated(width, rows, tasks), topics, segments))
 
@@ -157,10 +161,11 @@ class Bench:
             finally:
                 for name in names:
                     stand.client.delete_topic(name)
-        if sink == "parquet":
+        if sink in ("parquet", UNDIVIDED):
             path = self._directory / "parquet"
+            by = ("topic",) if sink == "parquet" else ()
             try:
-                return self.durations_ms(routed, sink, BATCHES, path=str(path))
+                return self.durations_ms(routed, "parquet", BATCHES, by, path=str(path))
             finally:
                 shutil.rmtree(path, ignore_errors=True)  # the batch that was stopped may still write
         return self.durations_ms(routed, sink, BATCHES)
@@ -181,7 +186,7 @@ class Bench:
             def rate(sink: str, width: int = width) -> float:
                 return self.write_rate(sink, width, topics=2, segments=SEGMENTS, tasks=2)
 
-            for rates in self._rounds(rate, ["dropping", "parquet", *stores]):
+            for rates in self._rounds(rate, ["dropping", "parquet", UNDIVIDED, *stores]):
                 for sink, each in rates.items():
                     yield f"{label}: rows into {sink}", each
                 for store in stores:
