@@ -225,7 +225,7 @@ MUTANTS = (
         "lost-decision-is-refused",
         "5.11: a decision whose answer was lost is looked up, not denied",
         "coordinator/settling.py",
-        "            return await self._resolve(batch, lost)",
+        "            return await self._resolve(batch, make, lost)",
         "            from metastore.errors import StoreUnavailable\n\n"
         '            raise StoreUnavailable("no answer") from lost',
     ),

@@ -8,8 +8,10 @@ find afterwards when a reply was lost inside. What connect says it has aborted m
 lost reply that may be another connection's deed.
 
 A begin that left doubt has its transaction if the lists at the end show one of its name; otherwise nobody met what it
-did. A keep-alive that was under way while the store was away may have happened twice, since it is sent again as a new
-one: it is idempotent, but a later one may come in between.
+did. Without a key it is begun anew, under another id, when a first request is not to be found, which may arrive later:
+what the lists show of its name beside the one that it answered is a begin of which nobody heard. A keep-alive that was
+under way while the store was away may have happened twice, since it is sent again as a new one: it is idempotent, but a
+later one may come in between.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def verdict(calls: Sequence[Call]) -> dict[str, str]:
 
 
 def _families(calls: Sequence[Call], away: Sequence[Call]) -> dict[str, list[Call]]:
-    begun = {header["properties"]["call"]: header["txn_id"] for call in calls for header in _listed(call)}
+    begun: defaultdict[str, set[str]] = defaultdict(set)
+    for header in (header for call in calls for header in _listed(call)):
+        begun[header["properties"]["call"]].add(header["txn_id"])
     families: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
         for family, part in _parts(call, begun):
@@ -64,7 +68,7 @@ def _may_have_happened_twice(call: Call, away: Sequence[Call]) -> bool:
     return any(not (call.precedes(gone) or gone.precedes(call)) for gone in away)
 
 
-def _parts(call: Call, begun: Mapping[str, str]) -> Iterator[tuple[str, Call]]:
+def _parts(call: Call, begun: Mapping[str, set[str]]) -> Iterator[tuple[str, Call]]:
     """What a call is to the families that it touches."""
     action = call.action
     if call.outcome is Outcome.FAILED:
@@ -94,20 +98,31 @@ def _succeeded(call: Call) -> bool:
     return call.outcome is Outcome.OK and call.result["status"] < 300
 
 
-def _begin_parts(call: Call, begun: Mapping[str, str]) -> Iterator[tuple[str, Call]]:
+def _begin_parts(call: Call, begun: Mapping[str, set[str]]) -> Iterator[tuple[str, Call]]:
+    listed = begun.get(call.action["call"], set())
     header = call.result["body"] if _succeeded(call) else {}
     created = header.get("txn_id") if _succeeded(call) and call.result["status"] == 201 else None
-    request = call.action | {"txn": created or (begun.get(call.action["call"]) if not _succeeded(call) else None)}
+    if call.action["key"] is None and (call.outcome is Outcome.UNKNOWN or created is not None):
+        for unheard in listed - {created}:
+            told = Told(call.action | {"txn": unheard})
+            yield from _with_expiry(unheard, replace(call, action=told, outcome=Outcome.UNKNOWN))
+        listed = set()
+    request = call.action | {"txn": created or (None if _succeeded(call) else next(iter(listed), None))}
     if call.outcome is Outcome.UNKNOWN and request["txn"] is None:
         return
     family = call.action["key"] or request["txn"]
-    yield family, replace(call, action=Told(request, _answer(call)))
+    yield from _with_expiry(family, replace(call, action=Told(request, _answer(call))))
     if "txn_id" in header:
         yield family, replace(call, action=Told({"verb": "get", "txn": header["txn_id"]}, described_header(header)))
+
+
+def _with_expiry(family: str, begin: Call) -> Iterator[tuple[str, Call]]:
+    """A begin, and what the sweep may do once it is due."""
+    request = begin.action.request
+    yield family, begin
     if request["level"] == 0:
-        due = call.invoked + request["timeout_ms"] * 1_000_000
-        expiry = Told({"verb": "expire", "txn": request["txn"]})
-        yield family, Call("sweep", expiry, Outcome.UNKNOWN, due, due)
+        due = begin.invoked + request["timeout_ms"] * 1_000_000
+        yield family, Call("sweep", Told({"verb": "expire", "txn": request["txn"]}), Outcome.UNKNOWN, due, due)
 
 
 def _connect_looks(answer: Mapping[str, Any]) -> Iterator[Told]:
