@@ -153,7 +153,7 @@ def test_where_the_batch_is_looked_up(tmp_path: Path) -> None:
         batch_transaction("http://127.0.0.1:1", "app", 0, ack_subscription="s").__enter__()
 
 
-ORDERS = 3_000
+ORDERS = 2_000
 
 
 @pytest.mark.timeout(900)

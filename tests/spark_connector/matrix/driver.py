@@ -35,7 +35,7 @@ from spark_connector.spark_versions import StreamArrowWriter
 from tests.spark_connector.matrix.points import reach
 
 Way = Literal["sink", "foreach_batch"]
-ENTRY_BYTES = 512 * 1024
+ENTRY_BYTES = 128 * 1024
 """Each task of a batch has more than that for each topic, so it sends some before its end."""
 GROUPS = 7
 OF_GROUPS = ", groups"

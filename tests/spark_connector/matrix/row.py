@@ -23,9 +23,9 @@ from tests.spark_connector.matrix.services import Services
 BATCHES = 3
 ROWS_PER_BATCH = 2_400
 ROWS = BATCHES * ROWS_PER_BATCH
-WIDTH = 2_000
+WIDTH = 500
 """Of a row, in bytes."""
-SMALL_ENTRY_BYTES = 128 * 1024
+SMALL_ENTRY_BYTES = 32 * 1024
 """Of the input: entries are never divided, and the batches are to be of one size."""
 LOOK_EVERY_S = 1.0
 FOLLOW_WAIT_MS = 200
