@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from tests.simulation.run import Result
@@ -24,6 +25,7 @@ from tests.simulation.run import Result
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
 _DECIDING = ("metastore", "service", "coordinator", "participants", "metatxn", "tests/simulation")
+SUMMARY_CHARACTERS = 200
 _BEGIN, _END = "<!-- record -->\n", "<!-- end of record -->\n"
 
 
@@ -37,6 +39,11 @@ class Failure:
     def replay(self) -> str:
         """The command."""
         return f"make simulate SEED={self.seed} WORKLOAD={self.workload}"
+
+    @property
+    def summary(self) -> str:
+        """Each violation once, within a line."""
+        return shorten("; ".join(dict.fromkeys(self.violations)), SUMMARY_CHARACTERS, placeholder=" …")
 
 
 @dataclass
@@ -100,7 +107,7 @@ class Record:
 
     def tables(self) -> str:
         """In Markdown."""
-        failed = [f"`{failure.replay}`: {'; '.join(failure.violations)}" for failure in self.failures]
+        failed = [f"`{failure.replay}`: {failure.summary}" for failure in self.failures]
         told = [
             ("seeds", f"{self.done:,}, from {self.first} on"),
             ("failed", "<br>".join(failed) or "0"),
