@@ -208,7 +208,7 @@ class Transactions:
         came of trying it together with others.
         """
         end.refuse(self.caller)
-        key_moved_on = False
+        was_prepared_when_key_moved_on: bool | None = None
         with Doubt(txn_id=str(end.txn_id)) as doubt:
             if isinstance(lost, OutcomeUnknown):
                 raise lost
@@ -221,15 +221,16 @@ class Transactions:
                 doubt.settle()
                 if records.header.state.final:
                     return self._answer_again(end, records)
-                if key_moved_on:
-                    # Whoever takes the key away ends its transaction in the same apply, and this was read later.
+                if was_prepared_when_key_moved_on == bool(records.prepared_record):
+                    # Whoever takes the key away ends its transaction in the same apply, and this was read later. Unless
+                    # it is prepared: when it became so only since, it must be tried as such.
                     raise _key_lost(records)
                 try:
                     return await self._decisions.decide(records, end.final(records, self.clock(), self.caller))
                 except Overtaken as overtaken:
                     doubt.note(overtaken)
                 except KeyMovedOn:
-                    key_moved_on = True
+                    was_prepared_when_key_moved_on = bool(records.prepared_record)
 
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]]

@@ -271,6 +271,26 @@ async def test_sessions_survive_what_happens_under_the_key(transactions: Transac
 # -- delete
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+async def test_a_transaction_that_is_prepared_and_taken_over_between_the_reads_of_its_end(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock, end: str
+) -> None:
+    """A prepared one outlives its epoch, so the end must not be refused as that of an unprepared one.
+
+    Found by the judge of histories: a commit was NOT_ALLOWED that at no moment had to be refused.
+    """
+    txn_id = id_of((await transactions.begin(BeginRequest(transaction_key="k"))).header)
+    other = Transactions(truth, clock)
+
+    async def prepared_and_taken_over() -> None:
+        await other.prepare(txn_id, 60_000)
+        assert (await other.keys.connect("k", ConnectRequest(epoch=-1))).prepared_txn_id == str(txn_id)
+
+    store.before_reads.extend([None, prepared_and_taken_over])
+    final = await getattr(transactions, end)(txn_id)
+    assert final.state == {"commit": "COMMITTED", "abort": "ABORTED"}[end]
+
+
 @pytest.mark.parametrize("prepared", [False, True])
 async def test_deleting_a_key_aborts_what_it_holds(
     transactions: Transactions, keys: TransactionKeys, prepared: bool
