@@ -15,6 +15,7 @@ class Proxy:
         self._connections: set[asyncio.Task[None]] = set()
         self._awaited: tuple[bytes, bool, asyncio.Event] | None = None
         self._dropping = False
+        self._cuts = 0
         self.holding = False
 
     def hold_from(self, part: bytes, *, forward: bool) -> asyncio.Event:
@@ -46,7 +47,10 @@ class Proxy:
             requests.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bool) -> None:
+        cuts = self._cuts
         while data := await reader.read(1 << 16):
+            if cuts != self._cuts:
+                break  # an answer that comes between the cut and the end of this task must not get through
             if not held:
                 self._look_at(data)
             if not (self.holding if held else self._dropping):
@@ -64,6 +68,7 @@ class Proxy:
     def cut(self) -> None:
         """End all connections; new ones are forwarded as ever."""
         self.holding = self._dropping = False
+        self._cuts += 1
         for connection in self._connections:
             connection.cancel()
 
