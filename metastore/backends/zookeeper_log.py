@@ -62,21 +62,28 @@ def encode(changes: Iterable[Change]) -> bytes:
 
 
 def decode(entry: bytes, revision: Revision) -> tuple[Event, ...]:
+    """What `encode` wrote. Raises `ValueError` for anything else, such as an entry cut short."""
     events: list[Event] = []
     offset = 0
+
+    def take(size: int) -> bytes:
+        nonlocal offset
+        part = entry[offset : offset + size]
+        if len(part) < size:
+            raise ValueError(f"ends {size - len(part)} bytes early")
+        offset += size
+        return part
+
     while offset < len(entry):
-        kind = entry[offset : offset + 1]
-        (length,) = _LENGTH.unpack_from(entry, offset + 1)
-        offset += 1 + _LENGTH.size
-        key = entry[offset : offset + length].decode()
-        offset += length
+        kind = take(1)
+        key = take(*_LENGTH.unpack(take(_LENGTH.size))).decode()
         if kind == _DELETED:
             events.append(Event(key, None))
-            continue
-        (length,) = _LENGTH.unpack_from(entry, offset)
-        offset += _LENGTH.size
-        events.append(Event(key, Record(key, entry[offset : offset + length], revision, kind == _FIRST)))
-        offset += length
+        elif kind in (_AGAIN, _FIRST):
+            value = take(*_LENGTH.unpack(take(_LENGTH.size)))
+            events.append(Event(key, Record(key, value, revision, kind == _FIRST)))
+        else:
+            raise ValueError(f"knows no change of kind {kind[0]}")
     return tuple(events)
 
 
@@ -88,8 +95,15 @@ def floor_of(node: Node) -> Revision:
     return int(node.data or b"0")
 
 
-class TrimmedError(Exception):
-    """Entries behind the revision that had been read are gone."""
+class GapError(Exception):
+    """Entries behind the revision that had been read are gone, or one cannot be read. Says which."""
+
+
+def _events(entry: Node) -> tuple[Event, ...]:
+    try:
+        return decode(entry.data, entry.stat.czxid)
+    except ValueError as error:
+        raise GapError(f"the log's entry of revision {entry.stat.czxid} {error}") from error
 
 
 class LogReader:
@@ -104,7 +118,7 @@ class LogReader:
     async def advance(self, deadline: float) -> tuple[list[Changes], Node]:
         """The changes up to now, and the tip at which they are complete; `revision` moves on to it.
 
-        Raises `TrimmedError`, `StoreUnavailable`: then nothing has moved.
+        Raises `GapError`, `StoreUnavailable`: then nothing has moved.
         """
         before = dict(self._next)
         try:
@@ -138,8 +152,9 @@ class LogReader:
             if writer not in writers:
                 entries += await self._search(writer, tip, deadline)
         found = sorted((entry for entry in entries if entry.stat.czxid > self.revision), key=lambda e: e.stat.czxid)
+        changes = [Changes(entry.stat.czxid, _events(entry)) for entry in found if entry.data]
         self.revision = max(self.revision, tip.stat.mzxid)
-        return [Changes(entry.stat.czxid, decode(entry.data, entry.stat.czxid)) for entry in found if entry.data], tip
+        return changes, tip
 
     def _entry(self, writer: str, number: int) -> str:
         return f"{self._paths.log}/{writer}/{entry_name(number)}"
@@ -149,7 +164,7 @@ class LogReader:
 
     def _require(self, holder: Node) -> None:
         if floor_of(holder) > self.revision:
-            raise TrimmedError
+            raise GapError(f"the log no longer reaches back to revision {self.revision + 1}")
 
     async def _read_on(self, writer: str, entry: Node, tip: Node, deadline: float) -> list[Node]:
         """The next entry has been found. Follow the log up to the tip or to its end."""

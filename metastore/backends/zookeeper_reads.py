@@ -25,7 +25,7 @@ from typing import TypeVar
 from metastore import keys
 from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, Connection, Found
 from metastore.backends.zookeeper_listings import Child, Listings, within
-from metastore.backends.zookeeper_log import LogReader, TrimmedError
+from metastore.backends.zookeeper_log import GapError, LogReader
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Node, get_children, get_data
 from metastore.types import RangeResult, Record
@@ -223,7 +223,7 @@ class _Walk:
         reader = LogReader(self._connection, self._paths, self.first.stat.mzxid)
         try:
             changes, self.last = await reader.advance(self._deadline)
-        except TrimmedError:
+        except GapError:
             raise _AgainError from None
         low = boundary if boundary is not None and reverse else self._start
         high = boundary if boundary is not None and not reverse else None

@@ -15,7 +15,7 @@ from functools import partial
 
 from metastore.api import Watch
 from metastore.backends.zookeeper_connection import Connection, LostError
-from metastore.backends.zookeeper_log import LogReader, TrimmedError
+from metastore.backends.zookeeper_log import GapError, LogReader
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Watched
 from metastore.background import Backoff, in_background
@@ -82,11 +82,10 @@ class Feed:
         deadline = self._loop.time() + self._deadline_s
         try:
             changes, _ = await self._reader.advance(deadline)
-        except TrimmedError:
+        except GapError as gap:
             # What consumers read after the `Resync` is at least as new as this.
             tip = (await self._connection.read((), deadline)).before.stat.mzxid
-            lost = self._reader.revision + 1
-            self._log.resync(tip, f"the log no longer reaches back to revision {lost}")
+            self._log.resync(tip, str(gap))
             self._reader = LogReader(self._connection, self._paths, self._log.revision)
             return
         for change in changes:

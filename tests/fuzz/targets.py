@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from coordinator import presence
 from coordinator.paging import make_token, position_of
 from metastore import keys
+from metastore.backends.zookeeper_log import Change, decode, encode
 from metastore.txn import paths, records
 from metastore.txn.ids import TxnId
 from metastore.txn.states import TxnState
@@ -144,6 +145,16 @@ def check_key(data: bytes) -> None:
     assert op.startswith(paths.ops_of_transaction(TXN))
 
 
+def check_log_entry(data: bytes) -> None:
+    try:
+        events = decode(data, 1)
+    except ValueError:
+        return
+    records_of = [(event.key, event.record) for event in events]
+    changes = [Change(key, record and record.value, record is not None and record.first) for key, record in records_of]
+    assert encode(changes) == data
+
+
 def check_foreign_key(data: bytes) -> None:
     """Keys that nobody here has made."""
     text = data.decode(errors="replace")
@@ -251,6 +262,7 @@ ACK = records.AckOp(segment=SEGMENT, subscription="s", incarnation=1, position="
 SUBSCRIPTION = records.SubscriptionRecord(
     incarnation=2, type="shared", initial="latest", created_ms=1, starts={SEGMENT: "1:2:0"}
 )
+LOG_ENTRY = encode([Change("/a", b"1", first=True), Change("/b", None), Change("/c", b"")])
 TOPIC = broker_records.TopicRecord(name="t", segments=(SEGMENT,), next_segment=1, created_ms=2)
 ROW = Row(producer="p", runs=((1, 2, 1, 3, 4, ((0, 0xFFFF),)),))
 
@@ -284,6 +296,7 @@ TARGETS: Mapping[str, Target] = {
     "dedup chunks": record_target(Chunk.decode, Chunk(rows=(ROW,))),
     "key parts": Target(check_key, [b"orders", b"a/b c", b"% . ..", SEGMENT.encode()]),
     "foreign keys": Target(check_foreign_key, [b"/txn-op/%/a%2Fb"]),
+    "ZooKeeper's log": Target(check_log_entry, [LOG_ENTRY]),
     "transaction ids": text_target(TxnId.parse, str, str(TXN)),
     "positions": text_target(Position.parse, str, "3:17", "3:-1"),
     "message ids": text_target(MessageId.parse, str, str(MessageId(SEGMENT, Position(1, 2), 3))),

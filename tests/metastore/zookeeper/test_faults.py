@@ -133,6 +133,26 @@ async def test_a_log_trimmed_behind_a_lost_session_is_a_resync(
         assert item.revision < applied.revision == (await anext(watch)).revision
 
 
+async def test_an_entry_of_the_log_that_cannot_be_read_is_a_resync(
+    own_server: ZooKeeperServer, open_store: OpenStore
+) -> None:
+    store = await open_store(own_server)
+    other = await open_store(own_server, store._paths.root)
+    start = await store.current_revision()
+    async with store.watch("/", start + 1) as watch:
+        store._feeds[0].stop()  # it would have read the entry before it is damaged
+        await asyncio.gather(store._feeds[0]._task, return_exceptions=True)
+        damaged = await other.apply(other.batch().put("/a", b"1"))
+        (log,) = (f"{store._paths.log}/{writer}" for writer in await store._children(store._paths.log))
+        (entry,) = await store._children(log)
+        await asyncio.to_thread(store._connection._client.set, f"{log}/{entry}", b"\1\0\0\0\2/")
+        store._feeds[0]._task = asyncio.create_task(store._feeds[0]._run())
+        item = await anext(watch)
+        assert isinstance(item, Resync) and f"entry of revision {damaged.revision} ends" in item.reason
+        applied = await other.apply(other.batch().put("/a", b"2"))
+        assert item.revision < applied.revision == (await anext(watch)).revision
+
+
 async def test_an_ephemeral_record_ends_with_its_session_and_is_put_again(
     own_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
