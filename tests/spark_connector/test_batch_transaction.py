@@ -76,6 +76,22 @@ def test_a_block_that_begins_while_another_is_open_takes_over(
     assert column(client, name) == list(range(10))
 
 
+def test_a_long_block_is_kept_alive(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, app: str
+) -> None:
+    name, timeout_ms = topic(), 1_000
+    with batch_transaction(url, app, 0, timeout_ms) as txn:
+        save(spark.range(10), url, name, txn.id)
+
+        def moved() -> bool:
+            header = client.attach(txn.id).refresh()
+            assert header.deadline_ms and header.created_ms, header
+            return header.deadline_ms - header.created_ms > 5 * timeout_ms
+
+        wait_until(moved, "its deadline has been moved many times")
+    assert column(client, name) == list(range(10))
+
+
 def test_another_driver_takes_over(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, app: str
 ) -> None:

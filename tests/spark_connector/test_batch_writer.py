@@ -57,6 +57,18 @@ def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
     assert void_entries(client, name) > 0
 
 
+def test_a_long_write_is_kept_alive(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            threading.Event().wait(5)
+
+    name = topic()
+    rows = numbers(spark, 10).repartition(1).mapInArrow(slow, "id long, name string")
+    to_topic(rows, url, topic=name, transactionTimeoutMs="1000").save()
+    assert column(client, name) == list(range(10))
+
+
 def test_a_job_that_fails_leaves_nothing_behind(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
 ) -> None:
