@@ -43,6 +43,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -213,33 +214,38 @@ class Bench:
     def reading(self) -> Figures:
         for label, width in WIDTHS.items():
             rows = (BATCHES + 1) * (self._size.bytes_per_batch // width)
-            stand = self.stands[0]
-            topic = stand.topic()
             table = self.spark.range(rows, numPartitions=2).withColumn("payload", payload(width))
-            table.write.format("metatxn").options(url=stand.url, topic=topic).mode("append").save()
+            topics = {stand.store: stand.topic() for stand in self.stands}
+            for stand in self.stands:
+                options = {"url": stand.url, "topic": topics[stand.store]}
+                table.write.format("metatxn").options(**options).mode("append").save()
             files = str(self._directory / f"read-{width}")
             table.write.parquet(files)
-            ways = self._ways_of_reading(stand, topic, files, rows, width)
+            ways = self._ways_of_reading(topics, files, rows, width)
             for rates in self._rounds(lambda source, ways=ways: ways[source](), list(ways)):  # type: ignore[misc]
                 for source, each in rates.items():
                     yield f"{label}: rows from {source}", each
-                yield f"{label}: reading ÷ memory", rates["topic"] / rates["memory"]
-                yield f"{label}: reading ÷ parquet", rates["topic"] / rates["parquet"]
-            stand.client.delete_topic(topic)
+                for store in topics:
+                    yield f"{label}: reading {store} ÷ memory", rates[store] / rates["memory"]
+                    yield f"{label}: reading {store} ÷ parquet", rates[store] / rates["parquet"]
+            for stand in self.stands:
+                stand.client.delete_topic(topics[stand.store])
             shutil.rmtree(files)
 
     def _ways_of_reading(
-        self, stand: Stand, topic: str, files: str, rows: int, width: int
+        self, topics: dict[str, str], files: str, rows: int, width: int
     ) -> dict[str, Callable[[], float]]:
         """Each reads so many rows, and answers how many it has read per second."""
-        each = rows // (BATCHES + 1)
-        memory = {"rows": str(each), "width": str(width), "partitions": str(SEGMENTS)}
-        ours = {"url": stand.url, "subscribe": topic, "maxOffsetsPerTrigger": str(each)}
-        return {
+        each = str(rows // (BATCHES + 1))
+        memory = {"rows": each, "width": str(width), "partitions": str(SEGMENTS)}
+        ways = {
             "memory": lambda: self._read_stream("remembering", memory, rows),
-            "topic": lambda: self._read_stream("metatxn", ours, rows),
             "parquet": lambda: self._read_files(files, rows),
         }
+        for stand in self.stands:
+            ours = {"url": stand.url, "subscribe": topics[stand.store], "maxOffsetsPerTrigger": each}
+            ways[stand.store] = partial(self._read_stream, "metatxn", ours, rows)
+        return ways
 
     def _read_stream(self, source: str, options: dict[str, str], rows: int) -> float:
         """Without the first micro-batch, which warms up."""
@@ -401,7 +407,7 @@ TARGETS = {
     **{f"100 B: {store} ÷ dropping": 0.5 for store in ("sqlite", "etcd")},
     **{f"1 KiB: {store} ÷ dropping": 0.3 for store in ("sqlite", "etcd")},
     **{f"{width}: {store} ÷ parquet": 1.0 for store in ("sqlite", "etcd") for width in WIDTHS},
-    **{f"{width}: reading ÷ memory": 0.4 for width in WIDTHS},
+    **{f"{width}: reading {store} ÷ memory": 0.4 for store in ("sqlite", "etcd") for width in WIDTHS},
 }
 CEILINGS = {"100 rows: etcd − dropping p50": 25.0, "idle: requests to the broker": 5.0}
 
