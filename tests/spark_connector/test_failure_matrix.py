@@ -16,6 +16,15 @@ Seen to fail, on SQLite and with the sink, when the connector was broken on purp
     `txnAppId` ignored                      the deleted checkpoint
     a begin without a version               `commit()` raises, the driver killed behind the decision
     a client that tries only once           the coordinator restarts (on etcd)
+
+and with the writes inside `foreachBatch`:
+
+    a begin without a version               `commit()` raises, the driver killed behind the decision, behind the commit
+    writers that are not remembered         tasks that fail, speculation, zombies, a killed executor
+    a block that does not abort             all tasks fail, `stop()`
+    input that is not acknowledged          `commit()` raises
+    a key of its own for every driver       the driver killed in a task, before and behind the decision; the deleted
+                                            checkpoint
 """
 
 from __future__ import annotations
