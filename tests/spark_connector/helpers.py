@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -22,6 +23,8 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that lives for some minutes: it spends half of its time on compiling what it will not run for long."""
 FULL = bool(os.environ.get("SPARK_MATRIX"))
 """`make spark-matrix`, which takes its time."""
+KEPT_ALIVE_MS = 12_000
+"""The timeout of a transaction that a test keeps open for longer: Spark may stand still for most of it."""
 STREAMS_TOPICS = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 """Whether this Spark can read a topic as a stream."""
 
@@ -69,6 +72,31 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < give_up, f"waited in vain until {what}"
         time.sleep(0.05)
+
+
+def wait_until_kept_alive(client: metatxn.Client, others: Iterable[str] = ()) -> None:
+    """Until the deadline of the open transaction that is not one of `others` has been moved twice."""
+
+    def moved() -> bool:
+        headers = [header for header in client.transactions(state="OPEN") if str(header.txn_id) not in others]
+        lives = [
+            header.deadline_ms - header.created_ms for header in headers if header.deadline_ms and header.created_ms
+        ]
+        return any(life > 1.5 * KEPT_ALIVE_MS for life in lives)
+
+    wait_until(moved, "the deadline of a transaction has been moved twice")
+
+
+def slow_rows(rows: DataFrame, url: str, client: metatxn.Client) -> DataFrame:
+    """The same rows, from a task that lasts until the transaction they are written in has been kept alive."""
+    others = open_transactions(client)
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        with metatxn.connect(url) as client:
+            wait_until_kept_alive(client, others)
+
+    return rows.mapInArrow(slow, rows.schema)
 
 
 def column(client: metatxn.Client, topic: str, name: str = "id") -> list[Any]:

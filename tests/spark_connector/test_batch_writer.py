@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import metatxn
 from tests.servers import free_port
 from tests.spark_connector.conftest import TopicFactory
-from tests.spark_connector.helpers import column, open_transactions, void_entries
+from tests.spark_connector.helpers import KEPT_ALIVE_MS, column, open_transactions, slow_rows, void_entries
 
 
 def to_topic(rows: DataFrame, url: str, **options: str) -> DataFrameWriter:
@@ -58,14 +58,9 @@ def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
 
 
 def test_a_long_write_is_kept_alive(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
-    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield batch
-            threading.Event().wait(5)
-
     name = topic()
-    rows = numbers(spark, 10).repartition(1).mapInArrow(slow, "id long, name string")
-    to_topic(rows, url, topic=name, transactionTimeoutMs="1000").save()
+    rows = slow_rows(numbers(spark, 10).repartition(1), url, client)
+    to_topic(rows, url, topic=name, transactionTimeoutMs=str(KEPT_ALIVE_MS)).save()
     assert column(client, name) == list(range(10))
 
 

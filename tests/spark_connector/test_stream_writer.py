@@ -16,11 +16,13 @@ from pyspark.sql import functions as F  # noqa: N812
 import metatxn
 from tests.spark_connector.conftest import TopicFactory
 from tests.spark_connector.helpers import (
+    KEPT_ALIVE_MS,
     Input,
     column,
     numbers,
     open_transactions,
     run,
+    slow_rows,
     to_topic,
     void_entries,
     wait_until,
@@ -186,14 +188,8 @@ def test_a_long_batch_is_kept_alive(
 ) -> None:
     name, source = topic(), Input(spark, tmp_path / "in")
     source.add(numbers(0, 10))
-
-    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield batch
-            threading.Event().wait(6)
-
-    rows = source.stream().mapInArrow(slow, "id long, name string")
-    run(to_topic(rows, url, tmp_path / "checkpoint", topic=name, transactionTimeoutMs="2000"))
+    rows, timeout_ms = slow_rows(source.stream(), url, client), str(KEPT_ALIVE_MS)
+    run(to_topic(rows, url, tmp_path / "checkpoint", topic=name, transactionTimeoutMs=timeout_ms))
     assert column(client, name) == list(range(10))
 
 
