@@ -8,7 +8,7 @@ too, each topic has its own rows; and into files that hold the rows of both topi
 micro-batches took, without the first one. The rows are of random letters: Spark would compress zeros to nothing.
 
 *Latency.* Micro-batches of 100 rows, into the connector and into the sink that drops them: the medians of the time from
-trigger to trigger, and their difference.
+trigger to trigger, and their difference, in many short turns: the machine's speed drifts by more than that within one.
 
 *Reading.* A topic from its beginning to its end, as a stream into Spark's `noop` sink, in micro-batches as large as
 those of writing, without the first one; a Python source whose tasks have as many rows in the same batches in memory;
@@ -63,7 +63,8 @@ BATCHES = 4
 WIDTHS = {"100 B": 100, "1 KiB": 1024}
 UNDIVIDED = "parquet, topics together"
 SEGMENTS = 4
-SMALL_BATCHES = 40
+SMALL_BATCHES = 12
+SHORT_TURNS = 4
 IDLE_S = 30.0
 
 Figures = Iterator[tuple[str, float]]
@@ -171,9 +172,11 @@ class Bench:
                 shutil.rmtree(path, ignore_errors=True)  # the batch that was stopped may still write
         return self.durations_ms(routed, sink, BATCHES)
 
-    def _rounds(self, measure: Callable[[str], float], sinks: Sequence[str]) -> Iterator[dict[str, float]]:
+    def _rounds(
+        self, measure: Callable[[str], float], sinks: Sequence[str], turns: int = 1
+    ) -> Iterator[dict[str, float]]:
         """What each of `sinks` has in each round that counts."""
-        for number in range(self._size.rounds + 1):
+        for number in range(turns * self._size.rounds + 1):
             found = {sink: measure(sink) for sink in random.sample(sinks, len(sinks))}
             if number:
                 yield {sink: found[sink] for sink in sinks}
@@ -205,7 +208,7 @@ class Bench:
             times = self.durations_ms(stream, "metatxn", SMALL_BATCHES, url=urls[sink], topic=topics[sink])
             return statistics.median(times)
 
-        for times in self._rounds(p50_ms, ["dropping", *urls]):
+        for times in self._rounds(p50_ms, ["dropping", *urls], SHORT_TURNS):
             for sink, each in times.items():
                 yield f"100 rows: {sink} p50", each
             for store in urls:
