@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -38,6 +39,9 @@ from spark_connector.table_writes import TableWrites, check_dataframe, drain, ne
 
 DRIVER = "spark.driver"
 """The property of a transaction that names the driver process whose tasks began it."""
+CHECKED_FOR_S = 5.0
+"""For so long micro-batches do not ask for the topic again. What changes meanwhile is refused by the broker, as what
+changes during a micro-batch is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class StreamWriter(StreamArrowWriter):
     @cached_property
     def _schema(self) -> pa.Schema:
         with one_line():
-            return check_dataframe(client(self._options.service), self._options, self._columns)
+            return _checked(os.getpid(), self._options, self._columns, int(time.monotonic() / CHECKED_FOR_S))
 
     def __getstate__(self) -> dict[str, Any]:
         """On the driver, before the tasks begin: the one that commits need not ask for the topic again."""
@@ -189,6 +193,11 @@ def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
             action="Restart the query, it redoes the batch; give transactionTimeoutMs if batches take long.",
         )
     return transactions.pop()
+
+
+@lru_cache(maxsize=64)
+def _checked(_pid: int, options: WriteOptions, columns: pa.Schema, _period: int) -> pa.Schema:
+    return check_dataframe(client(options.service), options, columns)
 
 
 @lru_cache(maxsize=1024)

@@ -17,6 +17,7 @@ import metatxn
 from tests.spark_connector.conftest import TopicFactory
 from tests.spark_connector.helpers import (
     KEPT_ALIVE_MS,
+    PATIENCE_S,
     Input,
     column,
     numbers,
@@ -191,6 +192,25 @@ def test_a_long_batch_is_kept_alive(
     rows, timeout_ms = slow_rows(source.stream(), url, client), str(KEPT_ALIVE_MS)
     run(to_topic(rows, url, tmp_path / "checkpoint", topic=name, transactionTimeoutMs=timeout_ms))
     assert column(client, name) == list(range(10))
+
+
+def test_a_topic_that_gets_a_column_while_a_query_runs_refuses_the_next_batch(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """By the broker, when the driver has not asked for the columns again yet."""
+    name, source = topic(), Input(spark, tmp_path / "in")
+    source.add(numbers(0, 10))
+    query = to_topic(source.stream(), url, tmp_path / "checkpoint", topic=name).start()
+    wait_until(lambda: column(client, name) == list(range(10)), "batch 0 is committed")
+    wider = spark.range(10, 11).selectExpr("id", "'n' as name", "1 as more")
+    wider.write.format("metatxn").mode("append").options(url=url, topic=name).save()
+    source.add(numbers(20, 10))
+    with pytest.raises(StreamingQueryException, match=r"SCHEMA_MISMATCH.* more is missing"):
+        query.awaitTermination(int(PATIENCE_S))
+    assert column(client, name) == list(range(11))
+    assert not open_transactions(client)
+    run(to_topic(source.stream().withColumn("more", F.lit(2)), url, tmp_path / "checkpoint", topic=name))
+    assert column(client, name) == [*range(11), *range(20, 30)]
 
 
 def test_an_empty_batch_is_committed_too(
