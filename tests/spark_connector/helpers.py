@@ -118,5 +118,11 @@ def void_entries(client: metatxn.Client, topic: str) -> int:
     return void
 
 
+def wait_until_sent(url: str, topic: str) -> None:
+    """In a task: until some of the rows handed over lie in the topic, which nobody sees yet."""
+    with metatxn.connect(url) as client:
+        wait_until(lambda: void_entries(client, topic) > 0, "rows are sent")
+
+
 def open_transactions(client: metatxn.Client) -> list[str]:
     return [str(header.txn_id) for header in client.transactions(state="OPEN")]

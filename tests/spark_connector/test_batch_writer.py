@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -16,7 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812
 import metatxn
 from tests.servers import free_port
 from tests.spark_connector.conftest import TopicFactory
-from tests.spark_connector.helpers import KEPT_ALIVE_MS, column, open_transactions, slow_rows, void_entries
+from tests.spark_connector.helpers import (
+    KEPT_ALIVE_MS,
+    column,
+    open_transactions,
+    slow_rows,
+    void_entries,
+    wait_until_sent,
+)
 
 
 def to_topic(rows: DataFrame, url: str, **options: str) -> DataFrameWriter:
@@ -43,15 +49,16 @@ def test_a_write_is_one_transaction(spark: SparkSession, url: str, client: metat
 def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
 ) -> None:
+    name = topic()
+
     def fail_after_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
         yield from batches
         if context.attemptNumber() == 0:
-            threading.Event().wait(1)  # what was handed over is being sent
+            wait_until_sent(url, name)
             raise RuntimeError("on purpose, after rows were sent")
 
-    name = topic()
     to_topic(wide(spark, 10_000).mapInArrow(fail_after_rows, "id long, name string"), url, topic=name).save()
     assert column(client, name) == list(range(10_000))
     assert void_entries(client, name) > 0
@@ -92,13 +99,13 @@ def test_what_a_failed_job_sent_into_a_transaction_never_counts(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
 ) -> None:
     """The owner of the transaction shrugs the failure off and commits."""
+    name = topic()
 
     def fail_after_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        threading.Event().wait(1)
+        wait_until_sent(url, name)
         raise RuntimeError("on purpose")
 
-    name = topic()
     failing = wide(spark, 10_000).mapInArrow(fail_after_rows, "id long, name string")
     with client.transaction(timeout_ms=60_000) as txn:
         with pytest.raises(PySparkException, match="on purpose"):

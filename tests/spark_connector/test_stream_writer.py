@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from tests.spark_connector.helpers import (
     to_topic,
     void_entries,
     wait_until,
+    wait_until_sent,
 )
 
 
@@ -94,7 +94,7 @@ def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
         assert context is not None
         yield from batches
         if context.attemptNumber() < 2:
-            threading.Event().wait(1)  # what was handed over is being sent
+            wait_until_sent(url, name)
             raise RuntimeError("on purpose, after rows were sent")
 
     rows = source.stream().mapInArrow(fail_after_rows, "id long, name string")
@@ -113,7 +113,7 @@ def test_a_query_that_fails_in_the_middle_of_a_batch_goes_on_after_a_restart(
     def fail_until_healed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
         if not Path(path).exists():
-            threading.Event().wait(1)
+            wait_until_sent(url, name)
             raise RuntimeError("on purpose")
 
     rows = source.stream().mapInArrow(fail_until_healed, "id long, name string")
