@@ -319,7 +319,7 @@ class Broker:
                     self._opened.notify()
                     return
                 try:
-                    await self._learn_topic(segment.record.topic, segment_id)
+                    await self._learn_topic(segment_id, segment.record)
                 except BaseException:
                     await segment.close()  # nobody knows it, so nobody else would
                     raise
@@ -398,13 +398,17 @@ class Broker:
         self._topic_cache.pop(name, None)
         self._times_forgotten += 1
 
-    async def _learn_topic(self, name: str, segment_id: str) -> None:
+    async def _learn_topic(self, segment_id: str, record: SegmentRecord) -> None:
         """It is known from now on, so that publishes need no store; as the one that has this segment, and none of the
-        same name that was deleted before. Raises NOT_FOUND."""
-        await self.topic(name)
-        if not self._knows(name, segment_id):
-            self.forget_topic(name)
-            await self.topic(name)
+        same name that was deleted before. The first child of a split under way here waits until all of them serve:
+        then `Layout` has the topic read again. Raises NOT_FOUND."""
+        parents = [self._segments[parent] for parent in record.parents if parent in self._segments]
+        if any(parent.record.state == "active" and not parent.lost for parent in parents):
+            return
+        await self.topic(record.topic)
+        if not self._knows(record.topic, segment_id):
+            self.forget_topic(record.topic)
+            await self.topic(record.topic)
 
     def _knows(self, name: str, segment_id: str) -> bool:
         topic = self._topic_cache.get(name)

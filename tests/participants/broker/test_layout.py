@@ -134,6 +134,8 @@ async def test_nobody_is_sent_to_children_that_are_being_opened(process: BrokerP
     opening = world.store.fault(Fault(puts(paths.segment_owner(CHILDREN[1])), hold_before=True))
     split = asyncio.create_task(post(process, parent, "split"))
     await opening.reached.wait()
+    while CHILDREN[0] not in process.broker.served:
+        await asyncio.wait(process.broker.changes(), return_when=asyncio.FIRST_COMPLETED)
     waiting = asyncio.create_task(
         process.http.get("/v1/topics/t/messages", params={"after": page["next"], "wait_ms": 60_000})
     )
