@@ -32,6 +32,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
 F = TypeVar("F")
+LOOKS_AGAIN_S = 1.0
+"""So much later at most a waiting thread notices Ctrl-C."""
 
 
 class Background:
@@ -62,16 +64,15 @@ class Background:
             task = asyncio.create_task(work)
             task.add_done_callback(functools.partial(_report, outcome))
 
+        loop: asyncio.AbstractEventLoop | None = None
         try:
             self._check_may_wait()
             loop = self.call_soon(start)
+            return _awaited(outcome)
         except BaseException:
-            work.close()
-            raise
-        try:
-            return outcome.result()
-        except BaseException:
-            if not outcome.done():
+            if loop is None:
+                work.close()
+            elif not outcome.done():
                 _call_soon(loop, lambda: task.cancel())
                 concurrent.futures.wait([outcome])
             raise
@@ -128,6 +129,16 @@ async def _serve(
     started.set_result((asyncio.get_running_loop(), stop))
     await stop.wait()
     await closing()
+
+
+def _awaited(outcome: concurrent.futures.Future[R]) -> R:
+    """Its result. A signal that arrives just before this thread begins to sleep does not wake it, so it looks again."""
+    while True:
+        try:
+            return outcome.result(LOOKS_AGAIN_S)
+        except TimeoutError:
+            if outcome.done():
+                return outcome.result()
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
