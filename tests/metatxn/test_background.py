@@ -117,10 +117,11 @@ def test_interrupt_of_a_commit_aborts(cluster: FakeCluster, noticed: str) -> Non
     A signal that another thread takes does not wake the main thread, nor one that comes just before it sleeps.
     """
     taker = threading.main_thread().ident if noticed == "at once" else None
+    gate = Gate()
 
     async def interrupt_and_hold(request: httpx.Request) -> Outcome:
         signal.pthread_kill(taker or threading.get_ident(), signal.SIGINT)
-        return await Gate()(request)
+        return await gate(request)
 
     cluster.before = [(ENTRIES, interrupt_and_hold)]
     with cluster.client(request_timeout_s=60) as client:
@@ -128,6 +129,7 @@ def test_interrupt_of_a_commit_aborts(cluster: FakeCluster, noticed: str) -> Non
             client.producer("t", linger_ms=HOUR_MS).send("never", txn=txn)
         (header,) = cluster.transactions.values()
         assert header["state"] == "ABORTED"
+        gate.open()
 
 
 def test_call_that_waits_while_another_thread_closes(cluster: FakeCluster) -> None:
