@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import metatxn
+from spark_connector.worker_memory import prepare_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Service:
 
 
 def client(service: Service) -> metatxn.Client:
+    prepare_worker()
     # A forked child must not share sockets with its parent, hence the process id.
     return _client(os.getpid(), service)
 

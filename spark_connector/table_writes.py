@@ -19,6 +19,9 @@ from spark_connector.topics import find_topic
 ENTRY_BYTES = 4 * 1024 * 1024
 """An answer of a broker holds that much. A request costs as much as half a MiB of rows, on both sides, so entries of at
 least half of this leave little to gain; and an entry is never divided among micro-batches."""
+SORTED_BYTES = 1024 * 1024
+"""Spark's batches hold 10,000 rows, however large. So much of one is divided by topic at once: its rows are still in
+the processor's cache when they are encoded."""
 HANDED_OVER_BYTES = ENTRY_BYTES // 2
 """Waking the client's thread costs as much as sorting some thousand rows, so it is given an entry's worth at once."""
 
@@ -94,7 +97,9 @@ class TableWrites:
     def _routed(self, batch: pa.RecordBatch) -> Iterable[tuple[str, pa.RecordBatch]]:
         if not batch.num_rows:
             return ()
-        return _by_topic(batch) if self._options.topic is None else [(self._options.topic, batch)]
+        if self._options.topic is not None:
+            return [(self._options.topic, batch)]
+        return (routed for piece in _pieces(batch) for routed in _by_topic(piece))
 
     def _opened(self, topic: str, writers: ExitStack) -> _Open:
         schema = self._schema
@@ -131,6 +136,12 @@ class _Open:
         if self.taken:
             self.writer.write(pa.Table.from_batches(self.taken))
         self.taken, self.size = [], 0
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Of about `SORTED_BYTES` each, not copied."""
+    rows = max(1, batch.num_rows * SORTED_BYTES // max(SORTED_BYTES, batch.nbytes))
+    return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
 def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -46,6 +46,20 @@ def test_a_write_is_one_transaction(spark: SparkSession, url: str, client: metat
     assert not open_transactions(client)
 
 
+def test_large_batches_divided_among_topics_keep_the_order_of_their_rows(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    """Some rows are larger than what is divided at once, and a topic has one segment, so rows have an order."""
+    names = [topic(segments=1), topic(segments=1), topic(segments=1)]
+    rows = spark.range(1000, numPartitions=1).withColumn(
+        "text", F.repeat(F.lit("x"), F.when(F.col("id") % 250 == 3, 2_000_000).otherwise(5_000).cast("int"))
+    )
+    routed = rows.withColumn("topic", F.element_at(F.lit(names), (F.col("id") % 3 + 1).cast("int")))
+    to_topic(routed, url).save()
+    for number, name in enumerate(names):
+        assert client.read_table(name).column("id").to_pylist() == list(range(number, 1000, 3))
+
+
 def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
 ) -> None:
