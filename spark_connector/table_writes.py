@@ -16,14 +16,12 @@ from spark_connector import arrow_schema
 from spark_connector.options import TOPIC_COLUMN, OptionError, WriteOptions
 from spark_connector.topics import find_topic
 
-ENTRY_BYTES = 4 * 1024 * 1024
-"""An answer of a broker holds that much. A request costs as much as half a MiB of rows, on both sides, so entries of at
-least half of this leave little to gain; and an entry is never divided among micro-batches."""
-SORTED_BYTES = 1024 * 1024
+ENTRY_BYTES = 8 * 1024 * 1024
+"""A request costs both sides as much CPU as a MiB of rows, so entries of half of this would cost a tenth more. But an
+entry is never divided among micro-batches."""
+PIECE_BYTES = 1024 * 1024
 """Spark's batches hold 10,000 rows, however large. So much of one is divided by topic at once: its rows are still in
-the processor's cache when they are encoded."""
-HANDED_OVER_BYTES = ENTRY_BYTES // 2
-"""Waking the client's thread costs as much as sorting some thousand rows, so it is given an entry's worth at once."""
+the processor's cache when they are encoded, and entries become full."""
 
 
 def new_writer() -> str:
@@ -94,12 +92,12 @@ class TableWrites:
             for each in self._open.values():
                 each.hand_over()
 
-    def _routed(self, batch: pa.RecordBatch) -> Iterable[tuple[str, pa.RecordBatch]]:
-        if not batch.num_rows:
-            return ()
-        if self._options.topic is not None:
-            return [(self._options.topic, batch)]
-        return (routed for piece in _pieces(batch) for routed in _by_topic(piece))
+    def _routed(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for piece in _pieces(batch):
+            if self._options.topic is None:
+                yield from _by_topic(piece)
+            else:
+                yield self._options.topic, piece
 
     def _opened(self, topic: str, writers: ExitStack) -> _Open:
         schema = self._schema
@@ -127,10 +125,10 @@ class _Open:
 
     def take(self, rows: pa.RecordBatch) -> None:
         rows = arrow_schema.conform(rows, self.schema)
+        if self.size + rows.nbytes > ENTRY_BYTES:
+            self.hand_over()
         self.taken.append(rows)
         self.size += rows.nbytes
-        if self.size >= HANDED_OVER_BYTES:
-            self.hand_over()
 
     def hand_over(self) -> None:
         if self.taken:
@@ -139,8 +137,8 @@ class _Open:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Of about `SORTED_BYTES` each, not copied."""
-    rows = max(1, batch.num_rows * SORTED_BYTES // max(SORTED_BYTES, batch.nbytes))
+    """Of about `PIECE_BYTES` each, not copied."""
+    rows = max(1, batch.num_rows * PIECE_BYTES // max(PIECE_BYTES, batch.nbytes))
     return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
