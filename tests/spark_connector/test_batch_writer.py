@@ -73,8 +73,8 @@ def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
             wait_until_sent(url, name)
             raise RuntimeError("on purpose, after rows were sent")
 
-    to_topic(wide(spark, 10_000).mapInArrow(fail_after_rows, "id long, name string"), url, topic=name).save()
-    assert column(client, name) == list(range(10_000))
+    to_topic(wide(spark, 20_000).mapInArrow(fail_after_rows, "id long, name string"), url, topic=name).save()
+    assert column(client, name) == list(range(20_000))
     assert void_entries(client, name) > 0
 
 
@@ -120,7 +120,7 @@ def test_what_a_failed_job_sent_into_a_transaction_never_counts(
         wait_until_sent(url, name)
         raise RuntimeError("on purpose")
 
-    failing = wide(spark, 10_000).mapInArrow(fail_after_rows, "id long, name string")
+    failing = wide(spark, 20_000).mapInArrow(fail_after_rows, "id long, name string")
     with client.transaction(timeout_ms=60_000) as txn:
         with pytest.raises(PySparkException, match="on purpose"):
             to_topic(failing, url, topic=name, txnId=txn.id).save()

@@ -87,7 +87,7 @@ def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, source = topic(), Input(spark, tmp_path / "in")
-    source.add(numbers(0, 10_000, width=1_000))
+    source.add(numbers(0, 20_000, width=1_000))
 
     def fail_after_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -99,7 +99,7 @@ def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(
 
     rows = source.stream().mapInArrow(fail_after_rows, "id long, name string")
     run(to_topic(rows, url, tmp_path / "checkpoint", topic=name))
-    assert column(client, name) == list(range(10_000))
+    assert column(client, name) == list(range(20_000))
     assert void_entries(client, name) > 0
 
 
@@ -107,7 +107,7 @@ def test_a_query_that_fails_in_the_middle_of_a_batch_goes_on_after_a_restart(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, source, healed = topic(), Input(spark, tmp_path / "in"), tmp_path / "healed"
-    source.add(numbers(0, 10_000, width=1_000))
+    source.add(numbers(0, 20_000, width=1_000))
     path = str(healed)
 
     def fail_until_healed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -123,7 +123,7 @@ def test_a_query_that_fails_in_the_middle_of_a_batch_goes_on_after_a_restart(
     assert not open_transactions(client), "the driver has found what its tasks had begun"
     healed.touch()
     query = run(to_topic(rows, url, tmp_path / "checkpoint", topic=name))
-    assert column(client, name) == list(range(10_000))
+    assert column(client, name) == list(range(20_000))
     assert void_entries(client, name) > 0
     states = [header.state for header in client.transactions() if header.transaction_key == str(query.id)]
     assert sorted(states) == ["ABORTED", "COMMITTED"], "the old run has ended its own"

@@ -143,7 +143,7 @@ class BatchWriterWithPoints(DataSourceArrowWriter):
 def _write(writer: Any, batches: Iterator[pa.RecordBatch], of: str = "") -> Written:
     task = _this_task() + of
     reach(task.format("begins"))
-    with patch.multiple(table_writes, ENTRY_BYTES=ENTRY_BYTES, HANDED_OVER_BYTES=ENTRY_BYTES // 2):
+    with patch.multiple(table_writes, ENTRY_BYTES=ENTRY_BYTES, PIECE_BYTES=ENTRY_BYTES // 2):
         written = writer.write(_then(batches, task.format("has sent some of")))
     assert isinstance(written, Written)
     reach(task.format("has written"), rows=written.rows)
