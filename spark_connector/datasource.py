@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from functools import partial
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -27,7 +28,7 @@ from spark_connector.reader import BatchReader, dataframe_schema
 from spark_connector.spark_versions import StreamArrowWriter, needs_spark
 from spark_connector.stream_writer import StreamWriter
 from spark_connector.table_options import remember_in, remembered_in
-from spark_connector.table_writes import check_dataframe
+from spark_connector.table_writes import check_dataframe, fitting_schema
 from spark_connector.topics import common_schema, find_topic
 from spark_connector.writer import BatchWriter
 
@@ -79,7 +80,7 @@ class MetatxnDataSource(DataSource):
         _check(options.service)
         with one_line():
             columns = arrow_schema.of_dataframe(schema)
-            rows = check_dataframe(client(options.service), options, columns)
+            rows = check_dataframe(partial(fitting_schema, client(options.service)), options, columns)
             return BatchWriter(options, rows)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import Written, winners
 from spark_connector.options import WriteOptions
 from spark_connector.spark_versions import StreamArrowWriter
-from spark_connector.table_writes import TableWrites, check_dataframe, drain, new_writer
+from spark_connector.table_writes import Fitting, TableWrites, check_dataframe, drain, fitting_schema, new_writer
 
 DRIVER = "spark.driver"
 """The property of a transaction that names the driver process whose tasks began it."""
 CHECKED_FOR_S = 5.0
-"""For so long micro-batches do not ask for the topic again. What changes meanwhile is refused by the broker, as what
+"""For so long micro-batches do not ask for their topics again. What changes meanwhile is refused by the broker, as what
 changes during a micro-batch is."""
 
 
@@ -77,7 +77,7 @@ class StreamWriter(StreamArrowWriter):
     @cached_property
     def _schema(self) -> pa.Schema:
         with one_line():
-            return _checked(os.getpid(), self._options, self._columns, int(time.monotonic() / CHECKED_FOR_S))
+            return check_dataframe(_lately(self._options.service), self._options, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
         """On the driver, before the tasks begin: the one that commits need not ask for the topic again."""
@@ -106,9 +106,13 @@ class StreamWriter(StreamArrowWriter):
         if transaction.already_committed:
             drain(batches)
             return Written(None, new_writer(), rows=0, epoch=epoch, already_committed=True)
-        writes = TableWrites(service, transaction, options, self._schema)
+        writes = TableWrites(service, transaction, options, self._schema, _lately(options.service))
         with KeepAlive(transaction, options.timeout_ms):
-            writes.write_all(batches)
+            try:
+                writes.write_all(batches)
+            except metatxn.MetatxnError:
+                _fitting.cache_clear()  # the next attempt asks again
+                raise
         return Written(transaction.id, writes.writer, writes.rows, epoch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -195,9 +199,13 @@ def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
     return transactions.pop()
 
 
-@lru_cache(maxsize=64)
-def _checked(_pid: int, options: WriteOptions, columns: pa.Schema, _period: int) -> pa.Schema:
-    return check_dataframe(client(options.service), options, columns)
+def _lately(service: Service) -> Fitting:
+    return partial(_fitting, os.getpid(), int(time.monotonic() / CHECKED_FOR_S), service)
+
+
+@lru_cache(maxsize=1024)
+def _fitting(_pid: int, _period: int, service: Service, topic: str, rows: pa.Schema) -> pa.Schema:
+    return fitting_schema(client(service), topic, rows)
 
 
 @lru_cache(maxsize=1024)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -29,7 +29,11 @@ def new_writer() -> str:
     return uuid.uuid4().hex
 
 
-def check_dataframe(client: metatxn.Client, options: WriteOptions, schema: pa.Schema) -> pa.Schema:
+Fitting = Callable[[str, pa.Schema], pa.Schema]
+"""The schema to send rows of a schema to a topic with, as `fitting_schema` answers it."""
+
+
+def check_dataframe(fitting: Fitting, options: WriteOptions, schema: pa.Schema) -> pa.Schema:
     """On the driver, before anything begins: the schema that tasks send the rows of a DataFrame with.
 
     Raises `OptionError`, `NotFound` or `SchemaMismatch`. Where a column names the topics they are known row by row
@@ -37,7 +41,7 @@ def check_dataframe(client: metatxn.Client, options: WriteOptions, schema: pa.Sc
     """
     if options.topic is not None:
         _check_columns(options, schema)
-        return fitting_schema(client, options.topic, schema)
+        return fitting(options.topic, schema)
     if TOPIC_COLUMN not in schema.names or not pat.is_string(schema.field(TOPIC_COLUMN).type):
         raise OptionError(
             f"Missing option topic: give it, or give the DataFrame a string column named {TOPIC_COLUMN} "
@@ -71,7 +75,12 @@ class TableWrites:
     """`write` batches, then `close`. Nothing counts unless the commit lists this writer."""
 
     def __init__(
-        self, client: metatxn.Client, transaction: metatxn.Transaction, options: WriteOptions, schema: pa.Schema
+        self,
+        client: metatxn.Client,
+        transaction: metatxn.Transaction,
+        options: WriteOptions,
+        schema: pa.Schema,
+        fitting: Fitting,
     ) -> None:
         """`schema` as `check_dataframe` answered it."""
         self.writer = new_writer()
@@ -80,6 +89,7 @@ class TableWrites:
         self._transaction = transaction
         self._options = options
         self._schema = schema
+        self._fitting = fitting
         self._open: dict[str, _Open] = {}
 
     def write_all(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -102,7 +112,7 @@ class TableWrites:
     def _opened(self, topic: str, writers: ExitStack) -> _Open:
         schema = self._schema
         if self._options.topic is None:
-            schema = fitting_schema(self._client, topic, without_topic_column(schema))
+            schema = self._fitting(topic, without_topic_column(schema))
         writer = self._client.table_writer(
             topic,
             self._transaction,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -19,7 +20,7 @@ from spark_connector.errors import one_line
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import Written, winners
 from spark_connector.options import WriteOptions
-from spark_connector.table_writes import TableWrites, drain, new_writer
+from spark_connector.table_writes import TableWrites, drain, fitting_schema, new_writer
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -44,7 +45,8 @@ class BatchWriter(DataSourceArrowWriter):
             drain(batches)
             return Written(None, new_writer(), rows=0, already_committed=True)
         transaction = self._attach()
-        writes = TableWrites(client(options.service), transaction, options, self._schema)
+        service = client(options.service)
+        writes = TableWrites(service, transaction, options, self._schema, partial(fitting_schema, service))
         with ExitStack() as kept_alive:
             if self._own:
                 kept_alive.enter_context(KeepAlive(transaction, options.timeout_ms))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import metatxn
@@ -194,13 +194,19 @@ def test_a_long_batch_is_kept_alive(
     assert column(client, name) == list(range(10))
 
 
+@pytest.mark.parametrize("routed", [False, True])
 def test_a_topic_that_gets_a_column_while_a_query_runs_refuses_the_next_batch(
-    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, tmp_path: Path, routed: bool
 ) -> None:
-    """By the broker, when the driver has not asked for the columns again yet."""
+    """By the broker, when the driver, or the task whose rows name their topic, has not asked for the columns again."""
     name, source = topic(), Input(spark, tmp_path / "in")
     source.add(numbers(0, 10))
-    query = to_topic(source.stream(), url, tmp_path / "checkpoint", topic=name).start()
+    options = {} if routed else {"topic": name}
+
+    def rows() -> DataFrame:
+        return source.stream().withColumn("topic", F.lit(name)) if routed else source.stream()
+
+    query = to_topic(rows(), url, tmp_path / "checkpoint", **options).start()
     wait_until(lambda: column(client, name) == list(range(10)), "batch 0 is committed")
     wider = spark.range(10, 11).selectExpr("id", "'n' as name", "1 as more")
     wider.write.format("metatxn").mode("append").options(url=url, topic=name).save()
@@ -209,7 +215,7 @@ def test_a_topic_that_gets_a_column_while_a_query_runs_refuses_the_next_batch(
         query.awaitTermination(int(PATIENCE_S))
     assert column(client, name) == list(range(11))
     assert not open_transactions(client)
-    run(to_topic(source.stream().withColumn("more", F.lit(2)), url, tmp_path / "checkpoint", topic=name))
+    run(to_topic(rows().withColumn("more", F.lit(2)), url, tmp_path / "checkpoint", **options))
     assert column(client, name) == [*range(11), *range(20, 30)]
 
 
