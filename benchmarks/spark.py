@@ -20,8 +20,8 @@ broker, requests to the broker, and requests to etcd beside those of half a minu
 
 *Segments.* Writing as above, to topics of 1, 4 and 16 segments in 1 and 2 tasks.
 
-Every round takes all that is compared, in an order of its own; the first one warms up (Java compiles itself) and does
-not count. Named parts (writing, latency, reading, idling, segments) are measured alone: they write the file anew.
+Every round takes all that is compared, in an order of its own; the first one, of writing the first three, warms up
+(Java compiles itself) and does not count. Named parts (writing, latency, reading, idling, segments) are measured alone: they write the file anew.
 `--small` is a first look: half of the rows, two rounds.
 """
 
@@ -63,6 +63,7 @@ from examples.flights.session import local_session
 BATCHES = 4
 WRITTEN_BATCHES = 8
 ARROW_BATCH = "2m"
+COLD_ROUNDS = 3
 WIDTHS = {"100 B": 100, "1 KiB": 1024}
 UNDIVIDED = "parquet, topics together"
 SEGMENTS = 4
@@ -177,12 +178,12 @@ class Bench:
         return self.durations_ms(routed, sink, WRITTEN_BATCHES)
 
     def _rounds(
-        self, measure: Callable[[str], float], sinks: Sequence[str], turns: int = 1
+        self, measure: Callable[[str], float], sinks: Sequence[str], turns: int = 1, cold: int = 1
     ) -> Iterator[dict[str, float]]:
         """What each of `sinks` has in each round that counts."""
-        for number in range(turns * self._size.rounds + 1):
+        for number in range(turns * self._size.rounds + cold):
             found = {sink: measure(sink) for sink in random.sample(sinks, len(sinks))}
-            if number:
+            if number >= cold:
                 yield {sink: found[sink] for sink in sinks}
 
     # -- parts -----------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Bench:
             def rate(sink: str, width: int = width) -> float:
                 return self.write_rate(sink, width, topics=2, segments=SEGMENTS, tasks=2)
 
-            for rates in self._rounds(rate, ["dropping", "parquet", UNDIVIDED, *stores]):
+            for rates in self._rounds(rate, ["dropping", "parquet", UNDIVIDED, *stores], cold=COLD_ROUNDS):
                 for sink, each in rates.items():
                     yield f"{label}: rows into {sink}", each
                 for store in stores:

@@ -14,8 +14,7 @@ KEPT_BYTES = 31 * 1024 * 1024
 
 def prepare_worker() -> None:
     """Does nothing in any other process: a driver's memory is its user's."""
-    spec = sys.modules["__main__"].__spec__
-    if spec is not None and spec.name == "pyspark.daemon":
+    if getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon":
         _keep_memory(os.getpid())
         _freeze_what_is_loaded(os.getpid(), len(sys.modules))
 
