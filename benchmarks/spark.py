@@ -21,8 +21,8 @@ broker, requests to the broker, and requests to etcd beside those of half a minu
 *Segments.* Writing as above, to topics of 1, 4 and 16 segments in 1 and 2 tasks.
 
 Every round takes all that is compared, in an order of its own; the first one, of writing the first three, warms up
-(Java compiles itself) and does not count. Named parts (writing, latency, reading, idling, segments) are measured alone: they write the file anew.
-`--small` is a first look: half of the rows, two rounds.
+(Java compiles itself) and does not count. Named parts (writing, latency, reading, idling, segments) are measured alone:
+they write the file anew. `--small` is a first look: half of the rows, two rounds.
 """
 
 from __future__ import annotations
