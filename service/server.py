@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -182,6 +182,12 @@ class _BoundedHead(HttpToolsProtocol):
         self._in_head = False
         self._keep()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A chunk that the application waits for is handed on as it is; uvicorn would copy it twice."""
+        if not self.cycle.body:
+            self.cycle.body, body = cast(bytearray, body), b""
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head = True

@@ -103,7 +103,7 @@ class TableWrites:
                 each.hand_over()
 
     def _routed(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        for piece in _pieces(batch):
+        for piece in pieces(batch):
             if self._options.topic is None:
                 yield from _by_topic(piece)
             else:
@@ -146,9 +146,9 @@ class _Open:
         self.taken, self.size = [], 0
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Of about `PIECE_BYTES` each, not copied."""
-    rows = max(1, batch.num_rows * PIECE_BYTES // max(PIECE_BYTES, batch.nbytes))
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Of about `PIECE_BYTES` each and alike, so that there is no small one left over; not copied."""
+    rows = -(-batch.num_rows // max(1, round(batch.nbytes / PIECE_BYTES))) or 1
     return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
