@@ -6,7 +6,8 @@ transaction per micro-batch; the same stream into a Python sink that takes the s
 same into Spark's sink of Parquet files on the same disk (which it does not sync), partitioned by topic, so that there,
 too, each topic has its own rows; and into files that hold the rows of both topics. Rows per second of the time that the
 micro-batches took, without the first one. The rows are of random letters: Spark would compress zeros to nothing.
-Python gets them in Arrow batches of 2 MiB, as the connector's README advises.
+Python gets them in Arrow batches of 1 MiB, by the number of their rows, as the connector's README advises; and for
+comparison as Spark makes them when nothing is set.
 
 *Latency.* Micro-batches of 100 rows, into the connector and into the sink that drops them: the medians of the time from
 trigger to trigger, and their difference, in many short turns: the machine's speed drifts by more than that within one.
@@ -42,7 +43,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,10 +63,13 @@ from examples.flights.session import local_session
 
 BATCHES = 4
 WRITTEN_BATCHES = 8
-ARROW_BATCH = "2m"
+ARROW_BATCH_BYTES = 1 << 20
+UNCOUNTED = (1 << 31) - 1
+"""Bytes of an Arrow batch: any other bound has Spark add up the batch's size behind every row."""
 COLD_ROUNDS = 3
 WIDTHS = {"100 B": 100, "1 KiB": 1024}
 UNDIVIDED = "parquet, topics together"
+UNSET = ", nothing set"
 SEGMENTS = 4
 SMALL_BATCHES = 12
 SHORT_TURNS = 4
@@ -107,7 +111,6 @@ class Bench:
         self._stack = stack
         self.spark = local_session("spark-benchmark")
         self.spark.sparkContext.setLogLevel("OFF")  # queries are stopped in the middle of a batch
-        self.spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BATCH)
         stack.callback(self.spark.stop)
         for source in (Dropping, Remembering):
             self.spark.dataSource.register(source)
@@ -154,9 +157,22 @@ class Bench:
         return [each.durationMs["triggerExecution"] for each in query.recentProgress[1 : batches + 1]]
 
     def write_rate(self, sink: str, width: int, topics: int, segments: int, tasks: int) -> float:
-        """Rows per second into "dropping", "parquet" by topic, `UNDIVIDED`, or the topics of the stand on a store."""
+        """Rows per second into "dropping", "parquet" by topic, `UNDIVIDED`, or topics of the stand on a store, there
+        with Arrow batches as Spark makes them unless told otherwise, where it is `UNSET`."""
         rows = self._size.bytes_per_batch // width
-        return 1000 * rows / statistics.median(self._into(sink, self.generated(width, rows, tasks), topics, segments))
+        with self._arrow_batches(None if sink.endswith(UNSET) else ARROW_BATCH_BYTES // width):
+            took_ms = self._into(sink.removesuffix(UNSET), self.generated(width, rows, tasks), topics, segments)
+        return 1000 * rows / statistics.median(took_ms)
+
+    @contextmanager
+    def _arrow_batches(self, rows: int | None) -> Iterator[None]:
+        """Of so many rows, or of Spark's defaults, in queries that start inside the block."""
+        settings = {} if rows is None else {"maxRecordsPerBatch": rows, "maxBytesPerBatch": UNCOUNTED}
+        for name, value in settings.items():
+            self.spark.conf.set(f"spark.sql.execution.arrow.{name}", value)
+        yield
+        for name in settings:
+            self.spark.conf.unset(f"spark.sql.execution.arrow.{name}")
 
     def _into(self, sink: str, stream: DataFrame, topics: int, segments: int) -> list[int]:
         stand = next((each for each in self.stands if each.store == sink), None)
@@ -191,15 +207,17 @@ class Bench:
     def writing(self) -> Figures:
         for label, width in WIDTHS.items():
             stores = [stand.store for stand in self.stands]
+            unset = [store + UNSET for store in stores]
 
             def rate(sink: str, width: int = width) -> float:
                 return self.write_rate(sink, width, topics=2, segments=SEGMENTS, tasks=2)
 
-            for rates in self._rounds(rate, ["dropping", "parquet", UNDIVIDED, *stores], cold=COLD_ROUNDS):
+            for rates in self._rounds(rate, ["dropping", "parquet", UNDIVIDED, *stores, *unset], cold=COLD_ROUNDS):
                 for sink, each in rates.items():
                     yield f"{label}: rows into {sink}", each
                 for store in stores:
                     yield f"{label}: {store} ÷ dropping", rates[store] / rates["dropping"]
+                for store in stores + unset:
                     yield f"{label}: {store} ÷ parquet", rates[store] / rates["parquet"]
 
     def latency(self) -> Figures:
