@@ -6,7 +6,7 @@ transaction per micro-batch; the same stream into a Python sink that takes the s
 same into Spark's sink of Parquet files on the same disk (which it does not sync), partitioned by topic, so that there,
 too, each topic has its own rows; and into files that hold the rows of both topics. Rows per second of the time that the
 micro-batches took, without the first one. The rows are of random letters: Spark would compress zeros to nothing.
-Python gets them in Arrow batches of 1 MiB, by the number of their rows, as the connector's README advises; and for
+Python gets them in Arrow batches of 1 or 2 MiB, by the number of their rows, as the connector's README advises; and for
 comparison as Spark makes them when nothing is set.
 
 *Latency.* Micro-batches of 100 rows, into the connector and into the sink that drops them: the medians of the time from
@@ -63,7 +63,9 @@ from examples.flights.session import local_session
 
 BATCHES = 4
 WRITTEN_BATCHES = 8
-ARROW_BATCH_BYTES = 1 << 20
+SPARK_ARROW_ROWS = 10_000
+"""Of a batch, unless it is set."""
+ARROW_BATCH_BYTES = 2 << 20
 UNCOUNTED = (1 << 31) - 1
 """Bytes of an Arrow batch: any other bound has Spark add up the batch's size behind every row."""
 COLD_ROUNDS = 3
@@ -73,6 +75,7 @@ UNSET = ", nothing set"
 SEGMENTS = 4
 SMALL_BATCHES = 12
 SHORT_TURNS = 4
+LONG_TURNS = 2
 IDLE_S = 30.0
 
 Figures = Iterator[tuple[str, float]]
@@ -160,7 +163,7 @@ class Bench:
         """Rows per second into "dropping", "parquet" by topic, `UNDIVIDED`, or topics of the stand on a store, there
         with Arrow batches as Spark makes them unless told otherwise, where it is `UNSET`."""
         rows = self._size.bytes_per_batch // width
-        with self._arrow_batches(None if sink.endswith(UNSET) else ARROW_BATCH_BYTES // width):
+        with self._arrow_batches(None if sink.endswith(UNSET) else min(SPARK_ARROW_ROWS, ARROW_BATCH_BYTES // width)):
             took_ms = self._into(sink.removesuffix(UNSET), self.generated(width, rows, tasks), topics, segments)
         return 1000 * rows / statistics.median(took_ms)
 
@@ -212,7 +215,8 @@ class Bench:
             def rate(sink: str, width: int = width) -> float:
                 return self.write_rate(sink, width, topics=2, segments=SEGMENTS, tasks=2)
 
-            for rates in self._rounds(rate, ["dropping", "parquet", UNDIVIDED, *stores, *unset], cold=COLD_ROUNDS):
+            sinks = ["dropping", "parquet", UNDIVIDED, *stores, *unset]
+            for rates in self._rounds(rate, sinks, LONG_TURNS, COLD_ROUNDS):
                 for sink, each in rates.items():
                     yield f"{label}: rows into {sink}", each
                 for store in stores:
