@@ -16,8 +16,8 @@ trigger to trigger, and their difference, in many short turns: the machine's spe
 those of writing, without the first one; a Python source whose tasks have as many rows in the same batches in memory;
 and a batch read of Parquet files with the same rows.
 
-*Idling.* A streaming read that has nothing to read, for half a minute: CPU of the driver (Java and Python) and of the
-broker, requests to the broker, and requests to etcd beside those of half a minute without the query.
+*Idling.* A streaming read that has nothing to read, for a minute: CPU of the driver (Java and Python) and of the
+broker, requests to the broker, and requests to etcd beside those of a minute without the query.
 
 *Segments.* Writing as above, to topics of 1, 4 and 16 segments in 1 and 2 tasks.
 
@@ -76,7 +76,8 @@ SEGMENTS = 4
 SMALL_BATCHES = 12
 SHORT_TURNS = 4
 LONG_TURNS = 2
-IDLE_S = 30.0
+IDLE_S = 60.0
+"""Coordinator and broker have something to do every few seconds: in half a minute once more or once less."""
 
 Figures = Iterator[tuple[str, float]]
 
@@ -303,19 +304,19 @@ class Bench:
         topic = stand.topic()
         self.spark.range(1000).write.format("metatxn").options(url=stand.url, topic=topic).mode("append").save()
         for run in range(self._size.rounds):
-            without = Used.during_idleness(stand, relay)
+            without = Idled.beside(stand, relay)
             stream = self.spark.readStream.format("metatxn").options(url=stand.url, subscribe=topic).load()
             checkpoint = str(self._directory / f"idle-{run}")
             query = stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
             wait_for_batches(query, 1)
-            used = Used.during_idleness(stand, relay)
+            used = Idled.beside(stand, relay)
             query.stop()
-            yield "idle: CPU of the driver", used.driver_cpu_s / IDLE_S
-            yield "idle: CPU of the broker", used.broker_cpu_s / IDLE_S
-            yield "idle: CPU of the broker without the query", without.broker_cpu_s / IDLE_S
-            yield "idle: requests to the broker", used.broker_requests / IDLE_S
-            yield "idle: requests to etcd", used.store_requests / IDLE_S
-            yield "idle: requests to etcd without the query", without.store_requests / IDLE_S
+            yield "idle: CPU of the driver", used.driver_cpu_s
+            yield "idle: CPU of the broker", used.broker_cpu_s
+            yield "idle: CPU of the broker without the query", without.broker_cpu_s
+            yield "idle: requests to the broker", used.broker_requests
+            yield "idle: requests to etcd", used.store_requests
+            yield "idle: requests to etcd without the query", without.store_requests
 
     def segments(self) -> Figures:
         shapes = {
@@ -370,24 +371,51 @@ class CountingRelay:
 
 @dataclass(frozen=True, slots=True)
 class Used:
+    """So far; `driver_cpu_s` by process."""
+
+    driver_cpu_s: dict[int, float]
+    broker_cpu_s: float
+    broker_requests: float
+    store_requests: float
+
+    @classmethod
+    def now(cls, stand: Stand, relay: CountingRelay) -> Used:
+        with urllib.request.urlopen(f"http://{stand.etcd}/metrics") as answer:
+            counts = re.findall(r"^grpc_server_msg_received_total\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+        driver = {os.getpid(): time.process_time()} | spark_cpu_s()
+        return cls(driver, stand.broker.cpu_s, relay.requests, sum(map(float, counts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Idled:
+    """In each second of so many."""
+
     driver_cpu_s: float
     broker_cpu_s: float
     broker_requests: float
     store_requests: float
 
     @classmethod
-    def during_idleness(cls, stand: Stand, relay: CountingRelay) -> Used:
-        begun = cls._now(stand, relay)
+    def beside(cls, stand: Stand, relay: CountingRelay) -> Idled:
+        begun = Used.now(stand, relay)
         time.sleep(IDLE_S)
-        ended = cls._now(stand, relay)
-        return cls(*(getattr(ended, name) - getattr(begun, name) for name in cls.__slots__))
+        ended = Used.now(stand, relay)
+        # A worker that Spark ended meanwhile, because it was idle, takes with it what is known of it.
+        driver = sum(cpu - begun.driver_cpu_s.get(pid, 0.0) for pid, cpu in ended.driver_cpu_s.items())
+        return cls(
+            driver / IDLE_S,
+            (ended.broker_cpu_s - begun.broker_cpu_s) / IDLE_S,
+            (ended.broker_requests - begun.broker_requests) / IDLE_S,
+            (ended.store_requests - begun.store_requests) / IDLE_S,
+        )
 
-    @classmethod
-    def _now(cls, stand: Stand, relay: CountingRelay) -> Used:
-        with urllib.request.urlopen(f"http://{stand.etcd}/metrics") as answer:
-            counts = re.findall(r"^grpc_server_msg_received_total\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
-        driver = time.process_time() + sum(map(cpu_s, spark_processes()))
-        return cls(driver, stand.broker.cpu_s, relay.requests, sum(map(float, counts)))
+
+def spark_cpu_s() -> dict[int, float]:
+    found = {}
+    for pid in spark_processes():
+        with contextlib.suppress(OSError):  # it has ended
+            found[pid] = cpu_s(pid)
+    return found
 
 
 def spark_processes() -> set[int]:
