@@ -8,6 +8,7 @@ export PYTHON
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+CLASSES := build/spark-classes.jsa
 STORE ?= sqlite
 MINUTES ?= 10
 SEEDS ?= 300
@@ -37,8 +38,12 @@ check: setup  ## Lint, formatting, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check  ## Set up, check, and run every test (WORKERS=3)
+test: check $(CLASSES)  ## Set up, check, and run every test (WORKERS=3)
 	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+
+$(CLASSES): $(STAMP)
+	scripts/install-debian-packages java
+	$(BIN)/python -m tests.spark_connector.class_archive $@
 
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract

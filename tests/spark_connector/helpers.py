@@ -16,11 +16,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import metatxn
+from examples.flights.processes import ROOT
 
 PATIENCE_S = 240.0
 """On a machine that is busy with other tests, Spark alone may need a minute to start."""
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+PLAIN_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that lives for some minutes: it spends half of its time on compiling what it will not run for long."""
+CLASS_ARCHIVE = ROOT / "build" / "spark-classes.jsa"
+"""See `class_archive.py`. Made for the newest Spark; Java would say on its output that it is not for another one."""
+JAVA_OPTIONS = (
+    f"{PLAIN_JAVA_OPTIONS} -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
+    if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE)
+    else PLAIN_JAVA_OPTIONS
+)
 FULL = bool(os.environ.get("SPARK_MATRIX"))
 """`make spark-matrix`, which takes its time."""
 KEPT_ALIVE_MS = 12_000
