@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Self
 
 from metastore import keys
-from metastore.errors import CheckFailed, InvalidBatch
+from metastore.errors import CheckFailed, InvalidBatch, StoreWentBack
 from metastore.types import (
     Absent,
     Applied,
@@ -78,6 +78,8 @@ class MetadataStore(ABC):
         self.indexes = tuple(indexes)
         self.group_listeners: list[Callable[[int], None]] = []
         """Each is told, for metrics, how many applies a request to the backend carries."""
+        self.refusal: str | None = None
+        """Why this client refuses every call; None while it does not. See `refuse`."""
 
     # -- writing, linearizable ---------------------------------------------------------------------------------
 
@@ -117,16 +119,17 @@ class MetadataStore(ABC):
         than the end of the store's own deadline plus what a request may spend on the way.
         """
 
-    async def lease_ids(self, key: str, count: int) -> range:
+    async def lease_ids(self, key: str, count: int, *, first: int = 1) -> range:
         """A block of `count` numbers that no other call, in any process, was or will ever be given.
 
-        The record `key` holds the next free number; the first block starts at 1. A block whose reply was lost is
-        wasted, never handed out twice.
+        The record `key` holds the next free number; while there is none, blocks start at `first`. A block whose reply
+        was lost is wasted, never handed out twice.
         """
         assert count > 0
         counter = await self.get(key)
+        start = first
         while True:
-            first, batch = self._advance(key, counter, count)
+            first, batch = self._advance(key, counter, count, start)
             try:
                 await self.apply(batch)
             except CheckFailed as lost:
@@ -170,9 +173,10 @@ class MetadataStore(ABC):
         key = prefix + keys.number(number)
         return key, batch.create(key, value)
 
-    def _advance(self, key: str, counter: Record | None, count: int) -> tuple[int, Batch]:
-        """The next free number while the counter `key` reads `counter`, and a batch that moves it on by `count`."""
-        first = int(counter.value) if counter else 1
+    def _advance(self, key: str, counter: Record | None, count: int, start: int = 1) -> tuple[int, Batch]:
+        """The next free number while the counter `key` reads `counter` (None: `start`), and a batch that moves it on by
+        `count`."""
+        first = int(counter.value) if counter else start
         value = str(first + count).encode()
         batch = self.batch()
         return first, batch.replace(counter, value) if counter else batch.create(key, value)
@@ -251,9 +255,14 @@ class MetadataStore(ABC):
     async def close(self) -> None:
         """Finish what was sent, end the watches, release files and connections. Idempotent."""
 
-    @abstractmethod
+    def refuse(self, why: str) -> None:
+        """From now on every call but `close` raises `StoreWentBack`. There is no way back: restart the process."""
+        self.refusal = self.refusal or why
+
     def _assert_open(self) -> None:
-        """Raises `StoreClosed` once `close` has been called."""
+        """Raises `StoreWentBack` after `refuse`. A backend adds `StoreClosed`, once `close` has been called."""
+        if self.refusal is not None:
+            raise StoreWentBack(self.refusal)
 
 
 class StoredIndexes(MetadataStore):

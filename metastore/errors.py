@@ -8,6 +8,7 @@
     ├── StoreInUse         another process holds this embedded store            definite
     ├── StoreUnusable      what was opened is not a store of this version       definite
     ├── StoreClosed        this client has been closed                          definite
+    ├── StoreWentBack      the store is older than what was read from it        definite
     └── OutcomeUnknown     sent, no answer: it may or may not have happened     NOT definite
 
 Two facts decide what a caller may do. `retriable`: the same call can succeed later without anyone changing it.
@@ -67,6 +68,14 @@ class StoreUnusable(MetastoreError):
 
 class StoreClosed(MetastoreError):
     """`close` has been called on this client."""
+
+
+class StoreWentBack(MetastoreError):
+    """The store holds less than this process has read from it, or another incarnation: it was restored from a backup.
+
+    What this process knows is of no use any more, so its client refuses every call from then on. Restart the process
+    once the store has been recovered (see `metastore.incarnation`).
+    """
 
 
 class OutcomeUnknown(MetastoreError):

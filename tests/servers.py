@@ -91,7 +91,9 @@ class EtcdServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.name = name
         self.port = free_port()
-        self.peer = f"http://127.0.0.1:{free_port()}"
+        self.peer_port = free_port()
+        self.peer = f"http://127.0.0.1:{self.peer_port}"
+        """Where the other members find this one."""
         self.cluster = f"{name}={self.peer}"
 
     @property
@@ -114,7 +116,7 @@ class EtcdServer:
             *("--listen-client-urls", url, "--advertise-client-urls", url),
             # Health has a port of its own, where nobody asks for certificates.
             *("--listen-metrics-urls", f"http://127.0.0.1:{self._health_port}"),
-            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+            *("--listen-peer-urls", f"http://127.0.0.1:{self.peer_port}", "--initial-advertise-peer-urls", self.peer),
             *("--initial-cluster", self.cluster),
             *(f"{flag}={value}" for flag, value in (ETCD_FLAGS | {"--max-txn-ops": self._max_txn_ops}).items()),
             *("--logger", "zap", *self._flags),
@@ -133,6 +135,10 @@ class EtcdServer:
                 self.kill()
                 raise AssertionError(f"etcd did not start; the end of its log:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.02)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
 
     @property
     def _log(self) -> Path:
@@ -220,6 +226,10 @@ class EtcdCluster:
             EtcdServer(directory / f"m{number}", name=f"m{number}", certificate=certificate)
             for number, certificate in enumerate(certificates)
         ]
+        self.introduce()
+
+    def introduce(self) -> None:
+        """Tell each member where the others are. Before they are started."""
         for member in self.members:
             member.cluster = ",".join(f"{other.name}={other.peer}" for other in self.members)
 
@@ -234,7 +244,7 @@ class EtcdCluster:
             command += ["--write-out", "json", "endpoint", "status"]
             answer = subprocess.run(command, check=False, capture_output=True, text=True, env={"ETCDCTL_API": "3"})
             found = json.loads(answer.stdout or "[]")
-            leaders = {one["Status"]["leader"] for one in found}
+            leaders = {one["Status"].get("leader") for one in found}  # none during an election
             for one in found:
                 if leaders == {one["Status"]["header"]["member_id"]}:
                     return self.members[self.endpoints.index(one["Endpoint"])]
@@ -305,12 +315,12 @@ class ZooKeeperServer:
         self._class_path = debian_zookeeper() if class_path is None else class_path
         self._directory = directory
         self._tick_ms = tick_ms
-        self._settings: dict[str, object] = dict(settings or {})
+        self.settings: dict[str, object] = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.secure_port = free_port()
         if certificate:
-            self._settings |= {
+            self.settings |= {
                 "secureClientPort": self.secure_port,
                 "secureClientPortAddress": "127.0.0.1",
                 "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
@@ -319,7 +329,7 @@ class ZooKeeperServer:
                 "ssl.clientAuth": "need" if client_ca else "none",
             }
         if client_ca:
-            self._settings |= {"ssl.trustStore.location": client_ca, "ssl.trustStore.type": "PEM"}
+            self.settings |= {"ssl.trustStore.location": client_ca, "ssl.trustStore.type": "PEM"}
 
     @property
     def endpoint(self) -> str:
@@ -347,7 +357,7 @@ class ZooKeeperServer:
             "admin.enableServer": "false",
             "maxClientCnxns": 0,
             "4lw.commands.whitelist": "srvr,mntr",
-            **self._settings,
+            **self.settings,
         }
         config = self._directory / "zoo.cfg"
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -424,12 +434,19 @@ class ZooKeeperServer:
         self.kill()
 
 
+def peer_address(leading: int, electing: int) -> str:
+    """Of a member, in the file of another."""
+    return f"127.0.0.1:{leading}:{electing}"
+
+
 class ZooKeeperEnsemble:
     """Three servers that are one, each with the faults of `ZooKeeperServer`."""
 
     def __init__(self, directory: Path) -> None:
         numbers = range(1, 4)
-        peers = {f"server.{number}": f"127.0.0.1:{free_port()}:{free_port()}" for number in numbers}
+        self.peer_ports = [(free_port(), free_port()) for _ in numbers]
+        """Of each member: where followers come to when it leads, and where it takes part in elections."""
+        peers = {f"server.{number}": peer_address(*self.peer_ports[number - 1]) for number in numbers}
         settings = {"initLimit": 20, "syncLimit": 10, **peers}
         self.members = [ZooKeeperServer(directory / f"m{number}", settings=settings) for number in numbers]
         for number in numbers:

@@ -7,7 +7,8 @@
     etcd_watches.py        one server watch per prefix
     etcd_leases.py         ephemeral records
     etcd_wire.py           batches and records as messages
-    etcd_connection.py     channels, credentials, deadlines
+    etcd_connection.py     calls: deadlines, credentials, what may be repeated
+    etcd_members.py        the members of the cluster, and the one in use
     etcd_stubs.py          the messages themselves
 
 A version is the record's modification revision. Members of one request share it, so it is unique per key and not per
@@ -157,6 +158,7 @@ class EtcdStore(StoredIndexes):
         except BaseException:
             await connection.close()
             raise
+        connection.follow_members()
         return store
 
     async def _find_max_txn_ops(self) -> int:
@@ -321,5 +323,6 @@ class EtcdStore(StoredIndexes):
         await self._connection.close()
 
     def _assert_open(self) -> None:
+        super()._assert_open()
         if self._closed:
             raise StoreClosed("this store is closed")

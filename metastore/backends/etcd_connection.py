@@ -1,9 +1,10 @@
-"""The way to an etcd cluster: channels, credentials, deadlines, and what an error code says.
+"""The way to an etcd cluster: credentials, deadlines, and what an error code says.
 
-One member is used at a time: the first that connects, until its connection is lost or it is silent for the time of
-a whole call. gRPC could go through a list of addresses by itself, but it would check all certificates against one
-host name, and would stay with a frozen server until its keepalive ends, after 15 seconds. Each member has two
-channels: a watch that is flooded, or a server that stops answering watches, must not hold up the others.
+One member is used at a time: the first that connects, until its connection is lost, it is silent for the time of a
+whole call, or it says that it cannot serve, because it has lost the majority or only learns. gRPC could go through a
+list of addresses by itself, but it would check all certificates against one host name, and would stay with a frozen
+server until its keepalive ends, after 15 seconds. Each member has two channels: a watch that is flooded, or a server
+that stops answering watches, must not hold up the others.
 
 gRPC's own retries are off: whether a request may be sent again is decided here for reads, and in `etcd_group_commit`
 for writes. Connections come back by themselves, in growing, jittered pauses of gRPC's.
@@ -20,8 +21,16 @@ import grpc
 import grpc.aio
 
 from metastore.backends.credentials import Login, Tls
-from metastore.backends.etcd_stubs import AuthenticateRequest, AuthStub, KVStub, LeaseStub, WatchStub
-from metastore.background import Backoff
+from metastore.backends.etcd_members import Member, Members, list_members
+from metastore.backends.etcd_stubs import (
+    AuthenticateRequest,
+    AuthStub,
+    KVStub,
+    LeaseStub,
+    MemberListResponse,
+    WatchStub,
+)
+from metastore.background import Backoff, in_background
 from metastore.errors import StoreClosed, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -30,25 +39,14 @@ if TYPE_CHECKING:
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
-_OPTIONS: list[tuple[str, object]] = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    # etcd ends connections that ping more often than every 5 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
-
 # With several members, a call that may be repeated leaves the others time to answer it.
 _ATTEMPT_SHARE = 0.4
 # Nobody is called silent after less.
 _SILENCE_S = 0.1
+
+MEMBERS_EVERY_S = 60.0
+MEMBERS_WITHIN_S = 5.0
+"""How often, and how long, members are asked who belongs to the cluster."""
 
 # How gRPC puts what a server says to a client whose certificate it does not take.
 _CERTIFICATE_REFUSED = "TSI_DATA_CORRUPTED"
@@ -111,52 +109,6 @@ def _lost(details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details, None)
 
 
-class _Member:
-    """One endpoint of the cluster."""
-
-    def __init__(self, endpoint: str, credentials: grpc.ChannelCredentials | None) -> None:
-        self._target = f"dns:///{endpoint.split('://')[-1].rstrip('/')}"
-        self._credentials = credentials
-        self._change: asyncio.Task[None] | None = None
-        self.answered_at = 0.0
-        self.requests = self._channel("requests")
-        self.streams = self._channel("watches")
-
-    async def reconnect(self) -> None:
-        """Take new channels, and cut off what is on its way over the old ones."""
-        old = (self.streams, self.requests)
-        self.requests, self.streams = self._channel("requests"), self._channel("watches")
-        await self._close(old)
-
-    def _channel(self, purpose: str) -> grpc.aio.Channel:
-        options = [*_OPTIONS, ("metatxn.channel", purpose)]
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self._target, options)
-        return grpc.aio.secure_channel(self._target, self._credentials, options)
-
-    @property
-    def ready(self) -> bool:
-        return self.requests.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
-
-    def change(self) -> asyncio.Task[None]:
-        """Ends when the state of the channel for requests has changed."""
-        if self._change is None or self._change.done():
-            watched = self.requests.wait_for_state_change(self.requests.get_state(try_to_connect=True))
-            self._change = asyncio.ensure_future(watched)
-        return self._change
-
-    async def close(self) -> None:
-        await self._close((self.streams, self.requests))
-
-    async def _close(self, channels: Sequence[grpc.aio.Channel]) -> None:
-        change, self._change = self._change, None
-        if change:
-            change.cancel()
-            await asyncio.gather(change, return_exceptions=True)
-        for channel in channels:
-            await channel.close(None)
-
-
 class _Routed:
     """What a stub takes for its channel: each call goes over the one that is in use when it is made."""
 
@@ -181,15 +133,14 @@ class Connection:
         self._login = login
         self.metadata: list[tuple[str, str]] = []
         self._renewal: asyncio.Task[None] | None = None
-        self._members = [_Member(endpoint, credentials) for endpoint in endpoints]
-        self._member = self._members[0]
-        self._given_up: set[asyncio.Task[None]] = set()
+        self.members = Members(endpoints, credentials)
+        self._learning: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        requests = _Routed(lambda: self._member.requests)
+        requests = _Routed(lambda: self.members.in_use.requests)
         self.kv = KVStub(requests)
         self.leases = LeaseStub(requests)
         self._auth = AuthStub(requests)
-        self.watches = WatchStub(_Routed(lambda: self._member.streams))
+        self.watches = WatchStub(_Routed(lambda: self.members.in_use.streams))
         self._closed = False
 
     @classmethod
@@ -208,19 +159,32 @@ class Connection:
         """Whether a request sent now leaves at once. While this is false, a write that is not sent is certainly
         not applied; a write sent nevertheless could wait inside gRPC and leave later.
 
-        Takes the first member that is connected when the one in use is not, and has all of them connect.
+        Takes another member that is connected when the one in use is not.
         """
-        if not self._member.ready:
-            # A list: all of them must be asked.
-            connected = [member for member in self._members if member.ready]
-            if not connected:
-                return False
-            self._member = connected[0]
-        return True
+        return self.members.ready
 
     async def wait_ready(self) -> None:
         while not self._closed and not self.ready:
-            await asyncio.wait([member.change() for member in self._members], return_when=asyncio.FIRST_COMPLETED)
+            await self.members.wait_for_change()
+
+    def follow_members(self) -> None:
+        """From now on, know who joins the cluster and who leaves it."""
+        self._learning = in_background(self._learn_for_ever(), "etcd members")
+
+    async def _learn_for_ever(self) -> None:
+        while True:
+            with suppress(grpc.aio.AioRpcError, StoreClosed):
+                await self.learn_members()
+            await asyncio.sleep(MEMBERS_EVERY_S)
+
+    async def learn_members(self) -> None:
+        """See `Members.learn`."""
+
+        async def ask(member: Member) -> MemberListResponse:
+            with self.cut_off():
+                return await list_members(member, MEMBERS_WITHIN_S, self.metadata)
+
+        await self.members.learn(ask)
 
     async def call(self, method: Unary[Request, Response], request: Request, timeout_s: float) -> Response:
         """One call. Raises `grpc.aio.AioRpcError`, or `StoreClosed` when `close` has cut it off.
@@ -243,29 +207,21 @@ class Connection:
             await backoff.pause()
 
     async def _send(self, method: Unary[Request, Response], request: Request, deadline: float) -> Response:
-        member, sent_at = self._member, self._loop.time()
+        member, sent_at = self.members.in_use, self._loop.time()
         timeout_s = max(deadline - sent_at, 0.001)
         try:
             with self.cut_off():
                 answer = await method(request, timeout=timeout_s, metadata=self.metadata or None)
         except grpc.aio.AioRpcError as error:
-            silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and member.answered_at < sent_at
-            if silent and timeout_s >= _SILENCE_S:
-                self._leave(member)
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                if member.answered_at < sent_at and timeout_s >= _SILENCE_S:
+                    self.members.leave(member, silent=True)
+            elif not is_refusal(error) or is_overload(error):
+                # Not the request was refused: this member cannot, and another one may.
+                self.members.leave(member, silent=False)
             raise
         member.answered_at = self._loop.time()
         return answer
-
-    def _leave(self, member: _Member) -> None:
-        """Go on with the next member: this one has answered nothing while a call waited for all of its time. It may
-        be frozen behind a connection that looks alive, so that connection is given up. Doing so without need costs
-        a connection, and no more: what was on its way counts as lost."""
-        if member is not self._member or len(self._members) == 1:
-            return
-        self._member = self._members[(self._members.index(member) + 1) % len(self._members)]
-        given_up = self._loop.create_task(member.reconnect(), name="etcd silent member")
-        self._given_up.add(given_up)
-        given_up.add_done_callback(self._given_up.discard)
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
@@ -285,7 +241,7 @@ class Connection:
         """A call without effect on records, repeated while the server is away. Raises `StoreUnavailable`, and
         `grpc.aio.AioRpcError` for a refusal, whose meaning only the caller knows."""
         deadline = self._loop.time() + timeout_s
-        attempt_s = timeout_s if len(self._members) == 1 else timeout_s * _ATTEMPT_SHARE
+        attempt_s = timeout_s if len(self.members.all) == 1 else timeout_s * _ATTEMPT_SHARE
         backoff = Backoff(longest_s=0.25)
         reason = ""
         while True:
@@ -332,8 +288,7 @@ class Connection:
 
     async def close(self) -> None:
         self._closed = True
-        for task in filter(None, (self._renewal, *self._given_up)):
+        for task in filter(None, (self._renewal, self._learning)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        for member in self._members:
-            await member.close()
+        await self.members.close()

@@ -80,7 +80,7 @@ from metastore.backends.etcd_stubs import (
 )
 from metastore.backends.etcd_wire import MARKERS, Encoded, Wire, first_failure
 from metastore.backends.joining import Footprint, Limits, take_group
-from metastore.background import Backoff
+from metastore.background import Backoff, in_background
 from metastore.errors import (
     InvalidBatch,
     MetastoreError,
@@ -231,7 +231,7 @@ class GroupCommit:
             slot.members = [member for member in members if not member.answer.done()]
             if slot.members:
                 self._nested_groups = max(0, self._nested_groups - 1)
-                slot.carrier = self._loop.create_task(self._carry(slot), name="etcd group commit")
+                slot.carrier = in_background(self._carry(slot), "etcd group commit")
 
     def _much_waits(self) -> bool:
         return len(self._queue) >= FLAT_FROM or sum(member.cost for member in self._queue) >= FLAT_FROM_COST
@@ -277,17 +277,22 @@ class GroupCommit:
             self._queue.extendleft(member for member in reversed(again) if not member.answer.done())
             slot.members, slot.landed, slot.carrier = [], [], None
             if self._queue:
-                self._pump()
-                self._loop.call_soon(self._answer, members, landed, again)
+                try:
+                    self._pump()
+                finally:
+                    self._loop.call_soon(self._answer, members, landed, again)
             else:
                 self._answer(members, landed, again)
 
     def _answer(self, members: Sequence[Member], landed: Sequence[Callable[[], None]], again: Sequence[Member]) -> None:
-        for deliver in landed:
-            deliver()
-        for member in members:
-            if member not in again:
-                member.fail(OutcomeUnknown("the store was closed before the answer came"))
+        """Nobody is left without one, also if what has come cannot be read: nothing else would end their waiting."""
+        try:
+            for deliver in landed:
+                deliver()
+        finally:
+            for member in members:
+                if member not in again:
+                    member.fail(OutcomeUnknown("the request was sent, and no answer to it could be read"))
 
     async def _commit(self, slot: _Slot, members: Sequence[Member]) -> Sequence[Member]:
         """Send `members` as one request. Returns those that were not applied and are to be sent again."""

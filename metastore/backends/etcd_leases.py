@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from math import ceil
 
 import grpc.aio
@@ -11,11 +12,13 @@ from metastore.api import Ephemeral
 from metastore.backends.etcd_connection import Connection, describe
 from metastore.backends.etcd_stubs import (
     Compare,
+    KeyValue,
     LeaseGrantRequest,
     LeaseKeepAliveRequest,
     LeaseKeepAliveResponse,
     LeaseRevokeRequest,
     PutRequest,
+    RangeRequest,
     RequestOp,
     TxnRequest,
 )
@@ -23,11 +26,17 @@ from metastore.background import Backoff, in_background
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 
 MIN_TTL_S = 2  # etcd grants no shorter ones with its default election timeout
+PUTS = 10
+"""How often a record is tried to be put while somebody else keeps writing under its key."""
 
 
 class LeasedRecord(Ephemeral):
-    """Refreshes its lease every third of its life. If it was lost nevertheless (the process was frozen, the server
-    away), a new one is granted and the record is put again, unless somebody else has put one."""
+    """Every third of its life the lease is refreshed, or a new one granted, and the record is looked for: if nobody's
+    is there it is put again. Nothing is remembered of what failed before, so it does not matter which step that was
+    and whether only its reply was lost: the first round that goes through leaves the record under a lease that lives.
+
+    A record that somebody else has put is left alone for as long as it is there.
+    """
 
     def __init__(self, connection: Connection, key: bytes, value: bytes, ttl_ms: int, deadline_s: float) -> None:
         self._connection = connection
@@ -41,9 +50,8 @@ class LeasedRecord(Ephemeral):
     async def open(self) -> None:
         """Put the record, whatever was there. Raises `StoreUnavailable`, `OutcomeUnknown`."""
         await self._grant()
-        put = PutRequest(key=self._key, value=self._value, lease=self._lease)
         try:
-            await self._connection.ask(self._connection.kv.Put, put, self._deadline_s)
+            await self._place(over_others=True)
         except (StoreUnavailable, grpc.aio.AioRpcError) as error:
             raise OutcomeUnknown(f"the ephemeral record may exist until its lease ends: {error}") from None
         self._keeper = in_background(self._keep(), "etcd lease")
@@ -67,16 +75,18 @@ class LeasedRecord(Ephemeral):
         await asyncio.sleep(self._ttl_s / 3)
         while True:
             try:
-                with self._connection.cut_off():
-                    alive = await self._refresh()
-                if not alive:
-                    await self._grant()
-                    await self._put_if_absent()
+                await self.renew()
             except (grpc.aio.AioRpcError, MetastoreError):
                 await backoff.pause()
             else:
                 backoff.reset()
                 await asyncio.sleep(self._ttl_s / 3)
+
+    async def renew(self) -> None:
+        """One round. Raises `MetastoreError` or `grpc.aio.AioRpcError`; the next round makes up for what is missing."""
+        if not await self._refresh():
+            await self._grant()
+        await self._place()
 
     async def _grant(self) -> None:
         request = LeaseGrantRequest(TTL=self._ttl_s)
@@ -88,18 +98,50 @@ class LeasedRecord(Ephemeral):
 
     async def _refresh(self) -> bool:
         """Whether the lease is still there. A lost one is no error to etcd: its time to live is 0."""
+        request = LeaseKeepAliveRequest(ID=self._lease)
+        within_s = min(self._deadline_s, self._ttl_s / 3)
+        return (await self._connection.ask(self._keep_alive, request, within_s)).TTL > 0
+
+    async def _keep_alive(
+        self,
+        request: LeaseKeepAliveRequest,
+        *,
+        timeout: float | None = None,
+        metadata: Sequence[tuple[str, str]] | None = None,
+        wait_for_ready: bool | None = None,
+    ) -> LeaseKeepAliveResponse:
+        """The first exchange of a stream, in the form of a call with one answer."""
         stream = self._connection.leases.LeaseKeepAlive(
-            timeout=self._ttl_s / 3, metadata=self._connection.metadata or None
+            timeout=timeout, metadata=metadata, wait_for_ready=wait_for_ready
         )
         try:
-            await stream.write(LeaseKeepAliveRequest(ID=self._lease))
+            await stream.write(request)
             answer = await stream.read()
-            return isinstance(answer, LeaseKeepAliveResponse) and answer.TTL > 0
         finally:
             stream.cancel()
+        if isinstance(answer, LeaseKeepAliveResponse):
+            return answer
+        raise StoreUnavailable("etcd has ended the stream without an answer")
 
-    async def _put_if_absent(self) -> None:
+    async def _place(self, *, over_others: bool = False) -> None:
+        """Put the record unless one is there; with `over_others` in any case."""
+        for _ in range(PUTS):
+            found = await self._find()
+            if found and not over_others:
+                return
+            if await self._put_over(found):
+                return
+        raise StoreUnavailable(f"somebody else keeps writing {self._key.decode()}")
+
+    async def _find(self) -> KeyValue | None:
+        read = RangeRequest(key=self._key)
+        answer = await self._connection.ask(self._connection.kv.Range, read, self._deadline_s)
+        return answer.kvs[0] if answer.kvs else None
+
+    async def _put_over(self, found: KeyValue | None) -> bool:
+        """Put the record if nothing was written since `found`: a copy of the request that arrives late does nothing.
+        Whether it was put."""
+        unchanged = Compare(target=Compare.MOD, key=self._key, mod_revision=found.mod_revision if found else 0)
         put = PutRequest(key=self._key, value=self._value, lease=self._lease)
-        absent = Compare(target=Compare.CREATE, key=self._key, create_revision=0)
-        request = TxnRequest(compare=[absent], success=[RequestOp(request_put=put)])
-        await self._connection.ask(self._connection.kv.Txn, request, self._deadline_s)
+        request = TxnRequest(compare=[unchanged], success=[RequestOp(request_put=put)])
+        return (await self._connection.ask(self._connection.kv.Txn, request, self._deadline_s)).succeeded

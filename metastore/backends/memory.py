@@ -130,5 +130,6 @@ class MemoryStore(StoredIndexes):
             raise CheckFailed(check, current, self._revision)
 
     def _assert_open(self) -> None:
+        super()._assert_open()
         if self._closed:
             raise StoreClosed("this store is closed")

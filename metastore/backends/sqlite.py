@@ -102,6 +102,9 @@ _BAD_DATA = (
     ValueError,
 )
 
+# How a statement fails because of the store: memory that runs out inside SQLite (SQLITE_NOMEM) is no `sqlite3.Error`.
+_STORE_FAILURES = (sqlite3.Error, MemoryError)
+
 T = TypeVar("T")
 
 Row = tuple[str, bytes, int, int]
@@ -118,6 +121,15 @@ class _Job(Generic[T]):
     future: asyncio.Future[T]
     outcome: T | Exception | None = None
     begun: bool = False
+
+    def answer(self, failure: BaseException | None) -> None:
+        """Wake the caller, with `failure` where the lane found no outcome."""
+        if self.outcome is None:
+            self.future.set_exception(failure or AssertionError("a job without outcome"))
+        elif isinstance(self.outcome, Exception):
+            self.future.set_exception(self.outcome)
+        else:
+            self.future.set_result(self.outcome)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -312,6 +324,7 @@ class SqliteStore(StoredIndexes):
         self._writer.stop()
 
     def _assert_open(self) -> None:
+        super()._assert_open()
         if self._closing is not None:
             raise StoreClosed("this store is closed")
 
@@ -381,17 +394,13 @@ class _Lane(Generic[J]):
 
     def _answer(self, group: list[J], failure: BaseException | None) -> None:
         self._working = False
-        self._done(group)
-        for job in group:
-            if job.future.done():
-                continue
-            if job.outcome is None:
-                job.future.set_exception(failure or AssertionError("a job without outcome"))
-            elif isinstance(job.outcome, Exception):
-                job.future.set_exception(job.outcome)
-            else:
-                job.future.set_result(job.outcome)
-        self._flush_soon()
+        try:
+            self._done(group)
+        finally:
+            for job in group:
+                if not job.future.done():
+                    job.answer(failure)
+            self._flush_soon()
 
 
 class _Database:
@@ -502,17 +511,9 @@ class _Database:
         assert connection is not None
         token = secrets.randbits(62)
         try:
-            _end_transaction(connection)  # what a failed group left
-            connection.execute("BEGIN IMMEDIATE")
-            before = revision = _revision(connection)
-            for job in group:
-                revision = _evaluate(connection, job, revision)
-            if revision == before:
-                connection.execute("ROLLBACK")
+            if not _evaluate_group(connection, group, token):
                 return
-            connection.execute("UPDATE meta SET number = ? WHERE name = 'revision'", (revision,))
-            connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (token,))
-        except sqlite3.Error as error:
+        except _STORE_FAILURES as error:
             _forget(group)
             _fail(group, error)
             return
@@ -521,11 +522,11 @@ class _Database:
             raise
         try:
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except BaseException as error:  # noqa: BLE001 - the verdicts stand already, and must not be told unproven
             self._settle(connection, group, token, error)
 
-    def _settle(self, connection: sqlite3.Connection, group: list[_Write], token: int, error: sqlite3.Error) -> None:
-        """COMMIT failed: find out whether it took, and make the answer true for good.
+    def _settle(self, connection: sqlite3.Connection, group: list[_Write], token: int, error: BaseException) -> None:
+        """COMMIT failed, however it did: find out whether it took, and make the answer true for good.
 
         Reading the token is not enough. After a failed fsync the frames of the lost commit may sit in the log, and
         a recovery after a crash could still find them complete. Only a further commit settles it: its frames take
@@ -537,12 +538,12 @@ class _Database:
             if taken or not _is_full(error):
                 fence = secrets.randbits(62)
                 connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (fence,))
-        except sqlite3.Error:
+        except BaseException:  # noqa: BLE001 - as above
             for job in group:
                 changed, job.changes = job.changes is not None, None
                 if isinstance(job.outcome, InvalidBatch):
                     continue
-                lost = f"the commit failed and could not be looked up: {error}"
+                lost = f"the commit failed and could not be looked up: {_said(error)}"
                 job.outcome = OutcomeUnknown(lost) if changed else StoreUnavailable(lost)
             return
         if not taken:
@@ -564,12 +565,27 @@ class _Database:
                 except ValueError as error:  # a key that UTF-8 cannot express: the caller's own fault
                     job.outcome = error
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except _STORE_FAILURES as error:
             for job in group:
-                job.outcome = StoreUnavailable(f"cannot read the database: {error}")
+                job.outcome = StoreUnavailable(f"cannot read the database: {_said(error)}")
 
 
-# -- one apply, inside the group's transaction -----------------------------------------------------------------
+# -- one group, up to its commit -------------------------------------------------------------------------------
+
+
+def _evaluate_group(connection: sqlite3.Connection, group: list[_Write], token: int) -> bool:
+    """Give every job its outcome, in a transaction that is ready to be committed; False if there is nothing to."""
+    _end_transaction(connection)  # what a failed group left
+    connection.execute("BEGIN IMMEDIATE")
+    before = revision = _revision(connection)
+    for job in group:
+        revision = _evaluate(connection, job, revision)
+    if revision == before:
+        connection.execute("ROLLBACK")
+        return False
+    connection.execute("UPDATE meta SET number = ? WHERE name = 'revision'", (revision,))
+    connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (token,))
+    return True
 
 
 def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -> Revision:
@@ -641,11 +657,11 @@ def _forget(group: list[_Write]) -> None:
             job.outcome = None
 
 
-def _fail(group: list[_Write], error: sqlite3.Error) -> None:
+def _fail(group: list[_Write], error: BaseException) -> None:
     for job in group:
         if job.outcome is None:
             kind = StoreFull if _is_full(error) else StoreUnavailable
-            job.outcome = kind(f"nothing was written: {error}")
+            job.outcome = kind(f"nothing was written: {_said(error)}")
 
 
 # -- SQLite, in small pieces -----------------------------------------------------------------------------------
@@ -694,8 +710,13 @@ def _end_transaction(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def _is_full(error: sqlite3.Error) -> bool:
+def _is_full(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def _said(error: BaseException) -> str:
+    """In words. A `MemoryError` has none of its own."""
+    return str(error) or type(error).__name__
 
 
 def _opening_failure(path: Path, error: sqlite3.Error) -> MetastoreError:

@@ -6,6 +6,7 @@
     zookeeper_reads.py          reads of one revision
     zookeeper_listings.py       what directories hold, large ones remembered
     zookeeper_log.py            the recent changes, kept in the store
+    zookeeper_history.py        removes them when they are old
     zookeeper_watches.py        following the log
     zookeeper_ephemerals.py     ephemeral records
     zookeeper_janitor.py        removes empty directories
@@ -32,8 +33,8 @@ from metastore.backends.joining import Limits
 from metastore.backends.zookeeper_connection import Connection
 from metastore.backends.zookeeper_ephemerals import Ephemerals
 from metastore.backends.zookeeper_group_commit import GroupCommit
+from metastore.backends.zookeeper_history import History
 from metastore.backends.zookeeper_janitor import Janitor
-from metastore.backends.zookeeper_log import floor_of
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_plan import GUARDS, Beliefs, Planner
 from metastore.backends.zookeeper_reads import Snapshots, in_parts, record_of
@@ -46,12 +47,8 @@ from metastore.backends.zookeeper_wire import (
     Culprit,
     Multi,
     MultiRead,
-    Node,
     create,
-    delete,
-    get_children,
     get_data,
-    set_data,
 )
 from metastore.errors import InvalidBatch, StoreClosed, StoreUnavailable, StoreUnusable
 from metastore.types import (
@@ -68,9 +65,6 @@ MAX_BATCH_BYTES = 400_000
 KEYS_PER_READ = 400
 # Up to so many keys are read with their guards, so that a checked write can follow without another read.
 _GUARDED_KEYS = 16
-_DELETED_AT_ONCE = 500
-# The log of a client that has written nothing for so long is removed by whoever opens the store next.
-_IDLE_LOG_MS = 600_000
 
 
 class ZooKeeperStore(StoredIndexes):
@@ -101,6 +95,7 @@ class ZooKeeperStore(StoredIndexes):
         self._beliefs = Beliefs(paths)
         self._janitor = Janitor(connection, paths, self._beliefs, deadline_s)
         self._snapshots = Snapshots(connection, paths, self._found_empty)
+        self._history = History(connection, paths, self._snapshots, deadline_s)
         self._commit = GroupCommit(
             connection,
             paths,
@@ -175,9 +170,9 @@ class ZooKeeperStore(StoredIndexes):
                 await store._require_root()
             else:
                 await store._make_root()
-                await store._remove_idle_logs()
+                await store._history.remove_idle_logs()
                 store._ephemerals = Ephemerals(
-                    connection, paths, store._commit.apply, store.get, deadline_s=deadline_ms / 1000
+                    connection, paths, store._commit.apply, store._snapshots, deadline_s=deadline_ms / 1000
                 )
         except BaseException:
             await connection.close()
@@ -251,13 +246,7 @@ class ZooKeeperStore(StoredIndexes):
 
     async def compact(self) -> None:
         """Forget all history up to now, so that watches from before it start with a `Resync`."""
-        names = await self._children(self._paths.log)
-        entries = [
-            f"{self._paths.log}/{writer}/{name}"
-            for writer in names
-            for name in await self._children(f"{self._paths.log}/{writer}")
-        ]
-        await self._forget(entries, await self.current_revision())
+        await self._history.compact()
 
     async def close(self) -> None:
         if self._closed:
@@ -274,6 +263,7 @@ class ZooKeeperStore(StoredIndexes):
         await self._connection.close()
 
     def _assert_open(self) -> None:
+        super()._assert_open()
         if self._closed:
             raise StoreClosed("this store is closed")
 
@@ -315,36 +305,3 @@ class ZooKeeperStore(StoredIndexes):
             raise self._connection.denied()
         if isinstance(outcome, Culprit) and (outcome.code != NODE_EXISTS or outcome.index):
             raise StoreUnavailable(f"ZooKeeper at {self._connection.hosts} refuses the root: error {outcome.code}")
-
-    async def _remove_idle_logs(self) -> None:
-        """Logs whose clients are gone, or have been silent for long: these begin a new one when they write again."""
-        homes = [f"{self._paths.log}/{name}" for name in await self._children(self._paths.log)]
-        nodes, tip = await self._snapshots.nodes(homes, self._deadline())
-        for home, node in zip(homes, nodes, strict=True):
-            if node and node.stat.mtime < tip.stat.mtime - _IDLE_LOG_MS:
-                entries = [f"{home}/{name}" for name in await self._children(home)]
-                await self._forget([*entries, home], node.stat.mzxid)
-
-    async def _children(self, path: str) -> list[str]:
-        (names,) = (await self._connection.read([get_children(path)], self._deadline())).found
-        return names if isinstance(names, list) else []
-
-    async def _forget(self, znodes: list[str], floor: Revision) -> None:
-        """Raise the floor of the log, and then delete what is below it. Somebody else may be doing the same."""
-        deadline = self._deadline()
-        while True:
-            (log,) = (await self._connection.read([get_data(self._paths.log)], deadline)).found
-            assert isinstance(log, Node)
-            if floor_of(log) >= floor:
-                break
-            raised = set_data(self._paths.log, b"%d" % floor, log.stat.version)
-            (outcome,) = await self._connection.ask(Multi([raised]), deadline)
-            if not isinstance(outcome, Culprit):
-                break
-        for part in in_parts(znodes, _DELETED_AT_ONCE):
-            left = list(part)
-            while left:
-                (outcome,) = await self._connection.ask(Multi([delete(znode) for znode in left]), deadline)
-                if not isinstance(outcome, Culprit):
-                    break
-                del left[outcome.index]

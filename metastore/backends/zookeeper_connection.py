@@ -31,7 +31,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
 from metastore.backends.credentials import InvalidCredentials, Login, Tls
-from metastore.backends.zookeeper_wire import NO_AUTH, Culprit, MultiRead, Node, Sync, get_data
+from metastore.backends.zookeeper_wire import NO_AUTH, Culprit, MultiRead, Node, Sync, get_children, get_data
 from metastore.background import Backoff
 from metastore.errors import StoreUnavailable
 
@@ -285,6 +285,11 @@ class Connection:
                 raise self.unavailable("no answer in time") from None
             except LostError:
                 await self._pause(backoff, deadline)
+
+    async def children(self, path: str, deadline: float) -> list[str]:
+        """Their names, in no order; none if there is no such znode. Raises `StoreUnavailable`."""
+        (names,) = (await self.read([get_children(path)], deadline)).found
+        return names if isinstance(names, list) else []
 
     async def _pause(self, backoff: Backoff, deadline: float) -> None:
         """kazoo may say that the connection is lost a moment before it says that it is not connected."""

@@ -12,6 +12,11 @@ the version, so that nothing is taken away that somebody else has written since.
 An owner lives as long as one session and its name never comes back. After its session was lost, a process takes a new
 name and writes its records again, unless somebody else has written them. Their versions change with that, so a
 deletion in the name of the old owner that comes later finds nothing.
+
+**Whose record it is, when a reply was lost**, the holder tells: it is made in the multi that writes the record, so a
+record is ours if its version is the czxid of a holder of ours. Both are read at one revision, because whoever buries
+the dead takes both away at once. So a process remembers the holders of all its writes since the last one whose answer
+came. To close a record in doubt also settles it: what is applied next waits for whatever is still on its way.
 """
 
 from __future__ import annotations
@@ -28,47 +33,50 @@ from kazoo.protocol.serialization import GetChildren
 from metastore.api import Ephemeral
 from metastore.backends.zookeeper_connection import Connection, LostError
 from metastore.backends.zookeeper_paths import Paths
-from metastore.backends.zookeeper_wire import Culprit, Multi, Node, delete, get_children, get_data
+from metastore.backends.zookeeper_reads import Snapshots
+from metastore.backends.zookeeper_wire import NO_AUTH, NOT_EMPTY, Culprit, Multi, Node, delete, get_children, get_data
 from metastore.background import Backoff, in_background
 from metastore.errors import CheckFailed, MetastoreError, StoreUnavailable
-from metastore.types import Absent, Applied, AtVersion, Batch, Record, Version
+from metastore.types import Absent, Applied, AtVersion, Batch, Version
 
 Apply = Callable[[Batch, Sequence[bytes]], Awaitable[Applied]]
-Get = Callable[[str], Awaitable[Record | None]]
 
 
 class HeldRecord(Ephemeral):
-    """Ends by `close`, or with the session."""
+    """Ends by `close`, or with the process. `session` is the one in which it is held, as far as that is known."""
 
     def __init__(self, owner: Ephemerals, key: str, value: bytes) -> None:
         self._owner = owner
         self.key = key
         self.value = value
-        self.version: Version = 0
-        self.holder = ""
+        self.session: int | None = None
+        self.holders: list[str] = []
+        self.closing = False
 
     async def close(self) -> None:
+        """Raises the store's errors: then the record ends with the session, and closing it may be tried again."""
         await self._owner.let_go(self)
 
 
 class Ephemerals:
     """The records that this process holds, and the end of those whose owners are gone."""
 
-    def __init__(self, connection: Connection, paths: Paths, apply: Apply, get: Get, deadline_s: float) -> None:
+    def __init__(
+        self, connection: Connection, paths: Paths, apply: Apply, snapshots: Snapshots, deadline_s: float
+    ) -> None:
         self._connection = connection
         self._paths = paths
         self._apply = apply
-        self._get = get
+        self._snapshots = snapshots
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._owner: str | None = None
-        self._session: int | None = None
+        self._owner: tuple[str, int] | None = None
         self._numbers = itertools.count()
         self._held: list[HeldRecord] = []
         self._taking = asyncio.Lock()
         self._reaper = in_background(self._reap_for_ever(), "zookeeper ephemerals")
         self._keeper: asyncio.Task[None] | None = None
-        connection.on_state.append(self._on_state)
+        connection.on_state.append(lambda connected: self._keep())
 
     async def close(self) -> None:
         """Stop. What is still held ends with the session."""
@@ -91,74 +99,106 @@ class Ephemerals:
         async with self._taking:
             await self._write(held, Batch().put(key, value))
             self._held.append(held)
+        self._keep()  # the session may have ended before there was anything to keep
         return held
 
     async def let_go(self, held: HeldRecord) -> None:
         """Delete the record, unless somebody else has written it since."""
+        held.closing = True
         async with self._taking:
             if held not in self._held:
                 return
-            with suppress(CheckFailed):
-                await self._apply(Batch().check(AtVersion(held.key, held.version)).delete(held.key), ())
+            await self._delete(held)
             self._held.remove(held)
-            with suppress(StoreUnavailable):  # somebody will see that it holds nothing
-                await self._connection.ask(Multi([delete(held.holder)]), self._deadline())
+            for holder in held.holders:
+                with suppress(StoreUnavailable):  # somebody will see that it holds nothing
+                    await self._connection.ask(Multi([delete(holder)]), self._deadline())
+
+    async def _delete(self, held: HeldRecord) -> None:
+        while True:
+            version, is_ours = await self._look(held)
+            batch = Batch()
+            if version is None:
+                batch.check(Absent(held.key))
+            elif is_ours:
+                batch.check(AtVersion(held.key, version)).delete(held.key)
+            else:
+                return
+            with suppress(CheckFailed):
+                await self._apply(batch, ())
+                return
+
+    async def _look(self, held: HeldRecord) -> tuple[Version | None, bool]:
+        """The version of the record, None if it is not there, and whether it is a write of ours."""
+        paths = [self._paths.record(held.key), *held.holders]
+        (record, *holders), _ = await self._snapshots.nodes(paths, self._deadline())
+        version = record.stat.mzxid if record else None
+        return version, version in [holder.stat.czxid for holder in holders if holder]
 
     async def _write(self, held: HeldRecord, batch: Batch) -> None:
-        owner = await self._living_owner()
-        held.holder = f"{self._paths.held}/{owner}/{next(self._numbers):010d}"
-        applied = await self._apply(batch, [self._paths.create(held.holder, held.key.encode())])
-        held.version = applied.revision
+        owner, session = await self._living_owner()
+        holder = f"{self._paths.held}/{owner}/{next(self._numbers):010d}"
+        held.holders.append(holder)
+        try:
+            await self._apply(batch, [self._paths.create(holder, held.key.encode())])
+        except MetastoreError as error:
+            if error.definite:
+                held.holders.remove(holder)
+            raise
+        held.session, held.holders = session, [holder]
 
-    async def _living_owner(self) -> str:
-        """The owner of this session. It is alive before it holds anything."""
-        if self._owner is None or self._session != self._connection.session:
-            owner = secrets.token_hex(6)
-            session = self._connection.session
-            request = Multi(
-                [
-                    self._paths.create(f"{self._paths.alive}/{owner}", ephemeral=True),
-                    self._paths.create(f"{self._paths.held}/{owner}"),
-                ]
-            )
-            # Sent twice it fails at the first operation, which is there: it is ours.
-            await self._connection.ask(request, self._deadline())
-            self._owner, self._session = owner, session
+    async def _living_owner(self) -> tuple[str, int]:
+        """An owner, and the session with which it lives. It is alive before it holds anything."""
+        while self._owner is None or self._owner[1] != self._connection.session:
+            name = secrets.token_hex(6)
+            mark = f"{self._paths.alive}/{name}"
+            made = Multi([self._paths.create(mark, ephemeral=True), self._paths.create(f"{self._paths.held}/{name}")])
+            (outcome,) = await self._connection.ask(made, self._deadline())
+            if isinstance(outcome, Culprit) and outcome.code == NO_AUTH:
+                raise self._connection.denied()
+            # What was sent twice fails the second time, and its session may be another one by then.
+            (node,) = (await self._connection.read([get_data(mark)], self._deadline())).found
+            if isinstance(node, Node):
+                self._owner = name, node.stat.owner
         return self._owner
 
-    def _on_state(self, connected: bool) -> None:
-        if connected and self._held and self._connection.session != self._session and self._keeper is None:
-            self._keeper = self._loop.create_task(self._hold_again(), name="zookeeper ephemerals again")
+    # -- keeping ------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """See to it that what is held is held in the session that there is now."""
+        if self._keeper is None and self._lost():
+            self._keeper = in_background(self._hold_again(), "zookeeper ephemerals again")
+
+    def _lost(self) -> list[HeldRecord]:
+        """Records whose session is over. None without a connection: there will be an event with the next one."""
+        session = self._connection.session
+        if session is None:
+            return []
+        return [held for held in self._held if held.session != session and not held.closing]
 
     async def _hold_again(self) -> None:
-        """The session was lost. Write what was held again, under a new owner."""
+        """Write what was held in another session, under an owner of this one."""
         backoff = Backoff()
         try:
-            while self._connection.session != self._session:
+            while lost := self._lost():
                 try:
-                    async with self._taking:
-                        await self._living_owner()
-                        for held in list(self._held):
+                    for held in lost:
+                        async with self._taking:
                             await self._write_again(held)
                 except MetastoreError:
-                    self._session = None
                     await backoff.pause()
         finally:
             self._keeper = None
 
     async def _write_again(self, held: HeldRecord) -> None:
-        while True:
-            record = await self._get(held.key)
-            batch = Batch().put(held.key, held.value)
-            if record is None:
-                batch.check(Absent(held.key))
-            elif record.version == held.version:
-                batch.check(AtVersion(held.key, held.version))
-            else:
+        while held in self._held and not held.closing:
+            version, is_ours = await self._look(held)
+            if version is not None and not is_ours:
                 self._held.remove(held)
                 return
+            unchanged = Absent(held.key) if version is None else AtVersion(held.key, version)
             with suppress(CheckFailed):
-                await self._write(held, batch)
+                await self._write(held, Batch().check(unchanged).put(held.key, held.value))
                 return
 
     # -- ending what the dead held --------------------------------------------------------------------------------
@@ -183,18 +223,18 @@ class Ephemerals:
             self._loop.call_soon_threadsafe(changed.set)
 
     async def reap(self) -> None:
-        """Delete the records of owners that are gone."""
+        """Delete the records of owners that are gone. Raises `StoreUnavailable` when something of them is left."""
         # In this order: who holds something was alive before that.
         operations = [get_children(self._paths.held), get_children(self._paths.alive)]
         owners, alive = (await self._connection.read(operations, self._deadline())).found
         if isinstance(owners, list) and isinstance(alive, list):
-            for owner in owners:
-                if owner not in alive:
-                    await self._bury(f"{self._paths.held}/{owner}")
+            dead = [f"{self._paths.held}/{owner}" for owner in owners if owner not in alive]
+            if not all([await self._bury(home) for home in dead]):
+                raise StoreUnavailable("what a dead process held is not all gone")
 
-    async def _bury(self, home: str) -> None:
-        (names,) = (await self._connection.read([get_children(home)], self._deadline())).found
-        for name in names if isinstance(names, list) else ():
+    async def _bury(self, home: str) -> bool:
+        """Whether nothing of it is left."""
+        for name in await self._connection.children(home, self._deadline()):
             holder = f"{home}/{name}"
             (node,) = (await self._connection.read([get_data(holder)], self._deadline())).found
             if isinstance(node, Node):
@@ -204,9 +244,9 @@ class Ephemerals:
                 except CheckFailed:
                     await self._connection.ask(Multi([delete(holder)]), self._deadline())
                 except StoreUnavailable:
-                    continue  # somebody else was faster
-        outcome = await self._connection.ask(Multi([delete(home)]), self._deadline())
-        assert outcome[0] is None or isinstance(outcome[0], Culprit)
+                    continue  # somebody else was faster, or it is still there in the end
+        (outcome,) = await self._connection.ask(Multi([delete(home)]), self._deadline())
+        return not (isinstance(outcome, Culprit) and outcome.code == NOT_EMPTY)
 
     def _deadline(self) -> float:
         return self._loop.time() + self._deadline_s

@@ -25,6 +25,7 @@ version is above n for ever, so from then on the request cannot be applied. Then
 
     the entry n exists      it was applied, whole; its czxid is the revision of all its members
     it does not             it never will be; its members go back to the head of the queue and are sent again
+    the log is gone         the entry may have gone with it (see `zookeeper_history`): its members' outcome is unknown
 
 A fence that is late itself only makes the version grow once more: the next request fails at its first operation,
 which is definite, and is sent again with the right version. If the deadline of a member passes before all this is
@@ -60,7 +61,6 @@ from metastore.backends.zookeeper_wire import (
     Stat,
     check,
     delete,
-    get_data,
     set_data,
 )
 from metastore.background import Backoff
@@ -114,6 +114,7 @@ class _Request:
     directories: list[str]
     entry_bytes: int
     trimmed: int
+    floor: Revision
     reply: asyncio.Future[list[Stat | Culprit | None]]
     revision: Revision = 0
 
@@ -489,7 +490,9 @@ class GroupCommit:
         owners += [None] * (len(operations) - len(owners))
         members, parts = [member for member, _ in planned], [part for _, part in planned]
         reply: asyncio.Future[list[Stat | Culprit | None]] = self._loop.create_future()
-        return _Request(operations, owners, stat_at, members, parts, list(directories), len(entry), len(surplus), reply)
+        return _Request(
+            operations, owners, stat_at, members, parts, list(directories), len(entry), len(surplus), floor, reply
+        )
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -571,7 +574,7 @@ class GroupCommit:
         assert self._log is not None
         self._log.kept.clear()
         self._log.kept_bytes = 0
-        home = await self._until_read(f"{self._paths.log}/{self._log.writer}")
+        (home,) = await self._until_read(f"{self._paths.log}/{self._log.writer}")
         if home is None:
             self._log = None
         else:
@@ -591,18 +594,19 @@ class GroupCommit:
         while True:
             await self._connection.wait_connected()
             try:
-                (fenced,) = await self._connection.send(Multi([set_data(home, b"%d" % log.floor)]))
+                # The floor of the request: if it was applied, the entries below are gone.
+                (fenced,) = await self._connection.send(Multi([set_data(home, b"%d" % request.floor)]))
                 break
             except LostError:
                 await backoff.pause()
-        if isinstance(fenced, Culprit):
+        entry, log_now = await self._until_read(f"{home}/{entry_name(number)}", home)
+        if isinstance(fenced, Culprit) or log_now is None:
             # Somebody removed the log, with its entry if there was one. It will not come back under this name.
             self._log = None
             for member in request.members:
                 member.fail(OutcomeUnknown("the log was removed before the lost request was settled"))
             return False
         assert isinstance(fenced, Stat) and fenced.version > number
-        entry = await self._until_read(f"{home}/{entry_name(number)}")
         if entry is not None:
             self._note_applied(request, entry.stat.czxid)
         else:
@@ -610,15 +614,15 @@ class GroupCommit:
         log.version = fenced.version
         return entry is not None
 
-    async def _until_read(self, path: str) -> Node | None:
-        """A znode now. Waits for the server as long as it takes."""
+    async def _until_read(self, *paths: str) -> list[Node | None]:
+        """Znodes now, at one revision. Waits for the server as long as it takes."""
         while True:
             try:
-                reading = await self._connection.read([get_data(path)], self._loop.time() + self._deadline_s)
+                nodes, _ = await self._snapshots.nodes(paths, self._loop.time() + self._deadline_s)
             except StoreUnavailable:
                 await self._backoff.pause()  # it may be refused at once
                 continue
-            return reading.found[0] if isinstance(reading.found[0], Node) else None
+            return nodes
 
 
 def _writes(batch: Batch) -> bool:

@@ -31,6 +31,7 @@ from metastore.txn.records import (
     AckOp,
     GcHorizon,
     Header,
+    Incarnation,
     JsonRecord,
     Lease,
     MarkDelete,
@@ -47,6 +48,7 @@ from metastore.txn.store import INDEXES
 from metastore.types import Record, Snapshot
 
 RESTORE = "Stop writing to this store and restore a backup; keep a dump for the analysis."
+RECOVER = "Stop every process of this cluster and run `metatxn store recover`."
 DELETE = "Delete this key with the store's own tools: nothing reads it."
 _POSITION = re.compile(r"\d+:-?\d+", re.ASCII)
 _PLACE = re.compile(r"(\d+):(\d+):(\d+)", re.ASCII)
@@ -317,6 +319,16 @@ def _horizon(record: Record, view: View) -> Problems:
     if not 0 <= horizon.revision < record.version:
         problem = f"the horizon {horizon.revision} lies in the future: it was written at revision {record.version}"
         yield problem, "Every snapshot would be refused. After a restore into a new store, delete this key."
+
+
+def _incarnation(record: Record, view: View) -> Problems:
+    if record.key != paths.INCARNATION:
+        raise _MalformedKeyError(f"{paths.INCARNATION} would be right")
+    incarnation = _decoded(record, Incarnation.decode)
+    if incarnation.recovering:
+        yield "the recovery of a restored store was begun and has not ended", RECOVER
+    elif incarnation.went_back is not None:
+        yield f"the store was restored from a backup: {incarnation.went_back}", RECOVER
 
 
 # -- operations --------------------------------------------------------------------------------------------------
@@ -679,5 +691,6 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.CURSORS, _cursor),
     (paths.COORDINATORS, _by_key_only),
     (paths.BROKERS, _by_key_only),
+    (paths.INCARNATION, _incarnation),
     (paths.GROUP_COMMIT_MARKERS, _by_key_only),
 )

@@ -18,6 +18,7 @@
     /cursor/<segment>/<subscription>/<incarnation>/acked/<bucket>   ranges behind it that are, a bounded number
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
     /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: who serves where
+    /cluster/incarnation                              Incarnation: which life of the store this is
     /gc/horizon                                       GcHorizon
     /batch/<process>/<slot>                           group-commit markers (etcd)
 
@@ -53,6 +54,7 @@ SEGMENTS = "/segment/"
 SEGMENT_OWNERS = "/segment-owner/"
 COORDINATORS = "/cluster/coordinator/"
 BROKERS = "/cluster/broker/"
+INCARNATION = "/cluster/incarnation"
 GC_HORIZON = "/gc/horizon"
 GROUP_COMMIT_MARKERS = "/batch/"
 

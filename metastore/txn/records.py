@@ -52,6 +52,12 @@ class Header(JsonRecord):
     expired_by: ExpiredBy | None = None
     properties: dict[str, str] | None = None
 
+    @property
+    def as_begun(self) -> Header:
+        """What it was before it was decided."""
+        decided = dict.fromkeys(("finalized_ms", "writers", "reason", "expired_by"))
+        return self.model_copy(update={"state": TxnState.OPEN, **decided})
+
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """What begins or ends in one millisecond has equal headers. Long ones (lists of writers) are not kept in memory
@@ -155,9 +161,37 @@ class Outcome(JsonRecord):
 
 
 class GcHorizon(JsonRecord):
-    """`/gc/horizon`: the highest decision revision whose header was deleted."""
+    """`/gc/horizon`: the highest decision revision whose header was deleted.
+
+    `finalized_ms` is the latest time at which one of those was decided. It tells a restored store which of the
+    transactions without a header were collected, and which began after the backup (see `participants.restored`).
+    """
 
     revision: int
+    finalized_ms: int | None = None
+
+    def joined(self, other: Self) -> Self:
+        """Both together: the later revision, and the later time."""
+        times = [time for time in (self.finalized_ms, other.finalized_ms) if time is not None]
+        revision = max(self.revision, other.revision)
+        return self.model_copy(update={"revision": revision, "finalized_ms": max(times, default=None)})
+
+
+class Incarnation(JsonRecord):
+    """`/cluster/incarnation`: one life of the store, from its first start, or its recovery, to the next recovery.
+
+    Every process serves only the incarnation that it has started with. `earlier` are those that were recovered, the
+    latest first, and `recovered_ms` is when the latest recovery was: new counters begin there. `went_back` says how a
+    process found out that the store had been restored from a backup: then nobody serves it before it has been
+    recovered. `recovering` is set while that goes on.
+    """
+
+    id: str
+    begun_ms: int
+    earlier: tuple[str, ...] | None = None
+    recovered_ms: int | None = None
+    went_back: str | None = None
+    recovering: bool | None = None
 
 
 class SubscriptionRecord(JsonRecord):

@@ -94,6 +94,12 @@ class TransactionRecords(NamedTuple):
             return Lease.decode(self.lease_record.value).deadline_ms
         return self.header.timeout_ms
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the values: the names of writers, and what was said at begin, may be long."""
+        records = (self.header_record, self.lease_record, self.prepared_record, self.writers_record)
+        return sum(len(record.value) for record in records if record)
+
     def finalize(self, batch: Batch, final: Header) -> Batch:
         """Decide: see `finalize_alike`."""
         return finalize_alike(batch, [self], final)

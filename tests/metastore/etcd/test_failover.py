@@ -1,22 +1,32 @@
-"""Goal: with several endpoints a store outlives any one member: dead, dead from the start, frozen, back again.
+"""Goal: with several endpoints a store outlives any one member: dead, dead from the start, frozen, cut off from the
+others, back again; and in time all of them, when others take their place.
 
-Method: three real members. The one in use and the one that leads are killed and frozen while callers write; every
-answer is compared with what the cluster holds in the end, and a watch must have told all of it, once and in order.
+Method: three real members. The one in use and the one that leads are killed, frozen and cut off while callers write;
+every answer is compared with what the cluster holds in the end, and a watch must have told all of it, once and in
+order.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
+from metastore.backends import etcd_connection, etcd_members
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.etcd_members import Member
+from metastore.backends.etcd_stubs import RangeRequest
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Changes, EmptyRange
 from tests.certificates import Authority
+from tests.metastore.etcd.conftest import OpenStore
+from tests.partitions import around, between_etcds
 from tests.servers import EtcdCluster, EtcdServer, free_port
 
 WRITERS = 8
@@ -37,8 +47,7 @@ async def store(cluster: EtcdCluster) -> AsyncIterator[EtcdStore]:
 
 
 def in_use(store: EtcdStore, cluster: EtcdCluster) -> EtcdServer:
-    connection = store._connection
-    return cluster.members[connection._members.index(connection._member)]
+    return next(member for member in cluster.members if member.endpoint == in_use_endpoint(store))
 
 
 class Writers:
@@ -163,6 +172,172 @@ async def test_a_watch_moves_to_another_member_while_nobody_writes(cluster: Etcd
     await other.close()
 
 
+@pytest.mark.parametrize("dropped", [False, True], ids=["refused", "dropped"])
+async def test_reads_writes_and_watches_go_on_without_a_member_that_lost_the_others(
+    tmp_path: Path, dropped: bool
+) -> None:
+    """It still takes connections and requests, and a leader thinks for a while that it leads."""
+    cluster = EtcdCluster(tmp_path)
+    async with between_etcds(cluster) as ways, started(cluster):
+        store = await EtcdStore.open(cluster.endpoints, "/partitioned", deadline_ms=5_000)
+        told: list[tuple[int, str]] = []
+        following = asyncio.create_task(follow(store, await store.current_revision() + 1, told))
+        writers = Writers(store)
+        async with asyncio.timeout(BOUND_S):
+            await writers.more()
+            for leading in (False, True):
+                victim = await asyncio.to_thread(cluster.leader) if leading else in_use(store, cluster)
+                (ways.hold if dropped else ways.cut)(*around(cluster.members.index(victim), 3))
+                await writers.more()
+                assert leading or in_use(store, cluster) is not victim
+                while await reading(store) is None:
+                    continue
+                ways.mend()
+                await writers.more()
+            await writers.stop()
+            await following
+        await check(store, writers, told)
+        await store.close()
+
+
+@asynccontextmanager
+async def started(cluster: EtcdCluster) -> AsyncIterator[None]:
+    """Beside the event loop, which carries what the members say to each other."""
+    await asyncio.to_thread(cluster.__enter__)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(cluster.__exit__, None, None, None)
+
+
+async def test_a_member_that_says_that_it_cannot_serve_is_left_at_once(
+    tmp_path: Path, own_server: EtcdServer, open_store: OpenStore
+) -> None:
+    """A member that still learns refuses everything, quickly. Calls that wait long must not wait there, nor go round
+    between addresses of it, nor to one where nobody is."""
+    with joined(own_server, tmp_path, "--learner") as learner:
+        endpoints = [learner.endpoint, f"localhost:{learner.port}", f"127.0.0.1:{free_port()}", own_server.endpoint]
+        async with asyncio.timeout(BOUND_S):
+            store = await EtcdStore.open(endpoints, "/learning", deadline_ms=60_000)
+            members = store._connection.members
+            for call in (lambda: store.get("/a"), lambda: store.apply(store.batch().put("/a", b""))):
+                members.in_use = members.all[0]
+                while [member.ready for member in members.all] != [True, True, False, True]:
+                    await members.wait_for_change()
+                await call()
+                assert in_use_endpoint(store) == own_server.endpoint
+            members.leave(members.all[0], silent=False)
+            assert in_use_endpoint(store) == own_server.endpoint, "another one is in use already"
+            unheard_of = RangeRequest(key=b"/", revision=1 << 40)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await store._connection.call(store._connection.kv.Range, unheard_of, 5)
+            assert in_use_endpoint(store) == own_server.endpoint, "nobody else would take that either"
+            await store.close()
+            store = await open_store(own_server)
+            await store._connection.learn_members()
+            assert [member.address for member in store._connection.members.all] == [own_server.endpoint]
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Iterator[EtcdServer]:
+    """A cluster of one that lets others come and go at once, before it has known them for some seconds."""
+    with EtcdServer(tmp_path / "first", flags=("--strict-reconfig-check=false",)) as server:
+        yield server
+
+
+async def test_members_that_took_the_place_of_others_are_found(
+    tmp_path: Path, changing: EtcdServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was given is one address, and one day nobody is there any more."""
+    monkeypatch.setattr(etcd_connection, "MEMBERS_EVERY_S", 0.02)
+    store = await open_store(changing, "/replaced")
+    await store.apply(store.batch().create("/a", b""))
+    with joined(changing, tmp_path) as newcomer:
+        while newcomer.endpoint not in [member.address for member in store._connection.members.all]:
+            await store.current_revision()
+        own = member_id(changing, changing.name)
+        await asyncio.to_thread(changing.etcdctl, "member", "remove", own)
+        changing.kill()
+        async with asyncio.timeout(BOUND_S):
+            while await reading(store) is None:
+                continue
+            assert in_use_endpoint(store) == newcomer.endpoint
+            record = await store.get("/a")
+            assert record is not None and record.first
+            await store.apply(store.batch().create("/b", b""))
+
+
+async def test_nobody_is_found_where_another_cluster_serves(
+    tmp_path: Path, etcd_server: EtcdServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a member says that it serves at `localhost`, which is true on its own machine."""
+    advertised = ("--advertise-client-urls", f"http://{etcd_server.endpoint}")
+    with EtcdServer(tmp_path / "etcd", flags=advertised) as server, joined(server, tmp_path, flags=advertised):
+        store = await open_store(server)
+        tried: list[Member] = []
+
+        def member(*arguments: Any) -> Member:
+            tried.append(Member(*arguments))
+            return tried[-1]
+
+        monkeypatch.setattr(etcd_members, "Member", member)
+        await store._connection.learn_members()
+        assert [member.address for member in store._connection.members.all] == [server.endpoint]
+        assert [closed(one) for one in tried] == [True]
+
+
+async def test_members_are_learned_once_and_forgotten_when_they_leave(
+    changing: EtcdServer, tmp_path: Path, open_store: OpenStore
+) -> None:
+    store = await open_store(changing)
+    members = store._connection.members
+    with joined(changing, tmp_path) as newcomer:
+        await learned(store, newcomer)
+        await store._connection.learn_members()
+        assert [member.address for member in members.all] == [changing.endpoint, newcomer.endpoint]
+        given = [f"localhost:{server.port}" for server in (changing, newcomer)]
+        other = await EtcdStore.open(given, "/given")
+        while not all(member.ready for member in other._connection.members.all):
+            await other._connection.members.wait_for_change()
+        await other._connection.learn_members()
+        assert [member.address for member in other._connection.members.all] == given, "by another name"
+        await other.close()
+        left, forgotten = member_id(changing, newcomer.name), members.all[1]
+        await asyncio.to_thread(changing.etcdctl, "member", "remove", left)
+        await store._connection.learn_members()
+        assert [member.address for member in members.all] == [changing.endpoint]
+        assert closed(forgotten)
+
+
+def closed(member: Member) -> bool:
+    return all(
+        channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in (member.requests, member.streams)
+    )
+
+
+def member_id(server: EtcdServer, name: str) -> str:
+    listed = server.etcdctl("member", "list")["members"]
+    return next(f"{one['ID']:x}" for one in listed if one["name"] == name)
+
+
+async def learned(store: EtcdStore, newcomer: EtcdServer) -> None:
+    """A member tells the others where it serves some time after it does."""
+    while newcomer.endpoint not in [member.address for member in store._connection.members.all]:
+        await store._connection.learn_members()
+
+
+@contextmanager
+def joined(server: EtcdServer, directory: Path, *how: str, flags: tuple[str, ...] = ()) -> Iterator[EtcdServer]:
+    """A second member of the cluster of `server`."""
+    newcomer = EtcdServer(
+        directory / "newcomer", name="newcomer", flags=(*flags, "--initial-cluster-state", "existing")
+    )
+    newcomer.cluster = f"{server.cluster},{newcomer.cluster}"
+    server.etcdctl("member", "add", newcomer.name, "--peer-urls", newcomer.peer, *how)
+    with newcomer:
+        yield newcomer
+
+
 async def test_the_first_endpoint_may_be_dead_from_the_start(cluster: EtcdCluster) -> None:
     cluster.members[0].kill()
     endpoints = [f"127.0.0.1:{free_port()}", *cluster.endpoints]
@@ -219,4 +394,4 @@ async def test_each_member_proves_its_own_name(tmp_path: Path) -> None:
 
 
 def in_use_endpoint(store: EtcdStore) -> str:
-    return store._connection._member._target.removeprefix("dns:///")
+    return store._connection.members.in_use.address

@@ -258,6 +258,60 @@ async def test_the_order_survives_a_refusal_and_a_loss(etcd_server: EtcdServer, 
     assert [type(answer) for answer in answers] == [Applied, Applied], "the first call checks what the second puts"
 
 
+async def test_what_is_sent_again_goes_before_what_waits(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    """The second put waits for the first, which is lost and has to be sent again."""
+    store = await open_store(etcd_server)
+    under_way, lose = asyncio.Event(), asyncio.Event()
+
+    async def lost_later(request: TxnRequest, send: Send) -> TxnResponse:
+        under_way.set()
+        await lose.wait()
+        raise lost()
+
+    inject(store, lost_later)
+    first = asyncio.create_task(store.apply(store.batch().put("/a", b"first")))
+    await under_way.wait()
+    second = asyncio.create_task(store.apply(store.batch().put("/a", b"second")))
+    await asyncio.sleep(0)
+    lose.set()
+    assert (await first).revision < (await second).revision
+    record = await store.get("/a")
+    assert record is not None and record.value == b"second"
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_an_answer_that_cannot_be_read_leaves_nobody_waiting(
+    etcd_server: EtcdServer, open_store: OpenStore, waiting: bool
+) -> None:
+    """It has taken effect; those whose part was read hear so, and for the others it is unknown. The error is heard."""
+    store = await open_store(etcd_server)
+    heard: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+    under_way, deliver = asyncio.Event(), asyncio.Event()
+
+    async def mangled(request: TxnRequest, send: Send) -> TxnResponse:
+        answer = await send(request)
+        answer.responses[2].response_txn.succeeded = False  # with nothing that could have made it fail
+        under_way.set()
+        await deliver.wait()
+        return answer
+
+    inject(store, mangled)
+    calls = asyncio.gather(
+        *(store.apply(store.batch().create(f"/{name}", b"")) for name in "abc"), return_exceptions=True
+    )
+    await under_way.wait()
+    behind = asyncio.create_task(store.apply(store.batch().put("/a", b"behind"))) if waiting else None
+    await asyncio.sleep(0)
+    deliver.set()
+    answers = await calls
+    assert [type(answer) for answer in answers] == [Applied, OutcomeUnknown, OutcomeUnknown]
+    if behind:
+        await behind
+    await store.close()
+    assert [type(context.get("exception")) for context in heard] == [AssertionError]
+
+
 async def test_no_space_is_believed_only_after_a_look_at_the_marker(
     etcd_server: EtcdServer, open_store: OpenStore
 ) -> None:
@@ -281,7 +335,7 @@ async def test_a_marker_that_somebody_removed_is_taken_up_again(etcd_server: Etc
 async def test_nothing_is_sent_while_the_server_is_away(own_server: EtcdServer, open_store: OpenStore) -> None:
     store = await open_store(own_server, deadline_ms=1_500)
     await store.apply(store.batch().put("/before", b""))
-    channel = store._connection._member.requests
+    channel = store._connection.members.in_use.requests
     own_server.kill()
     while channel.get_state() is grpc.ChannelConnectivity.READY:
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)

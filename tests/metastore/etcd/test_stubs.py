@@ -58,6 +58,9 @@ FIELDS: dict[type[Message], dict[str, int]] = {
     stubs.LeaseKeepAliveRequest: {"ID": 1},
     stubs.LeaseKeepAliveResponse: {"ID": 2, "TTL": 3},
     stubs.LeaseRevokeRequest: {"ID": 1},
+    stubs.MemberListResponse: {"header": 1, "members": 2},
+    stubs.Member: {"ID": 1, "clientURLs": 4},
+    stubs.ResponseHeader: {"cluster_id": 1, "member_id": 2, "revision": 3},
     stubs.AuthenticateRequest: {"name": 1, "password": 2},
     stubs.AuthenticateResponse: {"token": 2},
 }

@@ -1,14 +1,19 @@
 """Goal: a watch survives its server, and says so when it could not keep up with it.
 
 Method: the server is killed and started again under a watch; while its clients find nobody it serves another port,
-where the test writes and compacts, so that what the watch has missed is certain and not a matter of time.
+where the test writes and compacts, so that what the watch has missed is certain and not a matter of time. What other
+versions of the server do to a stream is done to the stream of this one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.etcd_stubs import WatchResponse
 from metastore.types import Changes, Event, Resync
 from metastore.watches import Mirror
 from tests.metastore.etcd.conftest import OpenStore
@@ -100,17 +105,75 @@ async def test_one_server_watch_for_all_of_a_prefix(etcd_server: EtcdServer, ope
 
 
 async def test_a_large_revision_arrives_whole(etcd_server: EtcdServer, open_store: OpenStore) -> None:
-    """The server cuts what is above its message size into fragments."""
+    """The server cuts what is above 2 MiB into fragments, between any two events. These are 100 kB each, so every
+    fragment but the last ends behind its twentieth event, in the middle of a revision that has seven."""
     store = await open_store(etcd_server)
-    parts = [store.batch().put(f"/a/{n}", bytes(500_000)) for n in range(4)]
     start = await store.current_revision() + 1
-    for part in parts:
-        await store.apply(part)
-    applied = await store.apply(store.batch().delete_range("/a/", "/a0").put("/b", b""))
-    async with store.watch("/", start) as watch:
-        items = [await anext(watch) for _ in range(5)]
-    assert [len(item.events) for item in items if isinstance(item, Changes)] == [1, 1, 1, 1, 5]
-    assert items[-1].revision == applied.revision
+    applied = []
+    for part in range(6):
+        batch = store.batch()
+        for number in range(7):
+            batch.put(f"/a/{part}/{number}", bytes(100_000))
+        applied.append((await store.apply(batch)).revision)
+    fragments: list[bool] = []
+
+    def note(response: WatchResponse) -> list[WatchResponse]:
+        fragments.append(response.fragment)
+        return [response]
+
+    streamed(store, note)
+    async with store.watch("/a/", start) as watch:
+        items = [await anext(watch) for _ in applied]
+    assert [(item.revision, len(item.events)) for item in items if isinstance(item, Changes)] == [
+        (revision, 7) for revision in applied
+    ]
+    assert any(fragments), "nothing was cut"
+
+
+async def test_what_a_server_repeats_is_told_once(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    """As before 3.4.24, which may send events a second time (etcd issue 15271)."""
+    store = await open_store(etcd_server)
+    before: list[WatchResponse] = []
+
+    def again(response: WatchResponse) -> list[WatchResponse]:
+        before.append(response)
+        return list(before)
+
+    streamed(store, again)
+    async with store.watch("/a/", await store.current_revision() + 1) as watch:
+        applied = [(await store.apply(store.batch().put("/a/1", b""))).revision for _ in range(3)]
+        seen = [(await anext(watch)).revision for _ in applied]
+    assert seen == applied
+
+
+def streamed(store: EtcdStore, change: Callable[[WatchResponse], Sequence[WatchResponse]]) -> None:
+    """Every response to a watch of `store` becomes what `change` makes of it."""
+    real = store._connection.watches.Watch
+
+    def watch(**options: Any) -> Changed:
+        return Changed(real(**options), change)
+
+    store._connection.watches.Watch = watch
+
+
+class Changed:
+    """A stream of watch responses, of which each is replaced by others."""
+
+    def __init__(self, real: Any, change: Callable[[WatchResponse], Sequence[WatchResponse]]) -> None:
+        self._real = real
+        self._change = change
+        self._ready: deque[WatchResponse] = deque()
+        self.write = real.write
+        self.cancel = real.cancel
+        self.done_writing = real.done_writing
+
+    async def read(self) -> object:
+        while not self._ready:
+            response = await self._real.read()
+            if not isinstance(response, WatchResponse):
+                return response
+            self._ready += self._change(response)
+        return self._ready.popleft()
 
 
 async def test_an_ephemeral_record_comes_back_when_its_lease_was_lost(

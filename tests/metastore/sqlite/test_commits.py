@@ -191,11 +191,15 @@ async def test_a_commit_that_failed_and_did_not_take_is_definite_for_all(
     assert await reopened_keys(store, tmp_path / "x.db") == ["/a"]
 
 
-async def test_a_commit_that_failed_is_fenced_before_it_is_called_definite(store: SqliteStore, hooks: Hooks) -> None:
-    """Frames of the lost commit may wait in the log for a recovery: only a later commit makes them impossible."""
-    fail_once(hooks, "COMMIT", disk_error(), after=False)
-    with pytest.raises(StoreUnavailable):
-        await store.apply(store.batch().put("/a", b""))
+@pytest.mark.parametrize("took", [True, False])
+async def test_a_commit_that_failed_is_fenced_before_anybody_is_told(
+    store: SqliteStore, hooks: Hooks, took: bool
+) -> None:
+    """Frames of the lost commit may wait in the log for a recovery: only a later commit makes them impossible, and
+    only a later commit that reached the disk says that those of one which took are there as well."""
+    fail_once(hooks, "COMMIT", disk_error(), after=took)
+    (answer,) = await asyncio.gather(store.apply(store.batch().put("/a", b"")), return_exceptions=True)
+    assert isinstance(answer, Applied if took else StoreUnavailable)
     assert hooks.statements[-1] == "UPDATE meta SET number = ? WHERE name = 'last_group'"
 
 

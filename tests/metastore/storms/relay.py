@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self
@@ -14,13 +15,14 @@ Way = Literal["requests", "replies"]
 
 class Relay:
     """Carries bytes between its own port and that of a server. While it is cut, connections end and none begins. While
-    it holds requests or replies, those wait here; they arrive late, or never.
+    it holds requests or replies, those wait here; they arrive late, or never. `said` may change what clients say first.
 
     `connections` counts those that reached the server: each but the first is a client that came back.
     """
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int, said: Callable[[bytes], bytes] = bytes) -> None:
         self._server_port = server_port
+        self._said = said
         self._cut = False
         self._pumps: set[asyncio.Task[None]] = set()
         self._ways: dict[Way, asyncio.Event] = {"requests": asyncio.Event(), "replies": asyncio.Event()}
@@ -48,7 +50,7 @@ class Relay:
             way.set()
 
     async def __aenter__(self) -> Self:
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener = await asyncio.start_server(self.accept, "127.0.0.1", 0)
         self.port: int = self._listener.sockets[0].getsockname()[1]
         return self
 
@@ -56,10 +58,15 @@ class Relay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._listener.close()
+        await self.close()
+
+    async def close(self) -> None:
+        """End what it carries."""
         self.cut()
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry this connection too; its own port is not the only way in."""
         if self._cut:
             writer.transport.abort()
             return
@@ -74,7 +81,7 @@ class Relay:
                 server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
                 self.connections += 1
                 try:
-                    there = asyncio.create_task(_pump(reader, server_writer, self._ways["requests"]))
+                    there = asyncio.create_task(_pump(reader, server_writer, self._ways["requests"], self._said))
                     back = asyncio.create_task(_pump(server_reader, writer, self._ways["replies"]))
                     try:
                         await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
@@ -88,9 +95,15 @@ class Relay:
             writer.transport.abort()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: asyncio.Event) -> None:
+async def _pump(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    way: asyncio.Event,
+    said: Callable[[bytes], bytes] = bytes,
+) -> None:
     with suppress(OSError):
         while data := await reader.read(_CHUNK):
             await way.wait()
-            writer.write(data)
+            writer.write(said(data))
+            said = bytes
             await writer.drain()

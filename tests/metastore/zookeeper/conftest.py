@@ -14,6 +14,10 @@ from tests.servers import ZooKeeperServer
 OpenStore = Callable[..., Awaitable[ZooKeeperStore]]
 
 
+async def children(store: ZooKeeperStore, path: str) -> list[str]:
+    return await store._connection.children(path, store._deadline())
+
+
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ZooKeeperServer]:
     """A server that the test may kill and freeze. Its ticks are short, and so may sessions be."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kazoo.client import KazooClient
 
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Event, Resync
 from metastore.watches import Mirror
-from tests.metastore.zookeeper.conftest import OpenStore
+from tests.metastore.zookeeper.conftest import OpenStore, children
+from tests.metastore.zookeeper.faults import end_session
 from tests.servers import ZooKeeperServer, free_port
 
 SESSION_MS = 1_500
@@ -28,21 +28,6 @@ async def connection_is(store: ZooKeeperStore, state: bool) -> None:
     while store._connection.ready != state:
         changed.clear()
         await changed.wait()
-
-
-async def end_session(store: ZooKeeperStore) -> None:
-    """As if it had expired: another client takes the session over and closes it."""
-    identity = store._connection._client.client_id
-    assert identity is not None
-    lost = asyncio.Event()
-    store._connection.on_state.append(lambda connected: None if connected else lost.set())
-    thief = KazooClient(hosts=store._connection.hosts, client_id=identity)
-    await asyncio.to_thread(thief.start)
-    await asyncio.to_thread(thief.stop)
-    await asyncio.to_thread(thief.close)
-    await lost.wait()
-    while store._connection.session in (None, identity[0]):
-        await store.current_revision()
 
 
 async def test_nothing_is_sent_while_the_server_is_away(own_server: ZooKeeperServer, open_store: OpenStore) -> None:
@@ -97,9 +82,11 @@ async def test_the_next_host_takes_over(own_server: ZooKeeperServer) -> None:
     await store.close()
 
 
-async def test_a_watch_outlives_its_session_without_a_gap(own_server: ZooKeeperServer, open_store: OpenStore) -> None:
-    store = await open_store(own_server)
-    other = await open_store(own_server, store._paths.root)
+async def test_a_watch_outlives_its_session_without_a_gap(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
+) -> None:
+    store = await open_store(zookeeper_server)
+    other = await open_store(zookeeper_server, store._paths.root)
     start = await store.current_revision()
     async with store.watch("/", start + 1) as watch:
         applied = [await other.apply(other.batch().put("/a", b"1"))]
@@ -112,10 +99,10 @@ async def test_a_watch_outlives_its_session_without_a_gap(own_server: ZooKeeperS
 
 
 async def test_a_log_trimmed_behind_a_lost_session_is_a_resync(
-    own_server: ZooKeeperServer, open_store: OpenStore
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
-    store = await open_store(own_server)
-    other = await open_store(own_server, store._paths.root)
+    store = await open_store(zookeeper_server)
+    other = await open_store(zookeeper_server, store._paths.root)
     await other.apply(other.batch().put("/a", b""))
     start = await store.current_revision()
     async with store.watch("/", start + 1) as watch:
@@ -134,17 +121,17 @@ async def test_a_log_trimmed_behind_a_lost_session_is_a_resync(
 
 
 async def test_an_entry_of_the_log_that_cannot_be_read_is_a_resync(
-    own_server: ZooKeeperServer, open_store: OpenStore
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
-    store = await open_store(own_server)
-    other = await open_store(own_server, store._paths.root)
+    store = await open_store(zookeeper_server)
+    other = await open_store(zookeeper_server, store._paths.root)
     start = await store.current_revision()
     async with store.watch("/", start + 1) as watch:
         store._feeds[0].stop()  # it would have read the entry before it is damaged
         await asyncio.gather(store._feeds[0]._task, return_exceptions=True)
         damaged = await other.apply(other.batch().put("/a", b"1"))
-        (log,) = (f"{store._paths.log}/{writer}" for writer in await store._children(store._paths.log))
-        (entry,) = await store._children(log)
+        (log,) = (f"{store._paths.log}/{writer}" for writer in await children(store, store._paths.log))
+        (entry,) = await children(store, log)
         await asyncio.to_thread(store._connection._client.set, f"{log}/{entry}", b"\1\0\0\0\2/")
         store._feeds[0]._task = asyncio.create_task(store._feeds[0]._run())
         item = await anext(watch)
@@ -154,10 +141,10 @@ async def test_an_entry_of_the_log_that_cannot_be_read_is_a_resync(
 
 
 async def test_an_ephemeral_record_ends_with_its_session_and_is_put_again(
-    own_server: ZooKeeperServer, open_store: OpenStore
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
-    store = await open_store(own_server)
-    other = await open_store(own_server, store._paths.root)
+    store = await open_store(zookeeper_server)
+    other = await open_store(zookeeper_server, store._paths.root)
     start = await store.current_revision()
     held = await store.ephemeral("/live/1", b"here", 1_000)
     async with other.watch("/live/", start + 1) as watch:
@@ -179,10 +166,10 @@ async def test_an_ephemeral_record_ends_with_its_session_and_is_put_again(
 
 
 async def test_the_ephemeral_records_of_the_dead_are_removed_by_others(
-    own_server: ZooKeeperServer, open_store: OpenStore
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:
-    watcher = await open_store(own_server)
-    dying = await open_store(own_server, watcher._paths.root)
+    watcher = await open_store(zookeeper_server)
+    dying = await open_store(zookeeper_server, watcher._paths.root)
     await dying.ephemeral("/live/1", b"", 1_000)
     await dying.ephemeral("/live/2", b"", 1_000)
     await watcher.apply(watcher.batch().put("/live/2", b"mine now"))
@@ -193,15 +180,15 @@ async def test_the_ephemeral_records_of_the_dead_are_removed_by_others(
     assert not isinstance(item, Resync) and item.events == (Event("/live/1", None),)
     assert [record.key for record in (await watcher.scan("/live/")).records] == ["/live/2"]
     # Also when nobody was there to see it.
-    alone = await open_store(own_server)
+    alone = await open_store(zookeeper_server)
     root = alone._paths.root
     await alone.ephemeral("/live/1", b"", 1_000)
     await alone._connection.close()
-    later = await open_store(own_server, root)
+    later = await open_store(zookeeper_server, root)
     assert later._ephemerals is not None
     await later._ephemerals.reap()
     assert await later.get("/live/1") is None
-    assert await later._children(later._paths.held) == []
+    assert await children(later, later._paths.held) == []
 
 
 async def test_answers_and_cache_are_true_after_many_deaths(own_server: ZooKeeperServer, open_store: OpenStore) -> None:

@@ -13,7 +13,7 @@ import pytest
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.errors import CheckFailed, InvalidBatch
 from metastore.types import Absent, Applied, AtVersion, EmptyRange, FirstVersion, IndexDefinition, Record
-from tests.metastore.zookeeper.conftest import OpenStore
+from tests.metastore.zookeeper.conftest import OpenStore, children
 from tests.metastore.zookeeper.faults import before, inject, together
 from tests.servers import ZooKeeperServer
 
@@ -189,7 +189,7 @@ async def test_a_directory_that_vanishes_or_appears_is_no_matter(
     async def clean() -> None:
         directory = two._paths.directory("/d/e/")
         await two._janitor.remove_empty([directory])
-        assert await two._children(two._paths.directory("/d/")) == []
+        assert await children(two, two._paths.directory("/d/")) == []
 
     inject(one, before(clean))
     await one.apply(one.batch().create("/d/e/2", b""))

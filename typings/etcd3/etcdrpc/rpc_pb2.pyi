@@ -17,8 +17,23 @@ class Messages(Generic[_M]):
     def __len__(self) -> int: ...
 
 class ResponseHeader(Message):
+    cluster_id: int
+    member_id: int
     revision: int
-    def __init__(self, *, revision: int = ...) -> None: ...
+    def __init__(self, *, cluster_id: int = ..., member_id: int = ..., revision: int = ...) -> None: ...
+
+class Member(Message):
+    ID: int
+    clientURLs: Sequence[str]
+    def __init__(self, *, ID: int = ..., clientURLs: Iterable[str] = ...) -> None: ...
+
+class MemberListRequest(Message):
+    def __init__(self) -> None: ...
+
+class MemberListResponse(Message):
+    header: ResponseHeader
+    members: Sequence[Member]
+    def __init__(self, *, header: ResponseHeader = ..., members: Iterable[Member] = ...) -> None: ...
 
 class RangeRequest(Message):
     ASCEND: int

@@ -50,3 +50,7 @@ class LeaseStub:
 class AuthStub:
     Authenticate: Unary[rpc_pb2.AuthenticateRequest, rpc_pb2.AuthenticateResponse]
     def __init__(self, channel: Any) -> None: ...
+
+class ClusterStub:
+    MemberList: Unary[rpc_pb2.MemberListRequest, rpc_pb2.MemberListResponse]
+    def __init__(self, channel: Any) -> None: ...
