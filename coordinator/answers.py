@@ -134,5 +134,5 @@ def not_allowed(detail: str, *, action: str | None = None, **members: object) ->
     return ServiceError(ErrorCode.NOT_ALLOWED, detail, action=action, **members)
 
 
-def invalid(field: str, detail: str) -> ServiceError:
-    return ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {detail}", field=field)
+def invalid(field: str, detail: str, *, action: str | None = None) -> ServiceError:
+    return ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {detail}", action=action, field=field)

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from coordinator.answers import Members, invalid
 from coordinator.api.models import BatchItem, BeginRequest, TransactionHeader
+from coordinator.capacity import refuse_large_properties
 from coordinator.ends import Abort, Commit, End
 from coordinator.transaction_keys import Begun
-from coordinator.transactions import Failure, Transactions, answered, refuse_numbers_without_key, writer_set
+from coordinator.transactions import Failure, Transactions, answered, refuse_half_a_key, writer_set
+from metastore.api import MetadataStore
 from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn.ids import TxnId
 from metastore.txn.store import TransactionRecords, TxnStore
@@ -54,7 +56,7 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     Raises INVALID_ARGUMENT naming the field of a bad item, and the store's errors when it cannot be read: then nothing
     was done.
     """
-    wanted = [_wanted(number, item) for number, item in enumerate(items)]
+    wanted = [_wanted(number, item, transactions.store) for number, item in enumerate(items)]
     ended = dict.fromkeys(item.txn_id for item in wanted if isinstance(item, End))
     known = await TxnStore(transactions.store).read_plain(list(ended))
     answers: dict[int, ItemAnswer] = {}
@@ -107,11 +109,12 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     return [answers[number] for number in range(len(items))]
 
 
-def _wanted(number: int, item: BatchItem) -> Wanted:
+def _wanted(number: int, item: BatchItem, store: MetadataStore) -> Wanted:
     try:
         match item.op:
             case "begin":
-                refuse_numbers_without_key(item)
+                refuse_half_a_key(item)
+                refuse_large_properties(item, store)
                 return item
             case "commit":
                 writers = None if item.writers is None else writer_set(item.writers, "writers")
@@ -120,7 +123,7 @@ def _wanted(number: int, item: BatchItem) -> Wanted:
                 return Abort(TxnId.parse(item.txn_id), item.reason, item.force)
     except ServiceError as error:
         field, _, detail = error.detail.partition(": ")
-        raise invalid(f"items.{number}.{field}", detail) from error
+        raise invalid(f"items.{number}.{field}", detail, action=error.action) from error
 
 
 def _lanes(wanted: Sequence[Wanted], known: Known, caller: Principal) -> Iterable[list[int]]:

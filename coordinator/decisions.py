@@ -14,7 +14,8 @@ import structlog
 from coordinator.answers import Members, describe, members_alike, unknown_transaction
 from coordinator.api.models import TransactionHeader
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.settling import Clock, Overtaken, Settling
+from coordinator.patience import Clock
+from coordinator.settling import Overtaken, Settling
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId

@@ -39,10 +39,6 @@ class Doubt:
         """The records were read since, and they say what became of the lost write."""
         self.lost = False
 
-    def _unknown(self, cause: BaseException) -> ServiceError:
-        detail = f"a reply of the store was lost: {cause}"
-        return ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, action=self._action, **self._members)
-
     def __enter__(self) -> Self:
         return self
 
@@ -50,4 +46,8 @@ class Doubt:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, OutcomeUnknown) or (self.lost and isinstance(error, MetastoreError | ServiceError)):
-            raise self._unknown(error) from error
+            raise outcome_unknown(error, self._action, **self._members) from error
+
+
+def outcome_unknown(cause: BaseException, action: str | None = None, **members: str) -> ServiceError:
+    return ServiceError(ErrorCode.OUTCOME_UNKNOWN, f"a reply of the store was lost: {cause}", action=action, **members)

@@ -23,17 +23,17 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.patience import Clock
 from coordinator.periodic import PeriodicSweep
-from coordinator.settling import Clock
 from coordinator.shares import Share, everything
 from metastore.api import MetadataStore
-from metastore.errors import CheckFailed
+from metastore.errors import CheckFailed, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import listing, paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import GcHorizon
 from metastore.txn.states import TxnState
-from metastore.types import EmptyRange, Record, Revision
+from metastore.types import EmptyRange, Record
 
 DEFAULT_INTERVAL_MS = 60_000
 DEFAULT_RETENTION_MS = 3_600_000
@@ -43,6 +43,9 @@ TOGETHER = 25
 PAUSE_MS = 10
 """At least, between two applies."""
 FIRST_WINDOW_MS = 1_000
+
+_MOST_RIVALS = 30
+"""Sweeps that move the horizon while one tries to; the next sweep goes on."""
 
 OVERDUE_INTERVALS = 2
 """After how many sweeps a header that may go is everybody's."""
@@ -126,7 +129,10 @@ class GcSweep(PeriodicSweep):
         headers = [(row, record) for row in due if (record := snapshot.records[paths.header(row.txn_id)])]
         if not headers:
             return 0, 0
-        await self._advance_horizon(max(record.version for _, record in headers))
+        reached = GcHorizon(
+            revision=max(record.version for _, record in headers), finalized_ms=max(row.at_ms for row, _ in headers)
+        )
+        await self._advance_horizon(reached)
         deleted = kept = 0
         seconds = asyncio.get_running_loop().time
         for first in range(0, len(headers), TOGETHER):
@@ -140,22 +146,26 @@ class GcSweep(PeriodicSweep):
                 break
         return deleted, kept
 
-    async def _advance_horizon(self, revision: Revision) -> None:
+    async def _advance_horizon(self, reached: GcHorizon) -> None:
         """Never backwards: whoever is behind another sweep leaves the horizon where it is."""
         record = await self._store.get(paths.GC_HORIZON)
-        while record is None or GcHorizon.decode(record.value).revision < revision:
-            value = GcHorizon(revision=revision).encode()
+        for _ in range(_MOST_RIVALS):
+            known = GcHorizon.decode(record.value) if record else None
+            wanted = known.joined(reached) if known else reached
+            if wanted == known:
+                return
             batch = self._store.batch()
             if record is None:
-                batch.create(paths.GC_HORIZON, value)
+                batch.create(paths.GC_HORIZON, wanted.encode())
             else:
-                batch.replace(record, value)
+                batch.replace(record, wanted.encode())
             try:
                 await self._store.apply(batch)
             except CheckFailed as lost:
                 record = lost.current
             else:
                 return
+        raise StoreUnavailable("other sweeps moved the horizon each time that this one tried to")
 
     async def _delete(self, headers: Sequence[tuple[TxnId, Record]]) -> int:
         """How many were deleted: all in one apply, or, when one of them cannot go, each by itself."""

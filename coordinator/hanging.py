@@ -19,6 +19,8 @@ from metastore.types import Snapshot
 MAX_AGE_MS = 60_000
 MAX_TOUCHED = 1_000
 """How many segments and subscriptions are shown of one transaction."""
+MAX_TOUCHED_OF_ALL = 10_000
+"""How many of all those on a page, shared out evenly, but for the first ten of each."""
 
 
 async def hanging_transactions(
@@ -36,9 +38,10 @@ async def hanging_transactions(
     now_ms = listings.clock()
     ids = [TxnId.parse(str(header.txn_id)) for header in page.items]
     writers = await listings.store.get_many([paths.remembered_writers(txn_id) for txn_id in ids])
+    shown = min(MAX_TOUCHED, max(10, MAX_TOUCHED_OF_ALL // max(1, len(ids))))
 
     async def hanging(txn_id: TxnId, header: TransactionHeader) -> HangingTransaction:
-        touched = await listing.participants(listings.store, txn_id, limit=MAX_TOUCHED + 1)
+        touched = await listing.participants(listings.store, txn_id, limit=shown + 1)
         assert header.created_ms is not None
         return HangingTransaction(
             **header.model_dump(exclude={"writers"}),
@@ -46,9 +49,9 @@ async def hanging_transactions(
             age_ms=max(0, now_ms - header.created_ms),
             touched=[
                 TouchedSegment(segment=at.segment, subscription=at.subscription, after=at.after)
-                for at in touched[:MAX_TOUCHED]
+                for at in touched[:shown]
             ],
-            more_touched=True if len(touched) > MAX_TOUCHED else None,
+            more_touched=True if len(touched) > shown else None,
         )
 
     items = await asyncio.gather(*map(hanging, ids, page.items))

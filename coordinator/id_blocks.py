@@ -2,22 +2,32 @@
 
 Two processes may serve under one coordinator id: their blocks come from the same record. A block that a process had
 not used up when it died is lost, never given out again.
+
+A store that was restored from a backup does give out blocks again, and processes that have survived the restore may
+still use them. Whoever then meets an id in use lets go of the whole block.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
+
+import structlog
 
 from metastore.api import MetadataStore
 from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.incarnation import IDS_PER_MS, first_number
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 
 BLOCK_SIZE = 10_000
 """Ten of the largest batches: everybody waits while a block is leased."""
 _LEASE_ATTEMPTS = 3
+_MOST_BLOCKS = 1_000
+"""One caller waits for no more: others that wait with it may be first at the ids of every new block."""
+
+log = structlog.get_logger()
 
 
 class IdBlocks:
@@ -29,7 +39,8 @@ class IdBlocks:
         self._store = store
         self._coordinator_id = coordinator_id
         self._block_size = block_size
-        self._free: Iterator[int] = iter(())
+        self._block = range(0)
+        self._free: Iterator[int] = iter(self._block)
         self._lease: asyncio.Task[None] | None = None
 
     async def next(self) -> TxnId:
@@ -43,7 +54,7 @@ class IdBlocks:
         Callers that find the block empty at the same time wait for one lease together.
         """
         taken: list[TxnId] = []
-        while True:
+        for _ in range(_MOST_BLOCKS):
             taken += (TxnId(self._coordinator_id, sequence) for sequence in islice(self._free, count - len(taken)))
             if len(taken) == count:
                 return taken
@@ -52,14 +63,31 @@ class IdBlocks:
                 self._lease.add_done_callback(self._lease_ended)
             # Shielded: a caller that goes away must not take the block from those who wait with it.
             await asyncio.shield(self._lease)
+        raise StoreUnavailable("others have taken the transaction ids of every block that was leased")
+
+    def in_use(self, txn_ids: Iterable[TxnId]) -> None:
+        """Some of these were given out before: no more of their block."""
+        if any(txn_id.sequence in self._block for txn_id in txn_ids):
+            log.warning(
+                "transaction ids are in use that the store gave out as new: was it restored from a backup?",
+                coordinator_id=self._coordinator_id,
+                first=self._block.start,
+                last=self._block.stop - 1,
+            )
+            self._take_from(range(0))
+
+    def _take_from(self, block: range) -> None:
+        self._block, self._free = block, iter(block)
 
     async def _lease_block(self) -> None:
         for _ in range(_LEASE_ATTEMPTS):
             try:
-                block = await self._store.lease_ids(paths.id_sequence(self._coordinator_id), self._block_size)
+                first = 1 + await first_number(self._store, IDS_PER_MS)
+                key = paths.id_sequence(self._coordinator_id)
+                block = await self._store.lease_ids(key, self._block_size, first=first)
             except OutcomeUnknown:
                 continue  # Perhaps a block is wasted; nobody was given an id of it.
-            self._free = iter(block)
+            self._take_from(block)
             return
         # Nothing was begun, so to those who wait this is definite.
         raise StoreUnavailable("the store did not answer when a block of transaction ids was leased")

@@ -6,14 +6,16 @@
     other state  the final-state index                          time of the decision
     none         all headers                                    transaction id
 
-The other filters are looked at row by row, so one page examines a bounded number of rows: it may hold fewer items than
-asked for, even none, and still have a next page. What changes while one pages through may be missed or seen twice.
+The other filters are looked at row by row, so one page examines a bounded number of rows and bytes (one transaction may
+be as large as a thousand others): it may hold fewer items than asked for, even none, and still have a next page. What
+changes while one pages through may be missed or seen twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 
 from coordinator import answers, paging
 from coordinator.api.models import (
@@ -25,7 +27,7 @@ from coordinator.api.models import (
     TransactionPage,
 )
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.settling import Clock
+from coordinator.patience import Clock
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
@@ -38,7 +40,11 @@ from metastore.txn.store import TransactionRecords, TxnStore
 
 ROWS_PER_PAGE = 2_000
 """After how many rows a page ends, however few of them it shows."""
+PAGE_BYTES = 1 << 20
+"""A page ends with the transaction whose records take it beyond this, whether it shows them or not."""
 _SMALLEST_SLICE = 50
+_PORTIONS = (4, 8, 16)
+"""How many transactions are read at once, first, second and ever after: a portion is read whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +83,21 @@ class Listings:
         after = paging.position_of(name, page_token)
         now_ms = self.clock()
         items: list[TransactionHeader] = []
-        examined = 0
+        examined = size = 0
         while examined < ROWS_PER_PAGE:
             with self._metrics.index_query.time():
                 rows = await read_slice(after)
             examined += len(rows)
-            for row, found in await self._read(rows):
-                if not wanted.admits(found, now_ms):
-                    continue
-                if len(items) == limit:
-                    return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
-                items.append(found)
-                after = row.position
+            for portion in _portions(rows):
+                for row, records in await self._read(portion):
+                    found = answers.describe_records(records)
+                    admitted = wanted.admits(found, now_ms)
+                    if (admitted and len(items) == limit) or size > PAGE_BYTES:
+                        return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
+                    if admitted:
+                        items.append(found)
+                    after = row.position
+                    size += records.size_bytes
             if len(rows) < slice_size:
                 return TransactionPage(items=items)
             after = rows[-1].position
@@ -109,15 +118,10 @@ class Listings:
         name = f"decided {state}"
         return name, lambda after: listing.decided_by_time(store, state, after=after, limit=limit)
 
-    async def _read(self, rows: Iterable[Row]) -> list[tuple[Row, TransactionHeader]]:
-        """Rows whose header is still there, with what it says now."""
-        rows = list(rows)
+    async def _read(self, rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
+        """Rows whose header is still there, with the records as they are now."""
         found = await TxnStore(self.store).read_many([row.txn_id for row in rows])
-        return [
-            (row, answers.describe_records(records))
-            for row, records in zip(rows, found, strict=True)
-            if isinstance(records, TransactionRecords)
-        ]
+        return [(row, records) for row, records in zip(rows, found, strict=True) if records]
 
     async def operations(
         self, txn_id: TxnId, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
@@ -143,6 +147,12 @@ class Listings:
             items=[describe_key(key, key.live) for key in found if key.live],
             next_page_token=paging.make_token("keys", key_records.position(found[-1])) if more else None,
         )
+
+
+def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    rest, sizes = iter(rows), chain(_PORTIONS, repeat(_PORTIONS[-1]))
+    while portion := list(islice(rest, next(sizes))):
+        yield portion
 
 
 def _operation(key: str, value: bytes) -> Operation:

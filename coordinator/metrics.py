@@ -42,6 +42,18 @@ class CoordinatorMetrics:
             ["result"],
             registry=self.registry,
         )
+        self.created = Counter(
+            "metatxn_transactions_created",
+            "Transactions that this process began.",
+            registry=self.registry,
+        )
+        duration = Histogram(
+            "metatxn_transaction_duration_seconds",
+            "From the begin of a transaction to its decision, by the clocks of the two processes.",
+            ["result"],
+            registry=self.registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3_600, 86_400),
+        )
         self.sweep_errors = Counter(
             "metatxn_timeout_sweep_errors",
             "Transactions past their deadline that a sweep failed to abort; the next sweep tries again.",
@@ -65,7 +77,9 @@ class CoordinatorMetrics:
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         )
         self._cas_results = {result: header_cas.labels(result) for result in ("ok", "conflict", "reject")}
-        self._ends = {result: ended.labels(result) for result in ("committed", "aborted", "timed_out", "fenced")}
+        results = ("committed", "aborted", "timed_out", "fenced")
+        self._ends = {result: ended.labels(result) for result in results}
+        self._durations = {result: duration.labels(result) for result in results}
 
     def show_resyncs(self, resyncs: Callable[[], int]) -> None:
         """`resyncs` is asked at every scrape how many gaps the process's watch has had."""
@@ -73,8 +87,13 @@ class CoordinatorMetrics:
 
     def decided(self, final: Header, count: int) -> None:
         """So many transactions have become `final`."""
+        assert final.finalized_ms is not None
         self._cas_results["ok"].inc(count)
-        self._ends[_ended_result(final)].inc(count)
+        result = _ended_result(final)
+        self._ends[result].inc(count)
+        seconds = max(0, final.finalized_ms - final.created_ms) / 1000
+        for _ in range(count):
+            self._durations[result].observe(seconds)
 
     def overtaken(self) -> None:
         self._cas_results["conflict"].inc()

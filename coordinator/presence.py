@@ -20,7 +20,7 @@ from metastore.errors import MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records import JsonRecord
-from metastore.types import Event, Version
+from metastore.types import Event, Revision, Version
 from metastore.watches import Mirror
 
 TTL_MS = 10_000
@@ -83,6 +83,11 @@ class Presence:
         except TimeoutError:
             return {"watch": "it does not show what has changed in the store"}
         return {}
+
+    @property
+    def revision(self) -> Revision:
+        """As of which the watch shows the announcements."""
+        return self._mirror.revision
 
     @property
     def resyncs(self) -> int:

@@ -16,14 +16,16 @@ from fastapi import FastAPI
 from coordinator import gc_sweep, survey
 from coordinator.api.routes import hanging_routes, listing_routes, transaction_key_routes, transaction_routes
 from coordinator.gc_sweep import GcSweep
+from coordinator.id_blocks import BLOCK_SIZE
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.patience import PATIENCE_MS, Clock
 from coordinator.presence import Presence
-from coordinator.settling import PATIENCE_MS, Clock
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
+from metastore.incarnation import IncarnationGuard
 from service.exposure import Exposure
 from service.http import create_app
 from service.operations import add_operations
@@ -68,17 +70,21 @@ class CoordinatorService:
         gc_retention_ms: int = gc_sweep.DEFAULT_RETENTION_MS,
         survey_interval_ms: int = survey.DEFAULT_INTERVAL_MS,
         coordinator_id: int | None = None,
+        id_block_size: int = BLOCK_SIZE,
         clock: Clock = _now_ms,
     ) -> None:
         self._store = store
         self._exposure = exposure or Exposure()
         self._exposure.check(host)
         self.metrics = CoordinatorMetrics()
-        self.transactions = Transactions(store, clock, coordinator_id or 0, metrics=self.metrics)
+        self.transactions = Transactions(
+            store, clock, coordinator_id or 0, metrics=self.metrics, id_block_size=id_block_size
+        )
         store.group_listeners.append(self.metrics.group_commit_size.observe)
         self.listings = Listings(store, clock, self.metrics)
         self.process_id = secrets.token_hex(8)
         self.presence = Presence(store, self.process_id)
+        self.guard = IncarnationGuard(store, clock, seen=lambda: self.presence.revision)
         self.metrics.show_resyncs(lambda: self.presence.resyncs)
         self.timeout_sweep = TimeoutSweep(
             self.transactions,
@@ -106,6 +112,7 @@ class CoordinatorService:
         """Bind, announce, serve, sweep. Raises `OSError` when the port is taken, and the store's errors."""
         self._server.bind()
         try:
+            await self.guard.start()
             await self.presence.start(self.url)
             await self._server.start()
         except BaseException:
@@ -120,6 +127,7 @@ class CoordinatorService:
         """Withdraw, then finish the requests and the sweep that are under way. Idempotent."""
         log.info("coordinator stopping", process_id=self.process_id)
         await self.presence.stop()
+        await self.guard.stop()
         await self._server.stop()
         await self.timeout_sweep.stop()
         await self.gc_sweep.stop()

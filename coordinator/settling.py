@@ -8,6 +8,8 @@ and the records say which one did, if any.
 Absence does come back: a record that was created may have ended and been collected, before its creator, frozen since,
 asks whether it is there, or before a second copy arrives. So what checks nothing but absence is sent once, and what
 follows it creates other records (`Settling.create`).
+
+Nothing is tried for ever (`patience`).
 """
 
 from __future__ import annotations
@@ -18,22 +20,23 @@ from typing import assert_never
 
 import structlog
 
+from coordinator.patience import Clock, Patience, Pause
 from metastore.api import MetadataStore
-from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
-from metastore.types import Absent, Applied, AtVersion, Batch, Check, EmptyRange, FirstVersion, Snapshot
-
-Clock = Callable[[], int]
-"""Now, in epoch milliseconds."""
-
-Pause = Callable[[float], Awaitable[None]]
-"""Wait for some seconds."""
+from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
+from metastore.types import (
+    Absent,
+    Applied,
+    AtVersion,
+    Batch,
+    Check,
+    EmptyRange,
+    FirstVersion,
+    Record,
+    Snapshot,
+    Version,
+)
 
 MakeBatch = Callable[[], Awaitable[Batch]]
-
-PATIENCE_MS = 10_000
-_FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 1.0
-_MAX_ATTEMPTS = 30  # Bounds the wait when the clock is set back.
 
 log = structlog.get_logger()
 
@@ -41,24 +44,35 @@ log = structlog.get_logger()
 class Overtaken(Exception):
     """A check of the batch no longer holds. Read again.
 
-    `perhaps_ours` tells that a reply was lost before, so that what made the check fail may be this very batch.
+    `perhaps_ours` tells that a reply was lost before, so that what made the check fail may be this very batch. When it
+    is false the batch certainly did nothing, and `check` is the one that failed.
     """
 
-    def __init__(self, perhaps_ours: bool) -> None:
+    def __init__(self, check: Check | None, *, perhaps_ours: bool) -> None:
         super().__init__("the records have changed since they were read")
+        self.check = check
         self.perhaps_ours = perhaps_ours
+
+
+class Unanswered(OutcomeUnknown):
+    """Nobody knows whether the records of `batch`, which were to be created, are there."""
+
+    def __init__(self, lost: OutcomeUnknown, batch: Batch) -> None:
+        super().__init__(f"the store did not say whether the write took effect: {lost}")
+        self.batch = batch
 
 
 class Settling:
     """Applies batches to one store so that an unknown outcome is resolved before the caller hears of it."""
 
-    def __init__(
-        self, store: MetadataStore, clock: Clock, *, pause: Pause = asyncio.sleep, patience_ms: int = PATIENCE_MS
-    ) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, *, pause: Pause = asyncio.sleep) -> None:
         self.store = store
         self._clock = clock
         self._pause = pause
-        self._patience_ms = patience_ms
+
+    def patience(self) -> Patience:
+        """For one call."""
+        return Patience(self._clock, self._pause)
 
     async def apply(self, batch: Batch) -> Applied:
         """Apply `batch`, which must check a version of every record it writes, or of another one that it writes too.
@@ -66,44 +80,72 @@ class Settling:
         Raises `Overtaken` (read again), `OutcomeUnknown` (patience is over and nobody knows), or what the store
         raised for the first request when that request certainly did nothing.
         """
-        return await self._settle(batch, None)
-
-    async def create(self, make: MakeBatch) -> Applied:
-        """Apply what `make` makes: new records under names that nobody has used. It makes others when the first ones
-        are not to be found after a lost reply; should those still arrive, nobody has been told of them.
-
-        Raises as `apply`, of the last ones that were made.
-        """
-        return await self._settle(await make(), make)
-
-    async def _settle(self, batch: Batch, make: MakeBatch | None) -> Applied:
         try:
             return await self.store.apply(batch)
-        except CheckFailed:
-            raise Overtaken(perhaps_ours=False) from None
+        except CheckFailed as failed:
+            raise Overtaken(failed.check, perhaps_ours=False) from None
         except OutcomeUnknown as lost:
-            log.info("reply lost, asking the store what happened", error=str(lost))
-            return await self._resolve(batch, make, lost)
+            _log_lost(lost)
+            return await self._resolve(batch, lost)
 
-    async def _resolve(self, batch: Batch, make: MakeBatch | None, lost: MetastoreError) -> Applied:
-        deadline_ms = self._clock() + self._patience_ms
-        pause_s = _FIRST_PAUSE_S
-        for _ in range(_MAX_ATTEMPTS):
+    async def _resolve(self, batch: Batch, lost: OutcomeUnknown) -> Applied:
+        patience = self.patience()
+        while await patience.lasts():
             try:
                 if not await self._may_still_apply(batch):
-                    raise Overtaken(perhaps_ours=True)
-                batch = await make() if make is not None else batch
+                    raise Overtaken(None, perhaps_ours=True)
                 return await self.store.apply(batch)
             except CheckFailed:
-                raise Overtaken(perhaps_ours=True) from None
+                raise Overtaken(None, perhaps_ours=True) from None
             except MetastoreError as error:
                 # Whatever this one says about the copy just sent, the first copy may still be on its way.
                 log.info("outcome still unknown", error=str(error))
-            if self._clock() >= deadline_ms:
-                break
-            await self._pause(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-        raise OutcomeUnknown(f"the store did not say whether the write took effect: {lost}") from lost
+        raise Unanswered(lost, batch) from lost
+
+    async def create(self, make: MakeBatch, taken: Callable[[Batch], None]) -> tuple[Batch, Applied]:
+        """Apply what `make` makes: records of which nothing is checked but their absence, under names that nobody else
+        was given. Returns the batch that took effect.
+
+        `make` is asked for others when the first ones are not to be found after a lost reply; should those still
+        arrive, nobody has been told of them. It is asked, too, when names are in use, which `taken` is told first.
+
+        Raises `Unanswered`; or, when certainly nothing was created, what the store or `make` raised, and
+        `StoreUnavailable` when names were in use each time.
+        """
+        unsent: Batch | None = None
+        lost: Unanswered | None = None
+        patience = self.patience()
+        while await patience.lasts():
+            try:
+                if lost and (applied := await self._found(lost.batch)):
+                    return lost.batch, applied
+                unsent = unsent or await make()
+                return unsent, await self.store.apply(unsent)
+            except CheckFailed:
+                assert unsent is not None, "only an apply checks"
+                taken(unsent)
+                unsent = None
+            except OutcomeUnknown as error:
+                assert unsent is not None, "only an apply can end so"
+                _log_lost(error)
+                lost, unsent = Unanswered(error, unsent), None
+            except MetastoreError:
+                if lost is None:
+                    raise
+        raise lost or StoreUnavailable(
+            "every name that the store gave out as new is in use: was it restored from a backup?"
+        )
+
+    async def _found(self, created: Batch) -> Applied | None:
+        """When all that was to be created is there, to the last byte: then it is ours. What somebody else has created
+        under these names is not taken for it: only what began in the same millisecond with the same timeout is equal.
+        """
+        names = [check.key for check in created.checks if isinstance(check, Absent)]
+        assert len(names) == len(created.checks), "nothing but absence is checked"
+        found = (await self.store.get_many(names)).records
+        versions = {_version_as_created(found[name], created.puts[name]) for name in names}
+        version = versions.pop()
+        return None if versions or version is None else Applied(version)
 
     async def _may_still_apply(self, batch: Batch) -> bool:
         wanted = [check.key for check in batch.checks if not isinstance(check, EmptyRange)]
@@ -124,3 +166,11 @@ def _holds(check: Check, seen: Snapshot) -> bool:
         case EmptyRange():
             return True
     assert_never(check)
+
+
+def _version_as_created(record: Record | None, value: bytes) -> Version | None:
+    return record.version if record is not None and record.first and record.value == value else None
+
+
+def _log_lost(lost: OutcomeUnknown) -> None:
+    log.info("reply lost, asking the store what happened", error=str(lost))

@@ -15,8 +15,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamil
 from prometheus_client.registry import Collector
 
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.patience import Clock
 from coordinator.periodic import PeriodicSweep
-from coordinator.settling import Clock
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import key_records, listing, paths

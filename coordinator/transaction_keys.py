@@ -28,13 +28,15 @@ from coordinator.decisions import Decisions, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.id_blocks import IdBlocks
 from coordinator.settling import Overtaken
+from metastore.incarnation import first_number
+from metastore.txn import paths
 from metastore.txn import store as txn_records
 from metastore.txn.ids import TxnId
 from metastore.txn.key_records import KeyRecord, read_key
 from metastore.txn.records import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
-from metastore.types import Batch, Revision
+from metastore.types import Absent, Batch, Revision
 from service.problems import ErrorCode, ServiceError
 
 FENCED_SESSIONS_KEPT = 64
@@ -66,7 +68,8 @@ class TransactionKeys:
         """
         fenced: TransactionRecords | None = None
         with Doubt("Connect again, with -1 or with the epoch that the key has now.", transaction_key=key) as doubt:
-            while True:
+            patience = self._decisions.settling.patience()
+            while await patience.lasts():
                 held = await read_key(self._store, request.owner, key)
                 holder = await self._held_transaction(held.value)
                 same = _same_session(held, request)
@@ -75,8 +78,8 @@ class TransactionKeys:
                 # After a lost reply the newer epoch may be the one that this very call has made: see `Doubt`.
                 _refuse_fenced_session(held, request)
                 if request.epoch != -1:
-                    _refuse_other_epoch(held, request.epoch)
-                bumped = self._bumped(held, request, holder)
+                    _live_at(held, request.epoch)
+                bumped = await self._bumped(held, request, holder)
                 unprepared = holder if holder and not holder.prepared_record else None
                 fenced = unprepared or fenced
                 batch = held.write(self._store.batch(), bumped)
@@ -89,20 +92,23 @@ class TransactionKeys:
                     continue
                 log.info("transaction key taken over", transaction_key=key, owner=request.owner, epoch=bumped.epoch)
                 return _connected(bumped, fenced, holder)
+            raise patience.over(f"transaction key {key!r}")
 
     async def _fenced_after_all(self, predecessor: TransactionRecords | None) -> TransactionRecords | None:
         """`predecessor` if it is fenced now, by the bump whose reply was lost or another one; it may be committed."""
         records = predecessor and await TxnStore(self._store).read(predecessor.txn_id)
         return records if records and records.header.expired_by is ExpiredBy.FENCING else None
 
-    def _bumped(self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None) -> TransactionKey:
+    async def _bumped(
+        self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None
+    ) -> TransactionKey:
         """The record after this connection: it still holds a prepared transaction, and no other one."""
         old = held.value
         fenced = (old.fenced_sessions if old else None) or ()
         if old and old.session and old.session != request.session:
             fenced = (*fenced, old.session)[-FENCED_SESSIONS_KEPT:]
         return TransactionKey(
-            epoch=old.epoch + 1 if old else 0,
+            epoch=old.epoch + 1 if old else await first_number(self._store),
             updated_ms=self._decisions.clock(),
             txn_id=str(holder.txn_id) if holder and holder.prepared_record else None,
             last_version=old.last_version if old else None,
@@ -112,22 +118,27 @@ class TransactionKeys:
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
-    async def begin(self, request: BeginRequest, key: str) -> Begun:
+    async def begin(self, request: BeginRequest, key: str, epoch: int) -> Begun:
         """Begin under a key: at most one transaction of a key is open, and a committed version never runs again.
+
+        `epoch` is the one that connect has answered: who does not know it has no business under the key.
 
         Raises NOT_ALLOWED for an epoch that is not the key's, TXN_CONFLICT while a prepared transaction of the key
         waits for its decision, OUTCOME_UNKNOWN.
         """
         txn_id: TxnId | None = None
+        header: Header | None = None
         with Doubt(_action_after_begin(request), transaction_key=key) as doubt:
-            while True:
-                if doubt.lost and txn_id:
-                    if landed := await TxnStore(self._store).read(txn_id):
+            patience = self._decisions.settling.patience()
+            while await patience.lasts():
+                if doubt.lost and txn_id and header:
+                    if landed := await self._begun_as(txn_id, header):
+                        self._decisions.metrics.created.inc()
                         return Begun(answers.describe_records(landed), created=True)
                     txn_id = None  # it may have begun, ended and been collected meanwhile: no id begins twice
                 doubt.settle()
                 held = await read_key(self._store, request.owner, key)
-                epoch = _epoch_to_begin(held, request)
+                live = _live_at(held, epoch)
                 if _already_committed(held, request):
                     return Begun(_committed_before(held, request), created=False)
                 predecessor = await self._held_transaction(held.value)
@@ -135,18 +146,36 @@ class TransactionKeys:
                     return Begun(answers.describe_records(predecessor), created=False)
                 if predecessor and predecessor.prepared_record:
                     raise _prepared_predecessor(predecessor, key)
-                txn_id = txn_id or await self._ids.next()
+                txn_id = txn_id or await self._id_besides(predecessor)
                 doubt.about(txn_id=str(txn_id))
                 header = self._new_header(request, epoch)
                 batch = txn_records.begin(self._store.batch(), txn_id, header)
-                held.write(batch, self._holding(held, txn_id, epoch))
+                held.write(batch, live.model_copy(update={"txn_id": str(txn_id), "updated_ms": header.created_ms}))
                 try:
                     revision = await self._apply(batch, predecessor, f"transaction {txn_id} of the same key began")
                 except Overtaken as overtaken:
                     doubt.note(overtaken)
+                    if overtaken.check == Absent(paths.header(txn_id)):
+                        self._ids.in_use([txn_id])
+                        txn_id = None
                     continue
+                self._decisions.metrics.created.inc()
                 log.debug("transaction begun", txn_id=str(txn_id), transaction_key=key, epoch=epoch)
                 return Begun(answers.describe(txn_id, header, revision), created=True)
+            raise patience.over(f"transaction key {key!r}")
+
+    async def _begun_as(self, txn_id: TxnId, header: Header) -> TransactionRecords | None:
+        """The transaction, if it is the one that began with this header; it may be decided since."""
+        records = await TxnStore(self._store).read(txn_id)
+        return records if records and records.header.as_begun == header else None
+
+    async def _id_besides(self, predecessor: TransactionRecords | None) -> TxnId:
+        """A new id. The predecessor has it only where ids are given out again; then no batch could name both."""
+        txn_id = await self._ids.next()
+        if predecessor is None or txn_id != predecessor.txn_id:
+            return txn_id
+        self._ids.in_use([txn_id])
+        return await self._ids.next()
 
     def _new_header(self, request: BeginRequest, epoch: int) -> Header:
         now_ms = self._decisions.clock()
@@ -161,11 +190,6 @@ class TransactionKeys:
             properties=request.properties,
         )
 
-    def _holding(self, held: KeyRecord, txn_id: TxnId, epoch: int) -> TransactionKey:
-        old = held.value or TransactionKey(epoch=epoch, updated_ms=0)
-        update = {"epoch": epoch, "txn_id": str(txn_id), "updated_ms": self._decisions.clock(), "deleted": None}
-        return old.model_copy(update=update)
-
     # -- delete and read -----------------------------------------------------------------------------------------
 
     async def delete(self, key: str, owner: str | None = None) -> DeletedTransactionKey:
@@ -174,7 +198,8 @@ class TransactionKeys:
         Deleting it again succeeds and changes nothing. Raises NOT_FOUND when it was never used, OUTCOME_UNKNOWN.
         """
         with Doubt("Delete the key again: repeating it is harmless.", transaction_key=key) as doubt:
-            while True:
+            patience = self._decisions.settling.patience()
+            while await patience.lasts():
                 held = await read_key(self._store, owner, key)
                 old = held.value
                 if old is None:
@@ -191,6 +216,7 @@ class TransactionKeys:
                     continue
                 log.info("transaction key deleted", transaction_key=key, owner=owner, epoch=old.epoch)
                 return _deleted(held, tombstone, holder)
+            raise patience.over(f"transaction key {key!r}")
 
     def _tombstone(self, old: TransactionKey) -> TransactionKey:
         return TransactionKey(
@@ -248,7 +274,8 @@ def _refuse_fenced_session(held: KeyRecord, request: ConnectRequest) -> None:
         )
 
 
-def _refuse_other_epoch(held: KeyRecord, epoch: int) -> None:
+def _live_at(held: KeyRecord, epoch: int) -> TransactionKey:
+    """The key's record, which is at this epoch. Raises NOT_ALLOWED for any other, and for a key that is not in use."""
     live = held.live
     if live is None or live.epoch != epoch:
         now = f"its epoch is {live.epoch}" if live else "nobody is connected"
@@ -257,22 +284,13 @@ def _refuse_other_epoch(held: KeyRecord, epoch: int) -> None:
             transaction_key=held.key,
             current_epoch=live.epoch if live else None,
         )
+    return live
 
 
 def _action_after_begin(request: BeginRequest) -> str:
     if request.version is not None:
         return "Begin again with the same version: it finds the transaction if it was begun."
     return ACTION_AFTER_BEGIN
-
-
-def _epoch_to_begin(held: KeyRecord, request: BeginRequest) -> int:
-    """The key's epoch; without one in the request a key that is not in use gets its next epoch."""
-    if request.epoch is not None:
-        _refuse_other_epoch(held, request.epoch)
-        return request.epoch
-    if held.live:
-        return held.live.epoch
-    return held.value.epoch + 1 if held.value else 0
 
 
 def _already_committed(held: KeyRecord, request: BeginRequest) -> bool:

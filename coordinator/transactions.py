@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from typing import Self, TypeVar
 
 import structlog
@@ -22,22 +22,25 @@ import structlog
 from coordinator import answers
 from coordinator.answers import Members
 from coordinator.api.models import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
+from coordinator.capacity import refuse_large_list, refuse_large_properties
 from coordinator.decisions import Decision, Decisions, KeyMovedOn, aborted
-from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
+from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt, outcome_unknown
 from coordinator.ends import Abort, Commit, End
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.ownership import owned, require_owner
-from coordinator.settling import Clock, Overtaken, Settling
+from coordinator.patience import Clock
+from coordinator.settling import MakeBatch, Overtaken, Settling, Unanswered
 from coordinator.transaction_keys import Begun, TransactionKeys
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError, OutcomeUnknown
+from metastore.txn import paths
 from metastore.txn import store as txn_records
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
-from metastore.types import Batch
+from metastore.types import Absent, Batch, Revision
 from service.problems import ServiceError
 from service.security.principal import ANYONE, Principal
 
@@ -46,6 +49,11 @@ PREPARED_TIMEOUT_MS = MAX_TIMEOUT_MS
 
 MAX_WRITERS_BYTES = 400 << 10
 """The names of all writers together, as JSON: they must fit into one record, next to the rest of the header."""
+
+_CONNECT_FIRST = (
+    "Connect (POST /v1/transaction-keys/{key}/connect), which takes the key over from whoever works under it, and send "
+    "the epoch that it answers."
+)
 
 log = structlog.get_logger()
 
@@ -100,27 +108,28 @@ class Transactions:
     async def begin(self, request: BeginRequest | None = None) -> Begun:
         """Open a transaction; under a transaction key as `TransactionKeys.begin` says.
 
-        Raises INVALID_ARGUMENT for `epoch` or `version` without a key, NOT_ALLOWED for another `owner` than the caller,
-        and OUTCOME_UNKNOWN with an id that may have been begun (nobody else will ever use it; its timeout ends it).
+        Raises INVALID_ARGUMENT for a key without its `epoch`, for `epoch` or `version` without a key, and for too large
+        `properties` (see `capacity`), NOT_ALLOWED for another `owner` than the caller, and OUTCOME_UNKNOWN with an id
+        that may have been begun (its timeout ends it).
         """
         request = owned(request or BeginRequest(), self.caller)
-        if request.transaction_key is not None:
-            return await self.keys.begin(request, request.transaction_key)
-        refuse_numbers_without_key(request)
+        refuse_half_a_key(request)
+        refuse_large_properties(request, self.store)
+        if request.transaction_key is not None and request.epoch is not None:
+            return await self.keys.begin(request, request.transaction_key, request.epoch)
         header = self._header(request)
-        tried: list[TxnId] = []
 
         async def under_a_new_id() -> Batch:
-            tried.append(await self._ids.next())
-            return txn_records.begin(self.store.batch(), tried[-1], header)
+            return txn_records.begin(self.store.batch(), await self._ids.next(), header)
 
         try:
-            applied = await self._settling.create(under_a_new_id)
-        except (Overtaken, OutcomeUnknown) as lost:
-            return await self._begun_after_all(tried, lost)
-        txn_id = tried[-1]
+            (txn_id,), revision = await self._create(under_a_new_id)
+        except Unanswered as lost:
+            (unknown,) = _perhaps_begun(lost)
+            raise unknown from lost
+        self.metrics.created.inc()
         log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
-        return Begun(answers.describe(txn_id, header, applied.revision), created=True)
+        return Begun(answers.describe(txn_id, header, revision), created=True)
 
     async def begin_together(self, requests: Sequence[BeginRequest]) -> Sequence[Members | Begun | Failure]:
         """Open transactions in one apply, as `begin` would each of them: without a key, and owned by the caller.
@@ -129,26 +138,31 @@ class Transactions:
         """
         groups = [list(alike) for _, alike in groupby(requests, vars)]
         headers = [self._header(owned(alike[0], self.caller)) for alike in groups]
-        tried: list[list[list[TxnId]]] = []  # each time, the ids of each group
+
+        def alike(txn_ids: Iterable[TxnId]) -> Iterator[tuple[list[TxnId], Header]]:
+            left = iter(txn_ids)
+            return ((list(islice(left, len(group))), header) for group, header in zip(groups, headers, strict=True))
 
         async def under_new_ids() -> Batch:
-            tried.append([await self._ids.take(len(alike)) for alike in groups])
             batch = self.store.batch()
-            for txn_ids, header in zip(tried[-1], headers, strict=True):
+            for txn_ids, header in alike(await self._ids.take(len(requests))):
                 txn_records.begin_alike(batch, txn_ids, header)
             return batch
 
         try:
-            applied = await self._settling.create(under_new_ids)
-        except (Overtaken, OutcomeUnknown) as lost:
-            each_tried = zip(*([txn_id for txn_ids in once for txn_id in txn_ids] for once in tried), strict=True)
-            return await asyncio.gather(*(answered(self._begun_after_all(ids, lost)) for ids in each_tried))
-        log.debug("transactions begun", txn_ids=[txn_id for txn_ids in tried[-1] for txn_id in txn_ids])
+            begun, revision = await self._create(under_new_ids)
+        except Unanswered as lost:
+            return list(_perhaps_begun(lost))
+        self.metrics.created.inc(len(begun))
+        log.debug("transactions begun", txn_ids=begun)
         return [
-            answer
-            for txn_ids, header in zip(tried[-1], headers, strict=True)
-            for answer in answers.members_alike(txn_ids, header, applied.revision)
+            answer for txn_ids, header in alike(begun) for answer in answers.members_alike(txn_ids, header, revision)
         ]
+
+    async def _create(self, make: MakeBatch) -> tuple[list[TxnId], Revision]:
+        """The ids of the transactions that began in the batch that took effect. Raises as `Settling.create`."""
+        batch, applied = await self._settling.create(make, lambda batch: self._ids.in_use(_begun_in(batch)))
+        return _begun_in(batch), applied.revision
 
     def _header(self, request: BeginRequest) -> Header:
         now_ms = self.clock()
@@ -159,16 +173,6 @@ class Transactions:
             owner=request.owner,
             properties=request.properties,
         )
-
-    async def _begun_after_all(self, tried: Sequence[TxnId], lost: Overtaken | OutcomeUnknown) -> Begun:
-        """The ids of a begin are its own alone, so a record that is there is the one whose reply was lost: that of the
-        last id, if any. While nobody knows, the first one may still be on its way."""
-        with Doubt(ACTION_AFTER_BEGIN, txn_id=str(tried[0])) as doubt:
-            if isinstance(lost, OutcomeUnknown):
-                raise lost
-            doubt.note(lost)
-            doubt.about(txn_id=str(tried[-1]))
-            return Begun(await self.get(tried[-1]), created=True)
 
     async def get(self, txn_id: TxnId) -> TransactionHeader:
         """Raises TXN_NOT_FOUND."""
@@ -214,7 +218,8 @@ class Transactions:
                 raise lost
             if lost:
                 doubt.note(lost)
-            while True:
+            patience = self._settling.patience()
+            while await patience.lasts():
                 records = known or await self._decisions.read(end.txn_id)
                 known = None
                 require_owner(records, self.caller)
@@ -231,6 +236,7 @@ class Transactions:
                     doubt.note(overtaken)
                 except KeyMovedOn:
                     was_prepared_when_key_moved_on = bool(records.prepared_record)
+            raise patience.over(f"transaction {end.txn_id}")
 
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]]
@@ -306,7 +312,9 @@ class Transactions:
         def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
             known = records.remembered_writers or ()
             if not set(added) <= set(known):
-                records.remember_writers(batch, writer_set((*known, *added), "add"))
+                writers = writer_set((*known, *added), "add")
+                refuse_large_list(writers, "add", records, self.store)
+                records.remember_writers(batch, writers)
             return answers.describe_records(records)
 
         return await self._change(txn_id, change)
@@ -339,7 +347,8 @@ class Transactions:
         gone again with the decision, or written over.
         """
         with Doubt(txn_id=str(txn_id)) as doubt:
-            while True:
+            patience = self._settling.patience()
+            while await patience.lasts():
                 records = await self._decisions.read(txn_id)
                 require_owner(records, self.caller)
                 if records.header.state.final:
@@ -358,13 +367,25 @@ class Transactions:
                     doubt.note(overtaken)
                     continue
                 return answer
+            raise patience.over(f"transaction {txn_id}")
 
 
-def refuse_numbers_without_key(request: BeginRequest) -> None:
-    """Raises INVALID_ARGUMENT."""
+def _begun_in(batch: Batch) -> list[TxnId]:
+    return [paths.txn_id_of_header(check.key) for check in batch.checks if isinstance(check, Absent)]
+
+
+def _perhaps_begun(lost: Unanswered) -> Iterator[ServiceError]:
+    """OUTCOME_UNKNOWN for each transaction that may have begun, in their order."""
+    return (outcome_unknown(lost, ACTION_AFTER_BEGIN, txn_id=txn_id) for txn_id in _begun_in(lost.batch))
+
+
+def refuse_half_a_key(request: BeginRequest) -> None:
+    """Raises INVALID_ARGUMENT. Without its epoch anybody who knows a key could fence whoever works under it."""
     for field in ("epoch", "version"):
         if getattr(request, field) is not None and request.transaction_key is None:
             raise answers.invalid(field, "needs a transaction_key")
+    if request.transaction_key is not None and request.epoch is None:
+        raise answers.invalid("epoch", "a begin under a transaction key needs the key's epoch", action=_CONNECT_FIRST)
 
 
 def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.answers import problem_response
+from service.departure import ASKED
 from service.limits import Limits, RateLimit
 from service.problems import ErrorCode, Problem, ServiceError
 from service.security.authentication import Authenticator
@@ -105,6 +106,7 @@ class Gate:
     # -- through -----------------------------------------------------------------------------------------------
 
     async def _let_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ASKED.set(receive)
         scope[BODY] = b""
         if _has_body(scope):
             try:

@@ -125,6 +125,18 @@ class ServiceError(Exception):
         self.detail = detail
         self.action = action
         self.members = {name: value for name, value in members.items() if value is not None}
+        self._partly = False
+
+    def partly(self) -> ServiceError:
+        """The same, of a request of which other parts were carried out, or may have been: it is not definite."""
+        same = ServiceError(self.code, self.detail, action=self.action, **self.members)
+        same._partly = True
+        return same
+
+    @property
+    def definite(self) -> bool:
+        """The whole request has certainly done nothing."""
+        return KINDS[self.code].definite and not self._partly
 
     def problem(self) -> Problem:
         kind = KINDS[self.code]
@@ -134,7 +146,7 @@ class ServiceError(Exception):
             detail=self.detail,
             code=self.code,
             retriable=kind.retriable,
-            definite=kind.definite,
+            definite=self.definite,
             action=self.action or kind.action,
             **self.members,
         )

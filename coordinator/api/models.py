@@ -88,7 +88,7 @@ class BeginRequest(Request):
     timeout_ms: TimeoutMs = 60_000
     owner: Name | None = None
     transaction_key: TransactionKeyName | None = None
-    epoch: Number | None = None
+    epoch: Annotated[Number, Field(description="as connect answered it; a transaction_key needs it")] | None = None
     version: Number | None = None
     properties: Annotated[dict[PropertyName, PropertyValue], Field(max_length=64)] | None = None
 

@@ -119,8 +119,9 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
     async def begin(caller: Caller, body: BeginRequest | None = None) -> Response:
         """Begin a transaction.
 
-        Under a `transaction_key` only one is open: an older one is aborted, the same `epoch` and `version` find the
-        open one again (200), and a `version` that is committed already is answered with `already_committed` (200).
+        Under a `transaction_key`, with the `epoch` that its connect answered, only one is open: an older one is
+        aborted, the same `version` finds the open one again (200), and a `version` that is committed already is
+        answered with `already_committed` (200).
         With authentication the caller is its `owner`.
         """
         begun = await transactions.on_behalf_of(caller).begin(body)

@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.api.models import BeginRequest, ConnectRequest
 from coordinator.service import CoordinatorService
 from coordinator.settling import Settling
 from coordinator.timeout_sweep import TimeoutSweep
-from coordinator.transaction_keys import TransactionKeys
+from coordinator.transaction_keys import Begun, TransactionKeys
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
@@ -151,6 +152,22 @@ async def refusal(verb: Awaitable[object], code: ErrorCode) -> ServiceError:
         await verb
     assert refused.value.code is code, refused.value
     return refused.value
+
+
+async def epoch_of(transactions: Transactions, key: str = "k", owner: str | None = None) -> int:
+    """The epoch of a key; whoever asks connects when nobody is connected."""
+    try:
+        return (await transactions.keys.get(key, owner)).epoch
+    except ServiceError:
+        return (await transactions.keys.connect(key, ConnectRequest(epoch=-1, owner=owner))).epoch
+
+
+async def under_key(transactions: Transactions, key: str = "k", **fields: object) -> Begun:
+    """Begin under a key, at its epoch unless `fields` have another one."""
+    owner = fields.get("owner")
+    if "epoch" not in fields:
+        fields["epoch"] = await epoch_of(transactions, key, None if owner is None else str(owner))
+    return await transactions.begin(BeginRequest.model_validate({"transaction_key": key, **fields}))
 
 
 def id_of(header: object) -> TxnId:

@@ -33,6 +33,7 @@ class WrappedStore(StoredIndexes):
     def __init__(self, truth: MetadataStore) -> None:
         super().__init__(truth.indexes)
         self.truth = truth
+        self.max_batch_bytes = truth.max_batch_bytes
 
     async def apply(self, batch: Batch) -> Applied:
         return await self.truth.apply(batch)

@@ -76,7 +76,9 @@ def without_revisions(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 async def prepared_world(http: httpx.AsyncClient) -> None:
     """Transactions 1 to 6: plain, kept alive, with writers, prepared, under a key, committed."""
-    for fields in ({}, {}, {}, {}, {"transaction_key": "k", "version": 1}, {}):
+    for key in "kn":
+        assert (await http.post(f"/v1/transaction-keys/{key}/connect", json={"epoch": -1})).json()["epoch"] == 0
+    for fields in ({}, {}, {}, {}, {"transaction_key": "k", "epoch": 0, "version": 1}, {}):
         assert (await http.post("/v1/txns", json=fields)).status_code == 201
     for number, verb, body in (
         (2, "keep-alive", {"timeout_ms": 9_000}),
@@ -91,6 +93,10 @@ def end(op: str, number: int, **fields: object) -> Item:
     return {"op": op, "txn_id": f"{number:032x}", **fields}
 
 
+def under(key: str, version: int) -> Item:
+    return {"op": "begin", "transaction_key": key, "epoch": 0, "version": version}
+
+
 STORIES: dict[str, list[Item]] = {
     "commits of every kind": [end("commit", number) for number in range(1, 7)],
     "aborts of every kind": [end("abort", number, reason="r") for number in range(1, 7)],
@@ -98,9 +104,9 @@ STORIES: dict[str, list[Item]] = {
     "the same transaction again": [end("commit", 1), end("abort", 1), end("commit", 1), end("commit", 1, writers=[])],
     "the other way first": [end("abort", 2), end("commit", 2), end("abort", 2)],
     "unknown among known": [end("commit", 1), end("commit", 0xBEEF), end("abort", 2)],
-    "commit, then begin under its key": [end("commit", 5), {"op": "begin", "transaction_key": "k", "version": 2}],
-    "begin under its key, then commit": [{"op": "begin", "transaction_key": "k", "version": 2}, end("commit", 5)],
-    "versions of one key": [{"op": "begin", "transaction_key": "n", "version": v} for v in (1, 1, 2, 2)],
+    "commit, then begin under its key": [end("commit", 5), under("k", 2)],
+    "begin under its key, then commit": [under("k", 2), end("commit", 5)],
+    "versions of one key": [under("n", version) for version in (1, 1, 2, 2)],
     "a stale epoch": [{"op": "begin", "transaction_key": "k", "epoch": 7}, {"op": "begin", "timeout_ms": 5}],
     "nothing": [],
 }
@@ -123,7 +129,8 @@ async def test_a_batch_answers_as_the_single_calls_would(
 
 async def test_a_committed_version_is_not_begun_again(http: httpx.AsyncClient) -> None:
     """200 instead of 201, as by itself."""
-    again = {"op": "begin", "transaction_key": "k", "version": 1}
+    await http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})
+    again = under("k", 1)
     (first,) = await batch(http, [again])
     assert first["status"] == 201
     open_, done, repeated = await batch(http, [again, {"op": "commit", "txn_id": first["txn"]["txn_id"]}, again])
@@ -134,7 +141,8 @@ async def test_a_committed_version_is_not_begun_again(http: httpx.AsyncClient) -
 
 async def test_a_newer_connection_commits_a_prepared_transaction(http: httpx.AsyncClient) -> None:
     """DESIGN §5.15: its epoch is old, and the key still holds it."""
-    txn_id = (await http.post("/v1/txns", json={"transaction_key": "k"})).json()["txn_id"]
+    await http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})
+    txn_id = (await http.post("/v1/txns", json={"transaction_key": "k", "epoch": 0})).json()["txn_id"]
     await http.post(f"/v1/txns/{txn_id}/prepare")
     await http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})
     (answer,) = await batch(http, [{"op": "commit", "txn_id": txn_id}])
@@ -157,6 +165,7 @@ async def test_a_newer_connection_commits_a_prepared_transaction(http: httpx.Asy
         ({"op": "begin", "properties": {"x": 1}}, "items.1.properties.x"),
         ({"op": "begin", "properties": {"begin": 1}}, "items.1.properties.begin"),
         ({"op": "begin", "epoch": 1}, "items.1.epoch"),
+        ({"op": "begin", "transaction_key": "k", "version": 1}, "items.1.epoch"),
         ({"op": "begin", "transaction_key": "a&b"}, "items.1.transaction_key"),
         ([], "items.1"),
         (None, "items.1"),
@@ -241,7 +250,8 @@ async def test_plain_items_share_an_apply_and_begins_read_nothing(
     transactions: Transactions, store: FaultyStore
 ) -> None:
     begun = await run_batch(transactions, parsed([{"op": "begin"}] * (2 * TOGETHER)))
-    assert len(store.sent) == 3 and store.requests == 4, "a block of ids (read and moved), and two applies"
+    what = "the incarnation, a block of ids (read and moved), and two applies"
+    assert len(store.sent) == 3 and store.requests == 5, what
     txn_ids = [id_of(header) for header in done(begun)]
     store.sent.clear()
     store.requests = 0

@@ -19,7 +19,7 @@ from coordinator.timeout_sweep import Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from service.problems import ErrorCode
-from tests.coordinator.conftest import SKEW_MS, FakeClock, id_of, refusal
+from tests.coordinator.conftest import SKEW_MS, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import ShuffledStore
 from tests.coordinator.test_transactions import begin
 
@@ -110,9 +110,9 @@ async def test_wrong_clocks_and_a_race_have_one_outcome(off: Off, clock: FakeClo
 async def test_a_clock_that_is_set_back_gives_no_id_and_no_epoch_twice(off: Off, clock: FakeClock) -> None:
     """Numbers come from the store and never from the time; only deadlines do."""
     coordinator = off(0)
-    first = (await coordinator.begin(BeginRequest(transaction_key="k", version=1))).header
+    first = (await under_key(coordinator, version=1)).header
     clock.now_ms -= HOUR_MS
-    second = (await coordinator.begin(BeginRequest(transaction_key="k", version=2))).header
+    second = (await under_key(coordinator, version=2)).header
     assert id_of(second) > id_of(first) and second.epoch == first.epoch
     assert (await coordinator.get(id_of(first))).expired_by == "fencing"
     assert (await coordinator.commit(id_of(second))).finalized_ms == clock.now_ms

@@ -20,7 +20,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import TxnStore, put_write_op
 from service.problems import ErrorCode
-from tests.coordinator.conftest import FakeClock, refusal
+from tests.coordinator.conftest import FakeClock, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
 
@@ -274,7 +274,7 @@ async def test_at_quiescence_nothing_is_left(etcd: EtcdStore, clock: FakeClock) 
     for txn_id in (plain, kept, remembered, prepared):
         await transactions.commit(txn_id)
     for _ in range(2):
-        await begin(transactions, transaction_key="k")
+        await under_key(transactions)
     await asyncio.gather(*(begin(transactions, timeout_ms=1) for _ in range(SLICE + 5)))
     clock.now_ms += 60_000 + 1_000
     await TimeoutSweep(transactions).sweep_once()

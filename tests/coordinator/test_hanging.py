@@ -19,7 +19,7 @@ from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from metastore.txn.records import AckOp, WriteOp
 from service.problems import ErrorCode
-from tests.coordinator.conftest import CountedReads, FakeClock, refusal
+from tests.coordinator.conftest import CountedReads, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
 
@@ -52,7 +52,7 @@ async def test_every_segment_and_subscription_is_named_once(
     transactions: Transactions, listings: Listings, truth: MemoryStore, clock: FakeClock
 ) -> None:
     """With the position of the first write; subscription `s` is not `s1`, and a colon in a name separates nothing."""
-    txn_id = await begin(transactions, owner="billing", transaction_key="nightly", timeout_ms=600_000)
+    txn_id = id_of((await under_key(transactions, "nightly", owner="billing", timeout_ms=600_000)).header)
     await transactions.add_writers(txn_id, ["w2", "w1"])
     for counter in range(3):
         await write(truth, txn_id, ORDERS, counter, after=f"4:{10 + counter}")

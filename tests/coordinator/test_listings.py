@@ -16,7 +16,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import put_write_op
 from service.problems import ErrorCode
-from tests.coordinator.conftest import FakeClock, refusal
+from tests.coordinator.conftest import FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
 
@@ -49,7 +49,11 @@ async def population(transactions: Transactions, clock: FakeClock) -> dict[str, 
     for number in range(12):
         key = f"k{number}" if number % 3 == 0 else None
         owner = "alice" if number % 2 else "bob"
-        txn_id = await begin(transactions, owner=owner, transaction_key=key, timeout_ms=60_000 - number)
+        fields: dict[str, object] = {"owner": owner, "timeout_ms": 60_000 - number}
+        begun = await (
+            under_key(transactions, key, **fields) if key else transactions.begin(BeginRequest.model_validate(fields))
+        )
+        txn_id = id_of(begun.header)
         state = ("OPEN", "COMMITTED", "ABORTED")[number % 3]
         if state != "OPEN":
             await (transactions.commit(txn_id) if state == "COMMITTED" else transactions.abort(txn_id))
@@ -189,5 +193,5 @@ async def test_a_token_means_the_same_to_every_coordinator(
 
 async def test_a_begun_transaction_is_listed_at_once(transactions: Transactions, listings: Listings) -> None:
     """Indexes move in the same apply as their record."""
-    begun = await transactions.begin(BeginRequest(transaction_key="k", version=1))
+    begun = await under_key(transactions, version=1)
     assert (await listings.transactions(Filter(state="OPEN"))).items == [begun.header]

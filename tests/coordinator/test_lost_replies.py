@@ -27,7 +27,7 @@ from tests.metastore.proxies import Proxy
 from tests.servers import EtcdServer, free_port
 
 FORWARD = [pytest.param(True, id="reply"), pytest.param(False, id="request")]
-KEYED = {"transaction_key": "k", "version": 1, "timeout_ms": 600_000}
+KEYED = {"transaction_key": "k", "epoch": 0, "version": 1, "timeout_ms": 600_000}
 
 Answer = TypeVar("Answer")
 
@@ -62,6 +62,12 @@ class Scene:
         response = await self.http.post(f"{url}/v1/txns{path}", json=body)
         assert response.is_success, response.text
         return response.json()
+
+    async def connect(self) -> int:
+        """The first epoch of the key of `KEYED`, which is free."""
+        taken = await self.http.post(f"{self.second}/v1/transaction-keys/k/connect", json={"epoch": -1})
+        assert taken.json()["epoch"] == KEYED["epoch"]
+        return int(taken.json()["epoch"])
 
     async def begun(self) -> list[str]:
         """The headers of all transactions there are."""
@@ -133,6 +139,7 @@ async def test_commit_is_lost_between_client_and_coordinator(scene: Scene, forwa
 @pytest.mark.parametrize("forward", FORWARD)
 async def test_begin_of_a_version_is_lost_between_coordinator_and_store(scene: Scene, forward: bool) -> None:
     """There is one transaction of that version, and everybody who begins it again is given that one."""
+    await scene.connect()
     begin = scene.post(scene.first, "", KEYED)
     told = await scene.losing(scene.to_etcd, b'"state":"OPEN"', forward, begin)
     again = await scene.http.post(f"{scene.second}/v1/txns", json=KEYED)
@@ -147,12 +154,13 @@ async def test_begin_of_a_version_is_lost_between_coordinator_and_store(scene: S
 async def test_begin_of_a_version_is_lost_between_client_and_coordinator(scene: Scene, forward: bool) -> None:
     """The client begins again through the other coordinator, and finds the transaction if it was begun."""
     async with await scene.client_of_the_first() as client:
-        begin = client.begin(key="k", version=1)
+        epoch = await scene.connect()
+        begin = client.begin(key="k", epoch=epoch, version=1)
         txn = await scene.losing(scene.to_first, b"POST /v1/txns ", forward, begin)
         assert not txn.already_committed
         assert await client._connection.coordinators.url() == scene.second
         assert len(await scene.begun()) == 1
         await txn.commit()
-        replayed = await client.begin(key="k", version=1)
+        replayed = await client.begin(key="k", epoch=epoch, version=1)
         assert replayed.already_committed
     await scene.assert_committed_for_ever(txn.id)

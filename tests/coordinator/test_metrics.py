@@ -21,7 +21,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from participants.metrics import BrokerMetrics
 from tests.coordinator.conftest import CountedReads, FakeClock
-from tests.coordinator.stores import FaultyStore
+from tests.coordinator.stores import Fault, FaultyStore
 
 NAMES = {
     "pulsar_txn_metadata_store_header_cas_total",
@@ -31,7 +31,9 @@ NAMES = {
     "pulsar_txn_transaction_key_epoch",
     "pulsar_txn_transaction_key_age",
     "metatxn_transactions_open",
+    "metatxn_transactions_created_total",
     "metatxn_transactions_ended_total",
+    "metatxn_transaction_duration_seconds",
     "metatxn_oldest_open_transaction_seconds",
     "metatxn_watch_resyncs_total",
     "metatxn_gc_backlog_headers",
@@ -87,7 +89,7 @@ async def test_every_name_of_the_contract_is_on_a_page(scraped: Scraped) -> None
     assert {
         "pulsar_txn_metadata_store_op_writes",
         *("metatxn_decision_to_visible_seconds", "metatxn_horizon_lag_entries", "metatxn_reconcile_repairs"),
-        *("metatxn_append_seconds", "metatxn_fsync_seconds"),
+        *("metatxn_append_seconds", "metatxn_fsync_seconds", "pulsar_txn_metadata_store_index_query_seconds"),
     } <= of_brokers
 
 
@@ -103,8 +105,9 @@ async def test_every_end_is_counted_once_by_how_it_ended(scraped: Scraped, clock
     clock.now_ms += 10_000
     for _ in range(2):
         await scraped.service.timeout_sweep.sweep()
-    await begin(scraped, transaction_key="k")
-    await begin(scraped, transaction_key="k")
+    await scraped.http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})
+    for _ in range(2):
+        await begin(scraped, transaction_key="k", epoch=0)
     ended = {
         result: await scraped.value("metatxn_transactions_ended_total", result=result)
         for result in ("committed", "aborted", "timed_out", "fenced")
@@ -115,6 +118,38 @@ async def test_every_end_is_counted_once_by_how_it_ended(scraped: Scraped, clock
         for result in ("ok", "conflict", "reject")
     }
     assert cas == {"ok": 6, "conflict": 0, "reject": 1}
+
+
+async def test_every_begin_is_counted_once(scraped: Scraped, store: FaultyStore) -> None:
+    """However it was found out that it happened; what found an open transaction, or a committed one, began nothing."""
+    await scraped.http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})
+    await begin(scraped)
+    await scraped.http.post("/v1/txns/batch", json={"items": [{"op": "begin"}] * 3})
+    for fields in ({}, {"transaction_key": "k", "epoch": 0, "version": 1}):
+        store.faults.append(Fault.LOSE_REPLY)
+        txn_id = await begin(scraped, **fields)
+    assert await begin(scraped, transaction_key="k", epoch=0, version=1) == txn_id
+    await end(scraped, txn_id, "commit")
+    again = {"transaction_key": "k", "epoch": 0, "version": 1}
+    assert (await scraped.http.post("/v1/txns", json=again)).json()["already_committed"]
+    await begin(scraped, transaction_key="k", epoch=0, version=2)
+    assert await scraped.value("metatxn_transactions_created_total") == 7
+
+
+async def test_how_long_a_transaction_took_is_told_by_how_it_ended(scraped: Scraped, clock: FakeClock) -> None:
+    """A clock that is behind that of the begin makes it short, never negative."""
+    committed, aborted, *together = [await begin(scraped) for _ in range(5)]
+    clock.now_ms += 1_500
+    await end(scraped, committed, "commit")
+    items = [{"op": "commit", "txn_id": txn_id} for txn_id in together]
+    await scraped.http.post("/v1/txns/batch", json={"items": items})
+    clock.now_ms -= 60_000
+    await end(scraped, aborted, "abort")
+    name = "metatxn_transaction_duration_seconds"
+    assert await scraped.value(f"{name}_count", result="committed") == 4
+    assert await scraped.value(f"{name}_sum", result="committed") == 6
+    assert await scraped.value(f"{name}_count", result="aborted") == 1
+    assert await scraped.value(f"{name}_sum", result="aborted") == 0
 
 
 async def test_a_lost_race_is_a_conflict(scraped: Scraped, store: FaultyStore) -> None:

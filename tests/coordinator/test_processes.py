@@ -57,7 +57,8 @@ async def test_a_blank_coordinator_answers_as_the_dead_ones_did(
         for number in range(9):
             body = {"owner": "o", "timeout_ms": 600_000, "properties": {"n": str(number)}}
             txn_ids.append((await http.post(f"{next(urls)}/v1/txns", json=body)).json()["txn_id"])
-        keyed = {"transaction_key": "k", "version": 1, "timeout_ms": 600_000}
+        await http.post(f"{next(urls)}/v1/transaction-keys/k/connect", json={"epoch": -1})
+        keyed = {"transaction_key": "k", "epoch": 0, "version": 1, "timeout_ms": 600_000}
         txn_ids.append((await http.post(f"{next(urls)}/v1/txns", json=keyed)).json()["txn_id"])
         for txn_id, verb, content in (
             *((txn_ids[0], "commit", {"writers": ["w"]}), (txn_ids[1], "abort", {"reason": "r"})),

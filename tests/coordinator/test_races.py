@@ -16,7 +16,7 @@ from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from service.problems import ErrorCode, ServiceError
-from tests.coordinator.conftest import FakeClock, id_of
+from tests.coordinator.conftest import FakeClock, epoch_of, id_of, under_key
 from tests.coordinator.stores import ShuffledStore
 
 SEEDS = range(25)
@@ -32,9 +32,15 @@ def rival(request: pytest.FixtureRequest, truth: MemoryStore, clock: FakeClock) 
         nonlocal made
         made += 1
         store = ShuffledStore(truth, seed=1_000 * request.param + made)
-        return Transactions(store, clock, settling=Settling(store, clock, pause=clock.pause))
+        return Transactions(store, clock, settling=Settling(store, clock, pause=turns))
 
     return make
+
+
+async def turns(seconds: float) -> None:
+    """A pause in which the others go on: a turn of the loop for each millisecond."""
+    for _ in range(int(seconds * 1000)):
+        await asyncio.sleep(0)
 
 
 def outcome(result: object) -> object:
@@ -86,7 +92,7 @@ async def test_keep_alive_and_sweep(rival: Rival, clock: FakeClock) -> None:
 async def test_connect_and_commit(rival: Rival) -> None:
     """DESIGN §5.15: either the commit was first and its version counts, or it was fenced and its version does not."""
     connection = rival()
-    begun = await connection.begin(BeginRequest(transaction_key="k", version=4))
+    begun = await under_key(connection, version=4)
     commit, connect = await asyncio.gather(
         rival().commit(id_of(begun.header)),
         rival().keys.connect("k", ConnectRequest(epoch=-1)),
@@ -125,17 +131,20 @@ async def test_one_session_connecting_many_times(rival: Rival) -> None:
 
 async def test_begins_under_one_key(rival: Rival) -> None:
     """With a version all find the same transaction; without one the last of them is the only one open."""
-    same = await asyncio.gather(*(rival().begin(BeginRequest(transaction_key="v", version=1)) for _ in range(5)))
+    for key in "vk":
+        assert await epoch_of(rival(), key) == 0
+    once = BeginRequest(transaction_key="v", epoch=0, version=1)
+    same = await asyncio.gather(*(rival().begin(once) for _ in range(5)))
     assert len({begun.header.txn_id for begun in same}) == 1
     assert [begun.created for begun in same].count(True) == 1
-    several = await asyncio.gather(*(rival().begin(BeginRequest(transaction_key="k")) for _ in range(5)))
+    several = await asyncio.gather(*(rival().begin(BeginRequest(transaction_key="k", epoch=0)) for _ in range(5)))
     states = [(await rival().get(id_of(begun.header))).state for begun in several]
     assert sorted(states) == ["ABORTED"] * 4 + ["OPEN"]
 
 
 async def test_prepare_and_connect(rival: Rival) -> None:
     """Prepared first: returned. Connected first: fenced."""
-    header = (await rival().begin(BeginRequest(transaction_key="k"))).header
+    header = (await under_key(rival())).header
     prepare, connect = await asyncio.gather(
         rival().prepare(id_of(header)), rival().keys.connect("k", ConnectRequest(epoch=-1)), return_exceptions=True
     )
@@ -154,7 +163,8 @@ async def test_delete_against_everyone(rival: Rival) -> None:
     results = await asyncio.gather(
         *(rival().keys.connect("k", ConnectRequest(epoch=-1)) for _ in range(4)),
         *(rival().keys.delete("k") for _ in range(2)),
-        *(rival().begin(BeginRequest(transaction_key="k")) for _ in range(2)),
+        *(rival().begin(BeginRequest(transaction_key="k", epoch=epoch)) for epoch in (0, 2)),
+        return_exceptions=True,
     )
     epochs = [result.epoch for result in results[:4] if hasattr(result, "epoch")]
     assert len(set(epochs)) == 4 and 0 not in epochs

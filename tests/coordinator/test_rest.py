@@ -9,8 +9,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from coordinator.patience import LEAST_ROUNDS, PATIENCE_MS
 from coordinator.service import CoordinatorService
-from coordinator.settling import PATIENCE_MS
 from metastore.backends.memory import MemoryStore
 from service.problems import KINDS, MEDIA_TYPE, ErrorCode
 from tests.coordinator.conftest import START_MS, FakeClock
@@ -36,6 +36,12 @@ async def begin(http: httpx.AsyncClient, **body: object) -> dict[str, Any]:
     assert response.status_code in (200, 201), response.text
     answer: dict[str, Any] = response.json()
     return answer
+
+
+async def connected(http: httpx.AsyncClient, key: str = "k") -> int:
+    """The epoch of a new connection."""
+    epoch: int = (await http.post(f"/v1/transaction-keys/{key}/connect", json={"epoch": -1})).json()["epoch"]
+    return epoch
 
 
 async def test_begin_with_defaults(http: httpx.AsyncClient) -> None:
@@ -74,7 +80,7 @@ async def test_bodies_are_optional(http: httpx.AsyncClient, verb: str) -> None:
 
 async def test_begin_under_a_key(http: httpx.AsyncClient) -> None:
     """201 once, then 200 with the same transaction, then 200 "already committed"."""
-    body = {"transaction_key": "k", "version": 3}
+    body = {"transaction_key": "k", "epoch": await connected(http), "version": 3}
     first = await http.post("/v1/txns", json=body)
     again = await http.post("/v1/txns", json=body)
     assert (first.status_code, again.status_code, again.json()) == (201, 200, first.json())
@@ -84,14 +90,23 @@ async def test_begin_under_a_key(http: httpx.AsyncClient) -> None:
     assert (done.json()["state"], done.json()["already_committed"], done.json()["version"]) == ("COMMITTED", True, 3)
 
 
+async def test_a_key_without_its_epoch_says_what_to_do(http: httpx.AsyncClient) -> None:
+    """Issue 17, A7: it would fence whoever works under the key."""
+    running = await begin(http, transaction_key="k", epoch=await connected(http))
+    for body in ({"transaction_key": "k"}, {"transaction_key": "unused", "version": 1}):
+        refused = problem(await http.post("/v1/txns", json=body), ErrorCode.INVALID_ARGUMENT)
+        assert refused["field"] == "epoch" and "/v1/transaction-keys/{key}/connect" in refused["action"]
+    assert (await http.get(f"/v1/txns/{running['txn_id']}")).json()["state"] == "OPEN"
+
+
 async def test_errors_of_the_protocol_have_their_codes(
     http: httpx.AsyncClient, store: FaultyStore, clock: FakeClock
 ) -> None:
     committed, prepared = [f"/v1/txns/{(await begin(http))['txn_id']}" for _ in range(2)]
     await http.post(f"{committed}/commit")
     await http.post(f"{prepared}/prepare")
-    stale = await begin(http, transaction_key="k")
-    assert (await http.post("/v1/transaction-keys/k/connect", json={"epoch": -1})).json()["epoch"] == 1
+    stale = await begin(http, transaction_key="k", epoch=await connected(http))
+    assert await connected(http) == 1
 
     body = problem(await http.post(f"{committed}/abort"), ErrorCode.INVALID_TXN_STATE)
     assert f"COMMITTED at {START_MS}" in body["detail"] and body["finalized_ms"] == START_MS
@@ -158,6 +173,8 @@ BAD_BODIES = [
     (b'{"transaction_key": "k", "version": 9007199254740992}', "version"),
     (b'{"epoch": 0}', "epoch"),
     (b'{"version": 0}', "version"),
+    (b'{"transaction_key": "k"}', "epoch"),
+    (b'{"transaction_key": "k", "version": 1}', "epoch"),
     (b'{"timeout": 5}', "timeout"),
 ]
 
@@ -253,7 +270,7 @@ async def test_a_query_that_an_endpoint_does_not_have_is_not_passed_over(
 ) -> None:
     """CONTRACT: bad input never changes anything. What belongs into the body would have been asked for in vain: of a
     commit whose `writers` stand in the URL all would count."""
-    txn_id = (await begin(http, transaction_key="k"))["txn_id"]
+    txn_id = (await begin(http, transaction_key="k", epoch=await connected(http)))["txn_id"]
     revision = await store.current_revision()
     content = b'{"epoch": -1}' if "connect" in path else b'{"items": []}' if "batch" in path else None
     response = await http.request(method, path.format(txn_id), content=content)
@@ -349,8 +366,8 @@ async def test_a_final_transaction_claims_no_deadline(http: httpx.AsyncClient) -
     ("body", "action"),
     [
         ({}, "Read this transaction"),
-        ({"transaction_key": "k"}, "Read this transaction"),
-        ({"transaction_key": "k", "version": 1}, "same version"),
+        ({"transaction_key": "k", "epoch": 0}, "Read this transaction"),
+        ({"transaction_key": "k", "epoch": 0, "version": 1}, "same version"),
     ],
 )
 async def test_a_begin_that_may_have_happened_says_which_and_what_to_do(
@@ -361,8 +378,10 @@ async def test_a_begin_that_may_have_happened_says_which_and_what_to_do(
         await unavailable()
 
     await begin(http)  # takes the block of ids
+    assert await connected(http) == 0
+    looks = LEAST_ROUNDS if body else LEAST_ROUNDS - 1  # without a key, the first round was the one that lost its reply
     store.faults.append(Fault.LOSE_REPLY)
-    store.before_reads.extend([*[None] * ("transaction_key" in body), unavailable_for_long])
+    store.before_reads.extend([*[None] * ("transaction_key" in body), *[unavailable_for_long] * looks])
     unknown = problem(await http.post("/v1/txns", json=body), ErrorCode.OUTCOME_UNKNOWN)
     assert action in unknown["action"]
     assert not store.before_reads
@@ -379,7 +398,7 @@ async def test_liveness_claims_no_readiness(http: httpx.AsyncClient, store: Faul
 
 async def test_two_coordinators_answer_alike(truth: MemoryStore, http: httpx.AsyncClient, clock: FakeClock) -> None:
     """DESIGN §2: nothing is kept in a process; another one on the same store goes on."""
-    txn_id = (await begin(http, transaction_key="k", version=1))["txn_id"]
+    txn_id = (await begin(http, transaction_key="k", epoch=await connected(http), version=1))["txn_id"]
     transport = httpx.ASGITransport(app=CoordinatorService(truth, clock=clock).app)
     async with httpx.AsyncClient(transport=transport, base_url="http://other") as other:
         for path in (f"/v1/txns/{txn_id}", "/v1/txns", "/admin/v2/transactions/transaction-keys/k", "/v1/cluster"):

@@ -69,7 +69,7 @@ def test_a_broker_that_was_away_for_longer_than_retention(cluster: Cluster, tmp_
     assert message is not None
 
     begun = {name: client.begin(600_000) for name in ("committed", "aborted", "kept alive", "prepared")}
-    begun["fenced"] = client.begin(600_000, "k")
+    begun["fenced"] = client.begin(600_000, "k", client.connect_key("k").epoch)
     with client.producer("t") as producer:
         for name, txn in begun.items():
             producer.send(name, txn=txn)

@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.gc_sweep import GcSweep
+from coordinator.patience import PATIENCE_MS
 from coordinator.service import STOP_GRACE_S, CoordinatorService
-from coordinator.settling import PATIENCE_MS
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.api.models import BeginRequest
 from coordinator.shares import share_of
 from coordinator.timeout_sweep import SLICE, TOGETHER, Swept, TimeoutSweep
 from coordinator.transactions import Transactions
@@ -16,7 +15,7 @@ from metastore.errors import StoreUnavailable
 from metastore.txn.ids import TxnId
 from metastore.types import RangeResult
 from service.problems import ErrorCode
-from tests.coordinator.conftest import SKEW_MS, START_MS, CountedReads, FakeClock, id_of, refusal
+from tests.coordinator.conftest import SKEW_MS, START_MS, CountedReads, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import Fault, FaultyStore
 from tests.coordinator.test_transactions import begin
 
@@ -116,11 +115,11 @@ async def test_a_timed_out_transaction_lets_go_of_its_key(
     transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
 ) -> None:
     """`check_records` proves it for every test; here the next begin finds nothing to fence."""
-    old = (await transactions.begin(BeginRequest(transaction_key="k", timeout_ms=1))).header
+    old = (await under_key(transactions, timeout_ms=1)).header
     clock.now_ms += 1_000
     await sweep.sweep_once()
     assert (await transactions.keys.get("k")).txn_id is None
-    assert (await transactions.begin(BeginRequest(transaction_key="k"))).created
+    assert (await under_key(transactions)).created
     assert (await transactions.get(id_of(old))).expired_by == "timeout"
 
 
@@ -143,7 +142,7 @@ async def test_some_that_cannot_be_aborted_do_not_hold_up_the_others(
 ) -> None:
     """Those whose apply failed, and one under a key, which goes by itself."""
     ids = [await begin(transactions, timeout_ms=1) for _ in range(2 * TOGETHER)]
-    ids.append(await begin(transactions, timeout_ms=1, transaction_key="k"))
+    ids.append(id_of((await under_key(transactions, timeout_ms=1)).header))
     clock.now_ms += 1_000
     store.faults.extend([Fault.UNAVAILABLE, Fault.NONE, Fault.UNAVAILABLE])
     assert await sweep.sweep_once() == Swept(aborted=TOGETHER, failed=TOGETHER + 1)
@@ -171,7 +170,7 @@ async def test_every_kind_is_aborted_and_says_which_deadline_has_passed(
 ) -> None:
     """Side by side in one slice: plain, kept alive, prepared, with writers, and under a key."""
     plain, kept, prepared, written = [await begin(transactions, timeout_ms=1_000) for _ in range(4)]
-    keyed = await begin(transactions, timeout_ms=1_000, transaction_key="k")
+    keyed = id_of((await under_key(transactions, timeout_ms=1_000)).header)
     await transactions.keep_alive(kept, 2_000)
     await transactions.prepare(prepared, 3_000)
     await transactions.add_writers(written, ["w"])

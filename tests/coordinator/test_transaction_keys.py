@@ -13,7 +13,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.key_records import read_key
 from service.problems import ErrorCode
-from tests.coordinator.conftest import FakeClock, id_of, refusal
+from tests.coordinator.conftest import FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 
 KEY = "jobs/night"
@@ -24,7 +24,8 @@ async def connect(keys: TransactionKeys, epoch: int = -1, **fields: object) -> C
 
 
 async def begin(transactions: Transactions, **fields: object) -> Begun:
-    return await transactions.begin(BeginRequest.model_validate({"transaction_key": KEY, **fields}))
+    """At the key's epoch, unless `fields` have another one."""
+    return await under_key(transactions, KEY, **fields)
 
 
 async def opened(transactions: Transactions, **fields: object) -> TransactionHeader:
@@ -106,12 +107,29 @@ async def test_a_prepared_predecessor_is_returned_and_must_be_ended_first(
 # -- begin
 
 
-async def test_begin_without_connecting_uses_epoch_0(transactions: Transactions, keys: TransactionKeys) -> None:
-    header = await opened(transactions)
-    assert (header.epoch, header.transaction_key) == (0, KEY)
-    assert (await keys.get(KEY)).txn_id == header.txn_id
-    await connect(keys)
-    assert (await opened(transactions)).epoch == 1
+async def test_a_key_holds_what_began_under_it(transactions: Transactions, keys: TransactionKeys) -> None:
+    for epoch in (0, 1):
+        assert (await connect(keys)).epoch == epoch
+        header = await opened(transactions, epoch=epoch)
+        assert (header.epoch, header.transaction_key) == (epoch, KEY)
+        assert (await keys.get(KEY)).txn_id == header.txn_id
+
+
+@pytest.mark.parametrize("version", [None, 1])
+@pytest.mark.parametrize("used", [False, True])
+async def test_nobody_begins_without_the_epoch(
+    transactions: Transactions, keys: TransactionKeys, store: FaultyStore, used: bool, version: int | None
+) -> None:
+    """CONTRACT's corrections, the seed: whoever has not connected fences nobody, and takes no key that is free."""
+    if used:
+        await connect(keys)
+        running = await opened(transactions, epoch=0)
+    revision = await store.current_revision()
+    request = BeginRequest(transaction_key=KEY, version=version)
+    error = await refusal(transactions.begin(request), ErrorCode.INVALID_ARGUMENT)
+    assert error.members["field"] == "epoch" and "connect" in error.problem().action
+    assert await store.current_revision() == revision
+    assert not used or (await transactions.get(id_of(running))).state == "OPEN"
 
 
 async def test_only_one_transaction_of_a_key_is_open(transactions: Transactions, store: FaultyStore) -> None:
@@ -279,7 +297,7 @@ async def test_a_transaction_that_is_prepared_and_taken_over_between_the_reads_o
 
     Found by the judge of histories: a commit was NOT_ALLOWED that at no moment had to be refused.
     """
-    txn_id = id_of((await transactions.begin(BeginRequest(transaction_key="k"))).header)
+    txn_id = id_of((await under_key(transactions)).header)
     other = Transactions(truth, clock)
 
     async def prepared_and_taken_over() -> None:
@@ -316,12 +334,22 @@ async def test_a_deleted_key_repeats_neither_epoch_nor_version(
     assert await keys.delete(KEY) == deleted
     assert await store.current_revision() == revision
     await refusal(connect(keys, 1), ErrorCode.NOT_ALLOWED)
-    await refusal(begin(transactions, epoch=1), ErrorCode.NOT_ALLOWED)
-    assert (await begin(transactions, version=5)).header.already_committed
+    await refusal(begin(transactions, epoch=1, version=5), ErrorCode.NOT_ALLOWED)
     assert (await connect(keys)).model_dump(exclude_none=True) == {"epoch": 2, "last_version": 5}
+    assert (await begin(transactions, version=5)).header.already_committed
     await keys.delete(KEY)
     assert (await opened(transactions, version=6)).epoch == 3
     assert (await keys.get(KEY)).last_version == 5
+
+
+async def test_a_deleted_key_remembers_who_was_fenced(keys: TransactionKeys) -> None:
+    """A zombie of a job whose key was removed stays out all the same."""
+    await connect(keys, session="run-1")
+    await connect(keys, session="run-2")
+    await keys.delete(KEY)
+    await refusal(connect(keys, session="run-1"), ErrorCode.NOT_ALLOWED)
+    assert (await connect(keys, session="run-3")).epoch == 2
+    await refusal(connect(keys, session="run-1"), ErrorCode.NOT_ALLOWED)
 
 
 async def test_deleting_a_key_that_was_never_used_is_not_found(keys: TransactionKeys) -> None:

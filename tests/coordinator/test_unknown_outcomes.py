@@ -14,7 +14,7 @@ from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from service.problems import ErrorCode
-from tests.coordinator.conftest import FakeClock, id_of, refusal
+from tests.coordinator.conftest import FakeClock, epoch_of, id_of, refusal, under_key
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 from tests.coordinator.test_transactions import begin
 
@@ -172,11 +172,12 @@ async def test_no_id_begins_twice_though_it_was_collected_while_its_reply_was_lo
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock, key: str | None
 ) -> None:
     """The coordinator stands still, and when it goes on its transaction has timed out and is gone."""
+    epoch = await epoch_of(transactions) if key else None
     await begin(transactions)
     store.sent.clear()
     store.faults.append(Fault.LOSE_REPLY)
     store.before_reads.extend([*([None] if key else []), lambda: end_and_collect(truth, clock)])
-    begun = await transactions.begin(BeginRequest(transaction_key=key))
+    begun = await transactions.begin(BeginRequest(transaction_key=key, epoch=epoch))
     headers = [key for batch in store.sent for key in batch.puts if key.startswith("/txn/")]
     assert len(set(headers)) == len(headers) == 2
     assert begun.created and headers[-1] == f"/txn/{begun.header.txn_id}"
@@ -200,9 +201,9 @@ async def test_no_id_begins_twice_though_a_copy_arrives_when_it_was_collected(
 async def test_begin_under_a_key_is_resolved(
     transactions: Transactions, store: FaultyStore, fault: Fault, version: int | None
 ) -> None:
-    old = (await transactions.begin(BeginRequest(transaction_key="k"))).header
+    old = (await under_key(transactions)).header
     store.faults.append(fault)
-    begun = await transactions.begin(BeginRequest(transaction_key="k", version=version))
+    begun = await transactions.begin(BeginRequest(transaction_key="k", epoch=old.epoch, version=version))
     await store.deliver()
     assert begun.created
     assert (await transactions.keys.get("k")).txn_id == begun.header.txn_id
@@ -215,7 +216,7 @@ async def test_connect_is_resolved(
     transactions: Transactions, store: FaultyStore, fault: Fault, session: str | None
 ) -> None:
     """What it answers is the epoch of the key, and nobody else was given it; with a session no epoch is wasted."""
-    old = (await transactions.begin(BeginRequest(transaction_key="k"))).header
+    old = (await under_key(transactions)).header
     store.faults.append(fault)
     answer = await transactions.keys.connect("k", ConnectRequest(epoch=-1, session=session))
     await store.deliver()
@@ -228,7 +229,7 @@ async def test_connect_never_claims_to_have_aborted_what_was_committed(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
 ) -> None:
     """Its first bump never arrived, and before the second one the predecessor committed."""
-    old = (await transactions.begin(BeginRequest(transaction_key="k"))).header
+    old = (await under_key(transactions)).header
     other = Transactions(truth, clock)
     store.faults.append(Fault.LOSE_REQUEST)
     store.before_reads.extend([None, None, lambda: other.commit(id_of(old))])
@@ -248,7 +249,7 @@ async def test_connect_with_an_epoch_never_calls_its_own_bump_stale(
 
 @pytest.mark.parametrize("fault", LOST)
 async def test_a_commit_under_a_key_is_resolved(transactions: Transactions, store: FaultyStore, fault: Fault) -> None:
-    header = (await transactions.begin(BeginRequest(transaction_key="k", version=1))).header
+    header = (await under_key(transactions, version=1)).header
     store.faults.append(fault)
     assert (await transactions.commit(id_of(header))).state == "COMMITTED"
     await store.deliver()
@@ -294,7 +295,7 @@ async def test_a_change_that_was_seen_is_not_unavailable_for_certain(
 
 @pytest.mark.parametrize("fault", LOST)
 async def test_deleting_a_key_is_resolved(transactions: Transactions, store: FaultyStore, fault: Fault) -> None:
-    header = (await transactions.begin(BeginRequest(transaction_key="k"))).header
+    header = (await under_key(transactions)).header
     store.faults.append(fault)
     assert (await transactions.keys.delete("k")).epoch == 0
     await store.deliver()

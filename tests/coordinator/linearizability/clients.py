@@ -37,7 +37,7 @@ SHORT_MS = (100, 2_000)
 PATIENT_S, HASTY_S = 60.0, 0.01
 HASTY_CALLS = 0.04
 REFUSALS = {
-    *("TXN_NOT_FOUND", "INVALID_TXN_STATE", "TXN_CONFLICT"),
+    *("INVALID_ARGUMENT", "TXN_NOT_FOUND", "INVALID_TXN_STATE", "TXN_CONFLICT"),
     *("EXPIRED_TRANSACTION", "NOT_ALLOWED", "NOT_FOUND"),
 }
 
@@ -109,11 +109,12 @@ class Client:
         self._begun(await self._call(action, "POST", "/v1/txns", _body(action)))
 
     async def _begin_under_key(self) -> None:
-        """With an epoch and a version, or without; both may be outdated, and the version one that is begun already."""
+        """With an epoch, and a version or none; both may be outdated, and the version one that is begun already.
+        Now and then without an epoch, as somebody who has not connected."""
         key = self._known.key(self._dice)
         action = self._new_begin() | {"key": key.name, "level": 1, "timeout_ms": LEVEL_MS}
-        if self._dice.random() < 0.5:
-            action["epoch"] = key.epoch
+        if self._dice.random() < 0.9:
+            action["epoch"] = 0 if key.epoch is None else key.epoch
         if self._dice.random() < 0.6:
             action["version"] = key.version + self._dice.randrange(-1, 2)
             action["version"] = key.version = max(action["version"], 0)
@@ -166,7 +167,7 @@ class Client:
         return f"writer-{self._dice.randrange(4)}"
 
     def _some_writers(self) -> list[str] | None:
-        return None if self._dice.random() < 0.6 else [self._writer()]
+        return self._dice.choice([None, None, None, [], [self._writer()]])
 
     # -- keys ---------------------------------------------------------------------------------------------------
 

@@ -100,11 +100,13 @@ def _begin(family: Family, request: Request) -> Performed:
     new = Txn(request["level"])
     if request.get("key") is None:
         return family.having(txn_id, new), ("begun", True, txn_id)
-    if request.get("epoch") not in (None, family.epoch):
+    if request.get("epoch") is None:
+        return family, "INVALID_ARGUMENT"
+    if request["epoch"] != family.epoch:
         return family, "NOT_ALLOWED"
     if version is not None and family.last_version is not None and version <= family.last_version:
         return family, ("committed before",)
-    held, epoch = family.txn(family.holds), max(family.epoch, 0)
+    held, epoch = family.txn(family.holds), family.epoch
     if held and version is not None and (held.version, held.epoch) == (version, epoch):
         return family, ("begun", False, family.holds)
     if held and held.prepared:
@@ -112,7 +114,7 @@ def _begin(family: Family, request: Request) -> Performed:
     if txn_id is None:  # It was told of another one.
         return family, ("begun", True, None)
     begun = family.fencing().having(txn_id, replace(new, epoch=epoch, version=version))
-    return replace(begun, epoch=epoch, holds=txn_id), ("begun", True, txn_id)
+    return replace(begun, holds=txn_id), ("begun", True, txn_id)
 
 
 def _get(family: Family, txn_id: str, txn: Txn, request: Request) -> Performed:
@@ -125,7 +127,7 @@ def _commit(family: Family, txn_id: str, txn: Txn, request: Request) -> Performe
         return family, described(txn_id, txn)
     if txn.state != "OPEN":
         return family, _decided(txn)
-    counted = wanted or tuple(sorted(txn.remembered)) or None
+    counted = (tuple(sorted(txn.remembered)) or None) if wanted is None else wanted
     after = family.ended(txn_id, txn, state="COMMITTED", counted=counted)
     if family.holds == txn_id and txn.version is not None:
         after = replace(after, last_version=txn.version)

@@ -1,0 +1,57 @@
+"""How long a call goes on trying. No loop over the store goes round for ever, whatever the store or its rivals do.
+
+Being overtaken once or twice is ordinary, so the first rounds follow each other at once. After that the pauses grow, so
+that rivals let each other through, and so that what can never succeed costs the store some dozens of requests, not
+hundreds a second. The pauses are drawn: rivals that lost to the same winner would meet again otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+from service.departure import caller_left
+from service.problems import ErrorCode, ServiceError
+
+Clock = Callable[[], int]
+"""Now, in epoch milliseconds."""
+
+Pause = Callable[[float], Awaitable[None]]
+"""Wait for some seconds."""
+
+PATIENCE_MS = 10_000
+LEAST_ROUNDS = 3
+"""Also when the time is over: a process that was frozen for long still finds out what became of its request."""
+MOST_ROUNDS = 30
+"""Also when the clock is set back."""
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+class Patience:
+    """`while await patience.lasts():` goes round until its body returns or raises, and behind it stands the error for
+    the case that it never did."""
+
+    def __init__(self, clock: Clock, pause: Pause) -> None:
+        self._clock = clock
+        self._pause = pause
+        self._until_ms = clock() + PATIENCE_MS
+        self._next_pause_s = _FIRST_PAUSE_S
+        self.rounds = 0
+
+    async def lasts(self) -> bool:
+        """Whether to try, once more; waits before it says so. False, too, when nobody waits for the answer any more."""
+        if self.rounds >= LEAST_ROUNDS:
+            if self.rounds >= MOST_ROUNDS or self._clock() >= self._until_ms:
+                return False
+            await self._pause(self._next_pause_s * random.uniform(0.5, 1.0))
+            self._next_pause_s = min(self._next_pause_s * 2, _LONGEST_PAUSE_S)
+        if self.rounds and await caller_left():
+            return False
+        self.rounds += 1
+        return True
+
+    def over(self, what: str) -> ServiceError:
+        """The error for a call whose records, `what`, were changed by others each time."""
+        detail = f"{what} was changed by others each of the {self.rounds} times that this was tried"
+        return ServiceError(ErrorCode.STORE_UNAVAILABLE, detail)
