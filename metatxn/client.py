@@ -23,12 +23,13 @@ from coordinator.api.models import (
     TransactionKeyInfo,
 )
 from metatxn import frames
-from metatxn.connection import Connection, parsed, post
-from metatxn.consumer import AsyncConsumer, subscription_path
+from metatxn.answers import parsed
+from metatxn.connection import Connection, post
+from metatxn.consumer import ACKS_SETTLED_BY, AsyncConsumer, subscription_path
 from metatxn.delivery import MAX_PENDING_BYTES
-from metatxn.errors import AlreadyExists, InvalidArgument, MetatxnError
+from metatxn.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.frames import FramesPage, SegmentFrames
-from metatxn.http import Call, json_body, json_of, path_of
+from metatxn.http import Call, json_body, path_of
 from metatxn.paging import Listing, Paged
 from metatxn.producer import MAX_ENTRY_BYTES, MAX_ENTRY_MESSAGES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader
@@ -123,9 +124,16 @@ class AsyncClient:
     ) -> AsyncTransaction:
         """A new transaction; it is aborted when it is open for longer than `timeout_ms`.
 
-        With `key`, `epoch` (see `connect_key`) and `version`, the same one again for as long as it is open; when the
-        version is committed, one whose `already_committed` is true. Raises `NotAllowed` for a stale epoch.
+        A `key` needs the `epoch` that `connect_key` answered. With a `version`, too, it is the same one again for as
+        long as that is open; when the version is committed, one whose `already_committed` is true. Raises `NotAllowed`
+        for a stale epoch.
         """
+        if key is not None and epoch is None:
+            raise InvalidArgument(
+                "epoch: a transaction under a key needs the key's epoch",
+                action="Call connect_key(key), which takes it over from whoever works under it, and pass its epoch.",
+                field="epoch",
+            )
         body = {
             "timeout_ms": timeout_ms,
             "owner": owner,
@@ -229,8 +237,10 @@ class AsyncClient:
         if isinstance(schema, pa.Schema):
             columns = wire_schema(schema)
         body = {"name": name, "segments": segments, "schema": columns}
+        # That it is there is no refusal of an attempt without an answer: that one may have made it.
+        call = post(path_of("topics"), body, settled_by=(AlreadyExists,) if exist_ok else ())
         try:
-            return parsed(TopicInfo, await self._connection.broker(post(path_of("topics"), body)))
+            return parsed(TopicInfo, await self._connection.broker(call))
         except AlreadyExists:
             if not exist_ok:
                 raise
@@ -258,7 +268,7 @@ class AsyncClient:
     async def segment(self, segment_id: str) -> SegmentDetail:
         """A segment as its owner sees it. Raises `NotFound`."""
         response = await self._connection.owner_of(segment_id, Call("GET", path_of("segments", segment_id)))
-        return parsed(SegmentDetail, json_of(response))
+        return parsed(SegmentDetail, response)
 
     async def split_segment(self, segment_id: str, at: int | None = None) -> list[str]:
         """Seal a segment; answers the two children that take over: of the hashes below `at`, and from `at` on (the
@@ -276,7 +286,7 @@ class AsyncClient:
     async def trim_segment(self, segment_id: str, before: str) -> str:
         """Drop the entries below a position that readers have been shown; answers the first readable position."""
         call = post(path_of("segments", segment_id, "trim"), {"before": before})
-        return parsed(TrimAnswer, json_of(await self._connection.owner_of(segment_id, call))).first_position
+        return parsed(TrimAnswer, await self._connection.owner_of(segment_id, call)).first_position
 
     async def horizons(
         self,
@@ -291,14 +301,15 @@ class AsyncClient:
         wanted = {segment: place.model_dump(exclude_none=True) for segment, place in segments.items()}
         body = {"segments": wanted, "isolation": isolation, "wait_ms": wait_ms}
         call = Call("POST", path_of("horizons"), content=json_body(body), wait_s=wait_ms / 1000)
-        answer = parsed(HorizonsAnswer, json_of(await self._connection.owner_of(first, call)))
+        answer = parsed(HorizonsAnswer, await self._connection.owner_of(first, call))
         for segment, url in answer.elsewhere.items():
             self._connection.topics.set_owner(segment, url.rstrip("/"))
         return answer
 
     async def _change_layout(self, segment_id: str, verb: str, body: dict[str, str | int | None]) -> list[str]:
-        call = post(path_of("segments", segment_id, verb), body)
-        return parsed(ChildrenAnswer, json_of(await self._connection.owner_of(segment_id, call))).children
+        # Done already is success, so another change came before all attempts.
+        call = post(path_of("segments", segment_id, verb), body, settled_by=(SegmentSealed,))
+        return parsed(ChildrenAnswer, await self._connection.owner_of(segment_id, call)).children
 
     async def cluster(self, *, patient: bool = True) -> Cluster:
         """Who serves where, and the store's revision. Impatient: fails at once when nothing answers."""
@@ -373,7 +384,8 @@ class AsyncClient:
             "dead_letter_topic": dead_letter_topic,
             "max_redeliveries": max_redeliveries,
         }
-        call = Call("PUT", subscription_path(topic, subscription), content=json_body(body))
+        path = subscription_path(topic, subscription)
+        call = Call("PUT", path, content=json_body(body), settled_by=(AlreadyExists,))  # the same one is success
         await self._connection.home_of(topic, call)
 
     def consumer(self, topic: str, subscription: str, name: str | None = None) -> AsyncConsumer:
@@ -389,7 +401,7 @@ class AsyncClient:
     async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """How far it is, and what is pending. Raises `NotFound`."""
         answer = await self._connection.home_of(topic, Call("GET", subscription_path(topic, subscription)))
-        return parsed(SubscriptionInfo, json_of(answer))
+        return parsed(SubscriptionInfo, answer)
 
     async def acknowledge_up_to(
         self, topic: str, subscription: str, positions: Mapping[str, str], txn: AsyncTransaction
@@ -400,8 +412,9 @@ class AsyncClient:
         """
         txn.check_takes_operations()
         body = {"kind": "cumulative", "positions": dict(positions), "txn_id": txn.id}
+        call = post(subscription_path(topic, subscription, "acks"), body, settled_by=ACKS_SETTLED_BY)
         with inside(txn):
-            await self._connection.broker(post(subscription_path(topic, subscription, "acks"), body))
+            await self._connection.broker(call)
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:
         """With all that it knows. Raises `NotFound`."""
@@ -437,7 +450,11 @@ class AsyncClient:
         include_metadata: bool = False,
     ) -> pa.Table | dict[str, pa.Table]:
         """All visible rows of a topic, or of several: with `snapshot` as one consistent cut at `revision`, which is
-        now unless given."""
+        now unless given.
+
+        Raises `SchemaMismatch` for a value of another type than its column, with the position of its entry: no column
+        changes its type because of one message.
+        """
         topics = [topic] if isinstance(topic, str) else list(topic)
         tables = await read_topics(self._connection, topics, isolation, revision, include_metadata)
         return tables[topic] if isinstance(topic, str) else tables

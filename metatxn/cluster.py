@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from typing import Literal
 
-from pydantic import ValidationError
-
 from coordinator.api.models import Cluster, Process
-from metatxn.errors import ServiceUnreachable
-from metatxn.http import Call, FixedEndpoint, Http, json_of, path_of
+from metatxn.answers import parsed
+from metatxn.errors import MetatxnError, ServiceUnreachable
+from metatxn.http import Call, FixedEndpoint, Http, path_of, pause_s
 
 Role = Literal["coordinator", "broker"]
 
@@ -21,35 +21,51 @@ class Directory:
     def __init__(self, http: Http, url: str, randomness: random.Random) -> None:
         self._http = http
         self._randomness = randomness
+        self._given = url
         self._known = [url]
         self._urls: dict[Role, list[str]] = {}
         self._reading: asyncio.Task[Cluster] | None = None
 
     async def read(self, *, patient: bool = True) -> Cluster:
-        """The cluster now, from the first service that answers; impatient: each known one is asked only once."""
-        last: ServiceUnreachable | None = None
+        """The cluster now, from the first service that answers and can tell; impatient: each known one is asked only
+        once."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._http.timeout_s
+        for attempt in itertools.count(1):
+            try:
+                return await self._ask_all()
+            except MetatxnError as error:
+                pause = pause_s(attempt, self._randomness)
+                if not patient or not error.retriable or now() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("counting does not end")
+
+    async def _ask_all(self) -> Cluster:
+        """Raises what the last one of them says, or what asking again would not change."""
+        last: MetatxnError | None = None
         for url in list(self._known):
             try:
-                return await self._ask(url, patient=patient and url == self._known[-1])
-            except ServiceUnreachable as error:
-                last = error
+                return await self._ask(url)
+            except MetatxnError as error:
+                if not error.retriable and not isinstance(error, ServiceUnreachable):
+                    raise
+                last = error if last is None or error.retriable else last
         assert last is not None
         raise last
 
-    async def _ask(self, url: str, *, patient: bool) -> Cluster:
-        response = await self._http.request(FixedEndpoint(url), Call("GET", path_of("cluster")), patient=patient)
-        try:
-            cluster = Cluster.model_validate(json_of(response))
-        except ValidationError as error:
-            detail = f"{url} is no metatxn service: {error.error_count()} fields of its answer do not fit"
-            raise ServiceUnreachable(detail, retriable=False) from error
+    async def _ask(self, url: str) -> Cluster:
+        call = Call("GET", path_of("cluster"), for_directory=True)
+        cluster = parsed(Cluster, await self._http.request(FixedEndpoint(url), call, patient=False))
         self._remember(url, cluster)
         return cluster
 
     def _remember(self, asked: str, cluster: Cluster) -> None:
+        """Whoever has answered is asked first the next time. The URL that was given stays among them: it may be that
+        of a gateway, which no service lists."""
         self._urls = {"coordinator": self._shuffled(cluster.coordinators), "broker": self._shuffled(cluster.brokers)}
         others = {process.url.rstrip("/") for process in [*cluster.coordinators, *cluster.brokers]}
-        self._known = [asked, *sorted(others - {asked})]
+        self._known = [asked, *sorted((others | {self._given}) - {asked})]
 
     def _shuffled(self, processes: list[Process]) -> list[str]:
         return self._randomness.sample([process.url.rstrip("/") for process in processes], len(processes))
@@ -82,16 +98,18 @@ class Directory:
         if url in urls:
             urls.remove(url)
 
-    def last(self, role: Role, url: str) -> None:
-        """Everybody else first."""
+    def last(self, role: Role, url: str) -> bool:
+        """Everybody else first. Whether there is anybody."""
         urls = self._urls.get(role, [])
         if url in urls:
             urls.remove(url)
             urls.append(url)
+        return urls[:1] not in ([], [url])
 
 
 class AnyOf:
-    """An endpoint: any coordinator, or any broker."""
+    """An endpoint: any coordinator, or any broker. One that has lost its store answers, and can do nothing: then it is
+    the next one's turn."""
 
     def __init__(self, directory: Directory, role: Role) -> None:
         self._directory = directory
@@ -103,6 +121,7 @@ class AnyOf:
     def failed(self, url: str) -> None:
         self._directory.failed(self._role, url)
 
-    def unavailable(self, url: str) -> None: ...
+    def unavailable(self, url: str) -> bool:
+        return self._directory.last(self._role, url)
 
     def moved(self, url: str) -> None: ...

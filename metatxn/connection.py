@@ -6,23 +6,24 @@ import asyncio
 import random
 import uuid
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-from pydantic import BaseModel, ValidationError
 
+from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.delivery import Delivery, Entry
-from metatxn.errors import ServiceUnreachable
-from metatxn.http import Call, Http, json_body, json_of, path_of
+from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound, PayloadTooLarge, SchemaMismatch, SegmentSealed
+from metatxn.http import Call, Http, json_body, path_of
 from metatxn.topics import Layout, OwnerOf, Topics
 from participants.api.models import PublishAnswer
 
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
 """A broker that is not the owner may learn of a seal a little later than we do."""
-
-M = TypeVar("M", bound=BaseModel)
+PUBLISH_SETTLED_BY = (SegmentSealed, NotFound, ExpiredTransaction, PayloadTooLarge, SchemaMismatch)
+"""A sealed segment answers from the sequences it has seen before it refuses; one that is gone took its entries with
+it; what was aborted is never seen; and what is too large or does not fit was so when it was sent first."""
 
 
 class Connection:
@@ -72,11 +73,11 @@ class Connection:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    async def coordinator(self, call: Call) -> Any:
-        return json_of(await self.http.request(self.coordinators, call))
+    async def coordinator(self, call: Call) -> httpx.Response:
+        return await self.http.request(self.coordinators, call)
 
-    async def broker(self, call: Call) -> Any:
-        return json_of(await self.http.request(self.brokers, call))
+    async def broker(self, call: Call) -> httpx.Response:
+        return await self.http.request(self.brokers, call)
 
     async def owner_of(self, segment: str, call: Call) -> httpx.Response:
         return await self.http.request(OwnerOf(self.topics, self.directory, segment), call)
@@ -90,15 +91,13 @@ class Connection:
     async def layout(self, topic: str) -> Layout:
         return await self.topics.layout(topic)
 
-    async def layout_without(self, topic: str, segment: str) -> Layout | None:
+    async def layout_behind(self, topic: str, segment: str, *, patient: bool) -> Layout:
         now = asyncio.get_running_loop().time
-        deadline = now() + min(LAYOUT_PATIENCE_S, self.request_timeout_s)
+        deadline = now() + (min(LAYOUT_PATIENCE_S, self.request_timeout_s) if patient else 0)
         while True:
             layout = await self.topics.refresh(topic)
-            if segment not in layout.names:
+            if segment not in layout.names or now() >= deadline:
                 return layout
-            if now() >= deadline:
-                return None
             await asyncio.sleep(LAYOUT_PAUSE_S)
 
     async def publish(self, entry: Entry) -> str:
@@ -109,17 +108,16 @@ class Connection:
             "sequence": entry.sequence,
             "count": entry.count,
         }
-        call = Call("POST", path_of("segments", entry.segment, "entries"), params, entry.payload, entry.content_type)
-        return parsed(PublishAnswer, json_of(await self.owner_of(entry.segment, call))).position
+        path = path_of("segments", entry.segment, "entries")
+        call = Call("POST", path, params, entry.payload, entry.content_type, settled_by=PUBLISH_SETTLED_BY)
+        return parsed(PublishAnswer, await self.owner_of(entry.segment, call)).position
 
 
-def parsed(model: type[M], value: Any) -> M:
-    """Raises `ServiceUnreachable` when the answer is not what this version of the services sends."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise ServiceUnreachable(f"an answer is no {model.__name__}: {error}", retriable=False) from error
-
-
-def post(path: str, body: Mapping[str, Any], *, idempotent: bool = True) -> Call:
-    return Call("POST", path, content=json_body(body), idempotent=idempotent)
+def post(
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    idempotent: bool = True,
+    settled_by: tuple[type[MetatxnError], ...] = (),
+) -> Call:
+    return Call("POST", path, content=json_body(body), idempotent=idempotent, settled_by=settled_by)

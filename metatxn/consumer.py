@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from metatxn.connection import Connection, parsed, post
-from metatxn.errors import MetatxnError
-from metatxn.http import Call, json_body, json_of, path_of
+from metatxn.answers import parsed
+from metatxn.connection import Connection, post
+from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound
+from metatxn.http import Call, json_body, path_of
 from metatxn.reader import Message, message_of
 from metatxn.transaction import AsyncTransaction, inside
 from participants.api.models import ReceiveAnswer
@@ -22,6 +23,8 @@ WAIT_MS = 1000
 SIGN_OF_LIFE_S = 10.0
 """A third of the time after which a broker takes a silent consumer for gone."""
 MAX_IDS = 10_000
+ACKS_SETTLED_BY = (ExpiredTransaction, NotFound)
+"""What was aborted acknowledges nothing, and a subscription that is gone has nothing left to acknowledge."""
 
 
 def subscription_path(topic: str, subscription: str, *more: str) -> str:
@@ -97,7 +100,7 @@ class AsyncConsumer:
         body = {"consumer": self.name, "max": limit, "wait_ms": wait_ms}
         path = subscription_path(self.topic, self.subscription, "receive")
         call = Call("POST", path, content=json_body(body), idempotent=False, wait_s=wait_ms / 1000)
-        return parsed(ReceiveAnswer, json_of(await self._connection.home_of(self.topic, call)))
+        return parsed(ReceiveAnswer, await self._connection.home_of(self.topic, call))
 
     async def _start_over(self) -> None:
         """An answer was lost, and perhaps messages in it, which the broker believes to be here. So leave, and come
@@ -151,7 +154,7 @@ class AsyncConsumer:
             body["txn_id"] = txn.id
         path = subscription_path(self.topic, self.subscription, "acks")
         with inside(txn):
-            await self._connection.home_of(self.topic, post(path, body))
+            await self._connection.home_of(self.topic, post(path, body, settled_by=ACKS_SETTLED_BY))
 
     async def negative_acknowledge(self, message: Message | Sequence[Message]) -> None:
         """Give these messages again, to this consumer or another one."""

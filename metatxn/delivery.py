@@ -8,7 +8,8 @@ through all of its retries. A sequence is never used twice by one `Delivery`, no
 of a merge inherits what both of its parents have seen.
 
 When a segment turns out to be sealed, the entry that it refused stays at the head of its lane, and the lane is
-stranded. Routes change at once for everybody, and only when nothing is in flight to any segment that is gone: then
+stranded. What a layout says of it is not believed before its owner was asked, and nothing is believed for ever (see
+`Layout`). Routes change at once for everybody, and only when nothing is in flight to any segment that is gone: then
 all stranded items move, in order, to the lanes of the segments that took over. Were the routes of one lane changed
 earlier, a newer message could reach the child before an older one of the same key that is still on its way to learn
 that the parent is gone.
@@ -58,8 +59,9 @@ class Link(Protocol):
 
     async def layout(self, topic: str) -> Layout: ...
 
-    async def layout_without(self, topic: str, segment: str) -> Layout | None:
-        """The newest layout once `segment` takes no more writes in it; None if it still does after some time."""
+    async def layout_behind(self, topic: str, segment: str, *, patient: bool) -> Layout:
+        """The newest layout, once others have taken over from `segment` in it, or after some time; impatient: as it is
+        now."""
 
     async def publish(self, entry: Entry) -> str:
         """Append `entry`, exactly once, and answer its position. Raises `MetatxnError`."""
@@ -142,6 +144,8 @@ class Delivery(Generic[T]):
         self._sequences = itertools.count()
         self._layout: Layout | None = None
         self._next_layout: Layout | None = None
+        self._ended: set[str] = set()
+        """Segments that were sealed for good, as far as their owners were asked since nothing was pending."""
         self._lanes: dict[tuple[str, str | None], Lane[T]] = {}
         self._failures: dict[str | None, MetatxnError] = {}
         self._changed = asyncio.Event()
@@ -180,8 +184,11 @@ class Delivery(Generic[T]):
         """Queue `item`, whatever is pending; one that cannot be sent any more fails."""
         if (failure := self._refusal(txn_id)) is not None:
             self._format.done([item], failure)
-        else:
-            self._route(item, txn_id)
+            return
+        if self._ended and not self._lanes and self._layout is not None:
+            self._ended.clear()
+            self._layout = self._layout.without(())
+        self._route(item, txn_id)
 
     async def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
         """Wait until all that was put inside `txn_id` (None: outside transactions) is durable. Raises the first
@@ -375,13 +382,16 @@ class Delivery(Generic[T]):
 
     async def _strand(self, lane: Lane[T], reason: MetatxnError) -> MetatxnError | None:
         """`reason` is definite: nothing of what was sent is in the log, so it takes a new sequence elsewhere."""
+        ended = isinstance(reason, SegmentSealed) and not reason.children
         try:
-            layout = await self._link.layout_without(self.topic, lane.segment)
+            layout = await self._link.layout_behind(self.topic, lane.segment, patient=not ended)
         except MetatxnError as error:
             return error
-        if layout is None:
+        if lane.segment in layout.names and not ended:
             return reason
-        self._next_layout = layout
+        if ended:
+            self._ended.add(lane.segment)
+        self._next_layout = layout.without(self._ended)
         return None
 
     def _stranded(self, lane: Lane[T]) -> bool:

@@ -195,17 +195,21 @@ class ServiceUnreachable(MetatxnError):
     default_retriable = True
 
 
-BY_CODE: dict[ErrorCode, type[MetatxnError]] = {
+BY_CODE: dict[str, type[MetatxnError]] = {
     kind.code: kind for kind in MetatxnError.__subclasses__() if kind.code is not None
 }
 
 
 def from_problem(problem: Mapping[str, Any], retry_after_s: float | None = None) -> MetatxnError:
-    """The error a `problem+json` body describes. Raises `ValueError` for a code that this version does not know."""
-    kind = BY_CODE[ErrorCode(problem["code"])]
+    """The error a `problem+json` body describes. Of a code that this version does not know it is a plain
+    `MetatxnError` with that `code` among its members; what the problem says of itself holds all the same."""
+    code = problem["code"]
+    kind = BY_CODE.get(code, MetatxnError)
     members = {name: value for name, value in problem.items() if name not in MEMBERS_OF_EVERY_PROBLEM}
+    if kind is MetatxnError:
+        members["code"] = code
     return kind(
-        str(problem.get("detail") or problem.get("title") or kind.code),
+        str(problem.get("detail") or problem.get("title") or code),
         action=problem.get("action"),
         retriable=problem.get("retriable"),
         definite=problem.get("definite"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
 from metatxn.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.http import Call, path_of
@@ -18,8 +19,6 @@ from participants.api.models import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, 
 from participants.ledger.frames import Frame, FrameError, PayloadKind, decode_all
 
 PAGE_BYTES = 8 * 1024 * 1024
-VALUE_COLUMN = "value"
-"""The one column of a topic without a schema whose messages are not JSON objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +98,45 @@ class Decoded:
     keys: list[str | None]
 
 
+def misfit_at(frame: Frame, segment: str | None, misfit: Misfit) -> SchemaMismatch:
+    """What to raise for a value that is in this entry, where `misfit.index` is that of its message."""
+    what = "a table" if misfit.index is None else f"message {misfit.index}"
+    place = f"{frame.position} of {segment}" if segment is not None else str(frame.position)
+    return SchemaMismatch(
+        f"{what} at {place} does not fit: {misfit}",
+        columns=[misfit.column],
+        position=str(frame.position),
+        segment=segment,
+        message=misfit.index,
+    )
+
+
 def decode_entry(frame: Frame, schema: pa.Schema | None) -> pa.Table:
     """The rows of an entry, in the columns of the topic's schema if it has one. Raises `SchemaMismatch`."""
     return decode(frame, schema).table
 
 
-def decode(frame: Frame, schema: pa.Schema | None, *, keys: bool = False) -> Decoded:
-    """`keys` are only looked for when asked for."""
-    match frame.kind:
-        case PayloadKind.ARROW:
-            # A copy: in the middle of a page the columns would lie at odd addresses, which Arrow's kernels dislike.
-            table = pa.ipc.open_stream(pa.py_buffer(bytes(frame.payload))).read_all()
-            return Decoded(_in_schema(table, schema), _arrow_keys(table) if keys else [])
-        case PayloadKind.MESSAGES | PayloadKind.BYTES:
-            return Decoded(messages_table(values_of(frame), schema), _message_keys(frame) if keys else [])
+def decode(frame: Frame, schema: pa.Schema | None, *, segment: str | None = None, keys: bool = False) -> Decoded:
+    """As `decode_entry`, which names `segment` in its error. `keys` are only looked for when asked for."""
+    try:
+        match frame.kind:
+            case PayloadKind.ARROW:
+                table = _written_table(frame)
+                return Decoded(_in_schema(table, schema), _arrow_keys(table) if keys else [])
+            case PayloadKind.MESSAGES | PayloadKind.BYTES:
+                return Decoded(messages_table(values_of(frame), schema), _message_keys(frame) if keys else [])
+    except Misfit as misfit:
+        raise misfit_at(frame, segment, misfit) from misfit
+
+
+def keys_of(frame: Frame) -> list[str | None]:
+    """Row by row."""
+    return _arrow_keys(_written_table(frame)) if frame.kind is PayloadKind.ARROW else _message_keys(frame)
+
+
+def _written_table(frame: Frame) -> pa.Table:
+    # A copy: in the middle of a page the columns would lie at odd addresses, which Arrow's kernels dislike.
+    return pa.ipc.open_stream(pa.py_buffer(bytes(frame.payload))).read_all()
 
 
 def _value_of(message: dict[str, Any]) -> Any:
@@ -137,64 +161,22 @@ def _arrow_keys(table: pa.Table) -> list[str | None]:
 def _in_schema(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
     if schema is None:
         return table.replace_schema_metadata(None)
-    # Columns that were added to the topic later are null in what was written before.
-    later = [field for field in schema if field.nullable and field.name not in table.column_names]
-    for field in later:
-        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    written = dict(zip(table.column_names, table.columns, strict=True))
+    columns = [_cast(written.get(field.name), field, table.num_rows) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray[Any] | None, field: pa.Field[Any], rows: int) -> pa.ChunkedArray[Any]:
+    """Columns that were added to the topic later are null in what was written before."""
+    if column is None:
+        column = pa.chunked_array([pa.nulls(rows, field.type)])
+    if not field.nullable and column.null_count:
+        raise Misfit(field.name, "it is missing, or holds nulls")
     try:
-        return table.select(schema.names).cast(schema)
-    except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise SchemaMismatch(f"an entry does not fit the topic's schema: {error}") from error
-
-
-def messages_table(values: list[Any], schema: pa.Schema | None) -> pa.Table:
-    """JSON objects become columns; without a schema, anything else becomes the column `value`."""
-    if schema is not None:
-        return pa.Table.from_arrays([_column(values, field) for field in schema], schema=schema)
-    if values and all(isinstance(value, dict) for value in values):
-        return pa.Table.from_pylist(values, schema=_all_columns(values))
-    try:
-        return pa.table({VALUE_COLUMN: pa.array(values)})
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return pa.table({VALUE_COLUMN: pa.array([_as_text(value) for value in values], pa.string())})
-
-
-def _column(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
-    """JSON has no dates, decimals or bytes: they are texts there, which Arrow can parse."""
-    cells = [value.get(field.name) if isinstance(value, dict) else value for value in values]
-    column: pa.Array[Any]
-    try:
-        column = pa.array(cells, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
-        try:
-            column = pa.array(cells).cast(field.type)
-        except pa.ArrowException:
-            raise SchemaMismatch(f"column {field.name}: {error}", columns=[field.name]) from error
-    return column
-
-
-def _all_columns(values: list[dict[str, Any]]) -> pa.Schema:
-    """Columns in the order in which they first appear; one whose values have no common type becomes JSON text."""
-    names = dict.fromkeys(name for value in values for name in value)
-    fields = []
-    for name in names:
-        cells = [value.get(name) for value in values]
-        try:
-            fields.append(pa.field(name, pa.array(cells).type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            for value in values:
-                if name in value:
-                    value[name] = _as_text(value[name])
-            fields.append(pa.field(name, pa.string()))
-    return pa.schema(fields)
-
-
-def _as_text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return json.dumps(value)
+        cast: pa.ChunkedArray[Any] = column.cast(field.type)
+    except pa.ArrowException as error:
+        raise Misfit(field.name, error) from error
+    return cast
 
 
 def values_of(frame: Frame) -> list[Any]:

@@ -8,9 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
+from metatxn.answers import json_of, parsed_part
 from metatxn.cluster import AnyOf
-from metatxn.connection import Connection, parsed
-from metatxn.http import Call, json_of
+from metatxn.connection import Connection
+from metatxn.http import Call
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -53,9 +54,10 @@ class Listing(Paged[M]):
         if self._over:
             return None
         call = Call("GET", self._path, {**self._params, "page_token": self._token})
-        answer = json_of(await self._connection.http.request(self._endpoint, call))
-        self._next = answer.get("next_page_token")
-        return [parsed(self._item, found) for found in answer["items"]]
+        answer = await self._connection.http.request(self._endpoint, call)
+        page = json_of(answer)
+        self._next = page.get("next_page_token")
+        return [parsed_part(self._item, found, answer) for found in page["items"]]
 
     def passed(self) -> None:
         self._token = self._next

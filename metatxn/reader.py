@@ -6,9 +6,10 @@ import base64
 from dataclasses import dataclass, field
 from typing import Any
 
-from metatxn.connection import Connection, parsed
+from metatxn.answers import parsed
+from metatxn.connection import Connection
 from metatxn.errors import InvalidArgument
-from metatxn.http import Call, json_of, path_of
+from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from participants.api.models import Isolation, ReadMessage, ReadMessagesAnswer
 
@@ -108,4 +109,4 @@ class AsyncReader(Paged[Message]):
         wait_s = COMPACTION_WAIT_S if self._compacted else wait_ms / 1000
         call = Call("GET", path_of("topics", self.topic, "messages"), params, wait_s=wait_s)
         connection = self._connection
-        return parsed(ReadMessagesAnswer, json_of(await connection.http.request(connection.brokers, call)))
+        return parsed(ReadMessagesAnswer, await connection.http.request(connection.brokers, call))

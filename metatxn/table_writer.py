@@ -20,8 +20,12 @@ from participants.api.models import ARROW_MEDIA_TYPE, MAX_ENTRY_BYTES, hash_of_k
 
 DEFAULT_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_BATCHES = 10_000
+MAX_ROWS_BYTES = MAX_ENTRY_BYTES // 2
+"""What rows that share an entry take at most in memory: what describes them needs room too. A single row has it all."""
 SMALL_BATCH_BYTES = 64 * 1024
-"""Batches that are smaller, on average, are made one: readers take large ones faster. Others are not copied again."""
+SMALL_COLUMN_BYTES = 1024
+"""Batches that are smaller, on average, are made one: readers take large ones faster, and describing a batch takes 100
+bytes for each column. Others are not copied again."""
 KEY_METADATA = b"metatxn.key"
 """In an entry's Arrow schema: the name of its key column."""
 
@@ -45,7 +49,7 @@ class ArrowFormat:
         return item.size
 
     def split(self, item: Rows, layout: Layout) -> Iterable[tuple[str, Rows]]:
-        if self._key_column is None or len(layout.active) <= 1:
+        if self._key_column is None or len(layout.leaves) <= 1:
             return [(layout.any_segment(item.turn), item)]
         return self._by_key(item, self._key_column, layout)
 
@@ -70,7 +74,7 @@ class ArrowFormat:
         schema = batches[0].schema
         if self._key_column is not None:
             schema = schema.with_metadata({**(schema.metadata or {}), KEY_METADATA: self._key_column.encode()})
-        if sum(item.size for item in items) < len(items) * SMALL_BATCH_BYTES:
+        if sum(item.size for item in items) < len(items) * max(SMALL_BATCH_BYTES, len(schema) * SMALL_COLUMN_BYTES):
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         batches = [batch.replace_schema_metadata(schema.metadata) for batch in batches]
         # The size first: a buffer that grows would be copied each time.
@@ -89,6 +93,18 @@ def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Iterable[pa.R
     with pa.ipc.new_stream(sink, schema) as stream:
         for batch in batches:
             stream.write_batch(batch)
+
+
+def fitting(rows: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in order, in slices of at most `max_bytes`. A row that takes more is alone: the broker says whether
+    an entry can hold it. What slices share, as a dictionary, does not get less by slicing."""
+    middle = rows.num_rows // 2
+    halves = [rows.slice(0, middle), rows.slice(middle)]
+    if middle == 0 or rows.nbytes <= max_bytes or sum(half.nbytes for half in halves) > 1.5 * rows.nbytes:
+        yield rows
+        return
+    for half in halves:
+        yield from fitting(half, max_bytes)
 
 
 def key_text(key: Any) -> str:
@@ -119,14 +135,14 @@ class AsyncTableWriter:
         self.bytes = 0
         self._txn_id = txn if isinstance(txn, str) else txn.id
         self._key_column = key_column
-        self._max_entry_bytes = max_entry_bytes
+        self._max_entry_bytes = min(max_entry_bytes, MAX_ROWS_BYTES)
         # Where each writer sends its first rows differs, or the small writes of many would all go to one segment.
         self._turn = hash_of_key(writer) if writer is not None else 0
         self._sent_in_turn = 0
         self._schema: pa.Schema | None = None
         # An entry waits until it is half full or flushed; where one is on its way meanwhile, the next becomes larger.
-        self._due_bytes = max(1, max_entry_bytes // 2)
-        batching = Batching(max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf, due_bytes=self._due_bytes)
+        self._due_bytes = max(1, self._max_entry_bytes // 2)
+        batching = Batching(self._max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf, due_bytes=self._due_bytes)
         self._delivery = Delivery(connection, topic, ArrowFormat(key_column), batching, writer=writer)
         # A named writer counts only if the commit lists it, so its failure alone does not doom the transaction.
         self._dooms = txn if isinstance(txn, AsyncTransaction) and writer is None else None
@@ -160,11 +176,11 @@ class AsyncTableWriter:
         self._schema = schema
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        if batch.num_rows == 0:
-            return
+        """Slices of about one entry's size by the average of the rows, and those that rows above it make larger halved.
+        Nothing is copied."""
         step = max(1, batch.num_rows * self._max_entry_bytes // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
-            yield batch.slice(start, step)
+            yield from fitting(batch.slice(start, step), self._max_entry_bytes)
 
     async def close(self) -> None:
         """Send the rest and wait for all of it. Raises the first failure: then the rows are not complete."""

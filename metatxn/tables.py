@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
+from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
-from metatxn.errors import SchemaMismatch
-from metatxn.frames import SegmentFrames, decode, messages_table, values_of
+from metatxn.errors import NotFound, SchemaMismatch
+from metatxn.frames import SegmentFrames, decode, keys_of, misfit_at, values_of
 from participants.api.models import Isolation
 from participants.ledger.frames import Frame, PayloadKind
 
@@ -57,35 +59,55 @@ async def read_topics(
         raise failures.exceptions[0] from None
     for topic, layout in layouts.items():
         frames = [entry for read in reads[topic] for entry in read.result()]
-        tables[topic] = _table(layout.topic.name, frames, layout.schema, include_metadata)
+        schema = layout.schema
+        if schema is None and any(frame.kind is PayloadKind.ARROW for _, frame in frames):
+            schema = await _columns_given_meanwhile(connection, topic)
+        tables[topic] = _table(layout.topic.name, frames, schema, include_metadata)
     return tables
 
 
-def _table(topic: str, frames: list[tuple[str, Frame]], schema: pa.Schema | None, include_metadata: bool) -> pa.Table:
-    rows = _rows([frame for _, frame in frames], schema)
+async def _columns_given_meanwhile(connection: Connection, topic: str) -> pa.Schema:
+    """A topic without a schema gets that of the first table, before this is taken."""
+    schema = (await connection.topics.refresh(topic)).schema
+    if schema is None:
+        raise NotFound(f"topic {topic} was deleted and made again while it was read", topic=topic)
+    return schema
+
+
+def _table(topic: str, entries: list[tuple[str, Frame]], schema: pa.Schema | None, include_metadata: bool) -> pa.Table:
+    rows = _of_messages(entries) if schema is None else _of_any(entries, schema)
     if not include_metadata:
         return rows
     metadata = pa.concat_tables(
-        [METADATA_SCHEMA.empty_table(), *(_metadata(topic, segment, frame, schema) for segment, frame in frames)]
+        [METADATA_SCHEMA.empty_table(), *(_metadata(topic, segment, frame) for segment, frame in entries)]
     )
     columns = [*metadata.columns, *rows.columns]
     return pa.Table.from_arrays(columns, schema=pa.schema([*METADATA_SCHEMA, *rows.schema]))
 
 
-def _rows(frames: list[Frame], schema: pa.Schema | None) -> pa.Table:
-    if schema is not None:
-        return pa.concat_tables([schema.empty_table(), *(decode(frame, schema).table for frame in frames)])
-    if all(frame.kind is not PayloadKind.ARROW for frame in frames):
-        values = [value for frame in frames for value in values_of(frame)]
-        return messages_table(values, None) if values else pa.table({})
+def _of_any(entries: list[tuple[str, Frame]], schema: pa.Schema) -> pa.Table:
+    rows = (decode(frame, schema, segment=segment).table for segment, frame in entries)
+    return pa.concat_tables([schema.empty_table(), *rows])
+
+
+def _of_messages(entries: list[tuple[str, Frame]]) -> pa.Table:
+    """Of a topic without a schema. The values of a column have one type over all of its messages."""
+    read = [values_of(frame) for _, frame in entries]
     try:
-        return pa.concat_tables([decode(frame, None).table for frame in frames], promote_options="permissive")
-    except pa.ArrowException as error:
-        raise SchemaMismatch(f"the topic has no schema, and its entries have no common one: {error}") from error
+        return messages_table(list(chain.from_iterable(read)), None)
+    except Misfit as misfit:
+        raise _in_entry(misfit, entries, [len(values) for values in read]) from misfit
 
 
-def _metadata(topic: str, segment: str, frame: Frame, schema: pa.Schema | None) -> pa.Table:
-    keys = decode(frame, schema, keys=True).keys
+def _in_entry(misfit: Misfit, entries: list[tuple[str, Frame]], counts: list[int]) -> SchemaMismatch:
+    assert misfit.index is not None, "entries of messages hold no tables"
+    places = [(*entry, index) for entry, count in zip(entries, counts, strict=True) for index in range(count)]
+    segment, frame, misfit.index = places[misfit.index]
+    return misfit_at(frame, segment, misfit)
+
+
+def _metadata(topic: str, segment: str, frame: Frame) -> pa.Table:
+    keys = keys_of(frame)
     count = len(keys)
     txn_id = str(frame.txn_id) if frame.txn_id is not None else None
     return pa.Table.from_pydict(

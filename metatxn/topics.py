@@ -9,37 +9,50 @@ from typing import Any
 
 import pyarrow as pa
 
+from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.errors import NotFound, SchemaMismatch
-from metatxn.http import Call, Http, json_of, path_of
+from metatxn.http import Call, Http, path_of
 from participants.api.models import SegmentInfo, TopicInfo, TopicSchema, hash_of_key
 
 
 class Layout:
-    """The segments of one topic as they once were. Immutable."""
+    """The segments of one topic as they once were. Immutable.
 
-    def __init__(self, topic: TopicInfo) -> None:
+    Keys go to the `leaves`: active segments, and sealed ones of which no child is here. Such a child is yet to come,
+    while two segments are merged and only one of them is sealed; or it came while the layout was read. The segment's
+    owner knows: it says that it takes a moment, or names the children. So every key has somewhere to go at any time,
+    but for those of segments that were sealed for good: which ones these are is only known from their owners, and
+    `without` them nobody has their keys.
+    """
+
+    def __init__(self, topic: TopicInfo, ended: frozenset[str] = frozenset()) -> None:
         self.topic = topic
         self.schema = arrow_schema(topic.topic_schema)
-        self.active = sorted((s for s in topic.segments if s.state == "active"), key=lambda s: s.range[0])
-        self.names = frozenset(segment.segment for segment in self.active)
-        """Of the active segments."""
-        self._starts = [segment.range[0] for segment in self.active]
+        known = {segment.segment for segment in topic.segments}
+        leaves = [s for s in topic.segments if s.segment not in ended and known.isdisjoint(s.children)]
+        self.leaves = sorted(leaves, key=lambda segment: segment.range[0])
+        self.names = frozenset(segment.segment for segment in self.leaves)
+        self._starts = [segment.range[0] for segment in self.leaves]
+        # What has no key need not wait for a merge.
+        self._any = [s for s in self.leaves if s.state == "active"] or self.leaves
 
     def segment_of(self, key: str) -> str:
-        """The active segment that `key` hashes to. Raises `NotFound` when the topic takes no writes any more."""
-        return self.covering(hash_of_key(key))
-
-    def covering(self, hash_value: int) -> str:
+        """The leaf that `key` hashes to. Raises `NotFound` when nobody has it."""
+        hash_value = hash_of_key(key)
         found = bisect.bisect_right(self._starts, hash_value) - 1
-        if found < 0 or self.active[found].range[1] < hash_value:
+        if found < 0 or self.leaves[found].range[1] < hash_value:
             raise NotFound(f"topic {self.topic.name} has no active segment for this key", topic=self.topic.name)
-        return self.active[found].segment
+        return self.leaves[found].segment
 
     def any_segment(self, turn: int) -> str:
-        if not self.active:
+        """For what has no key. Raises `NotFound` when there is none."""
+        if not self._any:
             raise NotFound(f"topic {self.topic.name} has no active segment", topic=self.topic.name)
-        return self.active[turn % len(self.active)].segment
+        return self._any[turn % len(self._any)].segment
+
+    def without(self, ended: Iterable[str]) -> Layout:
+        return Layout(self.topic, frozenset(ended))
 
     def in_order(self) -> list[SegmentInfo]:
         """Every segment, parents before their children, so that a key's entries come in the order written."""
@@ -75,8 +88,7 @@ class Topics:
         return self._layouts.get(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> Layout:
-        answer = await self._http.request(self._brokers, Call("GET", path_of("topics", topic)))
-        info = TopicInfo.model_validate(json_of(answer))
+        info = parsed(TopicInfo, await self._http.request(self._brokers, Call("GET", path_of("topics", topic))))
         layout = self._layouts[topic] = Layout(info)
         for segment in info.segments:
             if segment.owner:
@@ -112,10 +124,11 @@ class OwnerOf:
         self._topics.set_owner(self._segment, None)
         self._directory.failed("broker", url)
 
-    def unavailable(self, url: str) -> None:
-        """An owner that was deposed, and does not know by whom, says so; others may know."""
+    def unavailable(self, url: str) -> bool:
+        """An owner that was deposed, and does not know by whom, says so; others may know. But they only send us on."""
         self._topics.set_owner(self._segment, None)
         self._directory.last("broker", url)
+        return False
 
     def moved(self, url: str) -> None:
         self._topics.set_owner(self._segment, url)

@@ -5,24 +5,27 @@
      └──abort(), a failed send, an exception inside `with`, the timeout, a newer owner of its key──▶ ABORTED
 
 The decision is one compare-and-set in the metadata store. When the answer to a commit is lost, the header knows what
-became of it, so that is read until it is final or the time is over (`OutcomeUnknown`).
+became of it, so that is read until it is final or the time is over (`OutcomeUnknown`). That it is committed is not
+enough: somebody else may have committed it, so that other writers count than we have asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import httpx
+
 from coordinator.api.models import TransactionHeader
-from metatxn.connection import Connection, parsed, post
+from metatxn.answers import parsed
+from metatxn.connection import Connection, post
 from metatxn.errors import (
     ExpiredTransaction,
     InvalidTransactionState,
     MetatxnError,
-    OutcomeUnknown,
 )
 from metatxn.http import Call, path_of
 
@@ -48,6 +51,8 @@ class AsyncTransaction:
         self._senders: dict[Sender, None] = {}
         """In the order in which they joined: a simulation repeats every step."""
         self._failure: BaseException | None = None
+        self._remembered: set[str] = set()
+        """The writers that were remembered through this object."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._id!r}, {self._header.state if self._header else 'not read yet'})"
@@ -80,13 +85,16 @@ class AsyncTransaction:
 
         Raises `TransactionConflict`, `ExpiredTransaction`: it is decided.
         """
-        return self._keep(await self._post("writers", {"add": writers}))
+        header = self._keep(await self._post("writers", {"add": writers}))
+        self._remembered.update(writers)
+        return header
 
     async def commit(self, writers: list[str] | None = None) -> TransactionHeader:
         """Flush what was sent inside, then decide. With `writers`, only their entries count, and unnamed ones.
 
-        Raises the failure of a send, after aborting; `ExpiredTransaction`, `InvalidTransactionState`: it is aborted;
-        `OutcomeUnknown`: nobody could be asked. Whatever else is raised says that it was not committed.
+        Raises the failure of a send, after aborting; `ExpiredTransaction`, `InvalidTransactionState`: it is aborted,
+        or somebody else has committed it so that other writers count than `writers`, or not all that were remembered
+        here; `OutcomeUnknown`: nobody could be asked. Whatever else is raised says that it was not committed.
         """
         if self._header and self._header.already_committed:
             return self._header
@@ -96,13 +104,14 @@ class AsyncTransaction:
         except BaseException as failure:
             await self._abort_after(failure)
             raise
-        return await self._decide({"writers": writers})
+        return await self._decide(writers)
 
     async def abort(self, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
         """With `force` a prepared one too. Raises `InvalidTransactionState` when it is committed."""
         if self._header and self._header.already_committed:
             return self._header
-        header = self._keep(await self._post("abort", {"reason": reason, "force": force or None}))
+        body = {"reason": reason, "force": force or None}
+        header = self._keep(await self._post("abort", body, settled_by=(InvalidTransactionState,)))
         self._discard()
         return header
 
@@ -117,10 +126,8 @@ class AsyncTransaction:
             return
         try:
             await self.commit()
-        except OutcomeUnknown:
-            raise
         except MetatxnError as failure:
-            if self._failure is None:  # else the commit has aborted
+            if failure.definite and self._failure is None:  # else it may be committed, or the commit has aborted
                 await self._abort_after(failure)
             raise
 
@@ -158,40 +165,63 @@ class AsyncTransaction:
         for sender in self._senders:
             sender.discard(self._id)
 
-    def _keep(self, answer: Any) -> TransactionHeader:
+    def _keep(self, answer: httpx.Response) -> TransactionHeader:
         self._header = parsed(TransactionHeader, answer)
         return self._header
 
-    async def _post(self, verb: str, body: dict[str, Any], *, idempotent: bool = True) -> Any:
-        return await self._connection.coordinator(post(path_of("txns", self._id, verb), body, idempotent=idempotent))
+    async def _post(
+        self,
+        verb: str,
+        body: dict[str, Any],
+        *,
+        idempotent: bool = True,
+        settled_by: tuple[type[MetatxnError], ...] = (),
+    ) -> httpx.Response:
+        call = post(path_of("txns", self._id, verb), body, idempotent=idempotent, settled_by=settled_by)
+        return await self._connection.coordinator(call)
 
-    async def _decide(self, body: dict[str, Any]) -> TransactionHeader:
+    async def _decide(self, writers: list[str] | None) -> TransactionHeader:
         now = asyncio.get_running_loop().time
         deadline = now() + self._connection.request_timeout_s
-        unknown: OutcomeUnknown | None = None
+        unknown: MetatxnError | None = None
         while True:
             try:
-                return self._keep(await self._post("commit", body, idempotent=False))
-            except OutcomeUnknown as error:
-                unknown = error
+                header = self._keep(await self._post("commit", {"writers": writers}, idempotent=False))
+                return self._as_asked(header, writers)
             except (ExpiredTransaction, InvalidTransactionState):
                 raise
             except MetatxnError as error:
-                if unknown is None:
-                    raise
-                # Only this attempt was refused. The one without an answer may still be on its way.
-                unknown.add_note(f"and then: {error.detail}")
-                raise unknown from error
+                if error.definite:
+                    if unknown is None:
+                        raise
+                    # Only this attempt was refused. The one without an answer may still be on its way.
+                    unknown.add_note(f"and then: {error.detail}")
+                    raise unknown from error
+                unknown = error
             header = await self._reread(unknown)
             if header.state == "COMMITTED":
-                return header
+                return self._as_asked(header, writers)
             if header.state == "ABORTED":
                 raise _aborted(header) from unknown
             if now() >= deadline:
                 raise unknown
             await asyncio.sleep(REREAD_PAUSE_S)
 
-    async def _reread(self, unknown: OutcomeUnknown) -> TransactionHeader:
+    def _as_asked(self, header: TransactionHeader, writers: list[str] | None) -> TransactionHeader:
+        """The header of a committed transaction. Raises `InvalidTransactionState` when it counts other writers.
+
+        Which writers others have remembered is forgotten with the decision, so of a commit without a list it is only
+        known that those remembered here must be among them.
+        """
+        if writers is not None:
+            void = header.writers is None or set(header.writers) != set(writers)
+        else:
+            void = header.writers is not None and not self._remembered <= set(header.writers)
+        if void:
+            raise _committed_otherwise(header, self._remembered if writers is None else writers)
+        return header
+
+    async def _reread(self, unknown: MetatxnError) -> TransactionHeader:
         try:
             return await self.refresh()
         except MetatxnError as error:
@@ -225,3 +255,15 @@ def _aborted(header: TransactionHeader) -> MetatxnError:
     if header.expired_by is not None:
         return ExpiredTransaction(f"{detail} by {header.expired_by}", txn_id=header.txn_id)
     return InvalidTransactionState(detail, txn_id=header.txn_id)
+
+
+def _committed_otherwise(header: TransactionHeader, asked: Iterable[str]) -> MetatxnError:
+    counted = "all" if header.writers is None else f"{len(header.writers)} named"
+    void = sorted(set(asked) - set(asked if header.writers is None else header.writers))
+    ours = f", without {void[0]!r} and {len(void) - 1} more of ours" if void else ""
+    detail = f"transaction {header.txn_id} was COMMITTED at {header.finalized_ms} with other writers"
+    return InvalidTransactionState(
+        f"{detail} ({counted} count{ours})",
+        action="Find out who has committed it: what our writers wrote may be void.",
+        txn_id=header.txn_id,
+    )

@@ -1,4 +1,4 @@
-"""`metatxn store …`: look at a metadata store, whoever serves it, and change nothing."""
+"""`metatxn store …`: look at a metadata store, whoever serves it; and make one that was restored agree again."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from metatxn.cli import services
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_error, print_line, print_rows, printable
+from metatxn.cli.recover import EXAMPLE, recover
 
 EXIT_FINDINGS = 1
 
 app = typer.Typer(
-    help="Look at a metadata store: no record is changed, and it may be served meanwhile.",
+    help="Look at a metadata store, which may be served meanwhile; recover one that was restored from a backup.",
     epilog="Example: metatxn store check --store sqlite:///metatxn-data/metadata.db",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command(epilog=EXAMPLE)(recover)
 StoreOption = Annotated[
     str,
     typer.Option(

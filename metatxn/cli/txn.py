@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -44,14 +45,17 @@ def begin(
     session: Session,
     timeout_ms: Annotated[int, typer.Option(help="It is aborted when it is open for longer.")] = 60_000,
     key: Annotated[str | None, typer.Option(help="Transaction key: at most one of its transactions is open.")] = None,
-    epoch: Annotated[
-        int | None, typer.Option(help="Epoch of the key's connection; without it the current one.")
-    ] = None,
+    epoch: Annotated[int | None, typer.Option(help="Of the key, which needs it: see `metatxn key connect`.")] = None,
     version: Annotated[int | None, typer.Option(help="Begun again, it is found again; committed, it is done.")] = None,
     owner: Annotated[str | None, typer.Option(help="Who it belongs to.")] = None,
     properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE")] = None,
 ) -> None:
     """Begin a transaction and print its id."""
+    if key is not None and epoch is None:
+        raise CliError(
+            f"--key: needs --epoch. `metatxn key get {shlex.quote(key)}` shows who works under it; "
+            f"`metatxn key connect {shlex.quote(key)}` takes it over and prints the new epoch."
+        )
     with session.connect() as client:
         txn = client.begin(timeout_ms, key, epoch, version, named_values(properties), owner)
         show_header(session, txn.header)

@@ -16,9 +16,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import httpx
+import pyarrow as pa
 
 import metatxn
-from participants.api.models import HASH_RANGE_END, hash_of_key
+from participants.api.models import ARROW_MEDIA_TYPE, HASH_RANGE_END, hash_of_key
 from service.problems import KINDS, ErrorCode
 
 COORDINATOR = "http://coordinator.test"
@@ -53,6 +54,10 @@ class Segment:
     low: int
     high: int
     children: list[str] = field(default_factory=list)
+    merging: bool = False
+    """Sealed, and its child is yet to come."""
+    ended: bool = False
+    """Sealed for good."""
     entries: list[tuple[str | None, list[Any]]] = field(default_factory=list)
     seen: set[tuple[str | None, str, str]] = field(default_factory=set)
 
@@ -66,6 +71,7 @@ class FakeCluster:
         self.after: list[tuple[str, Fault]] = []
         self.requests: list[str] = []
         self.transactions: dict[str, dict[str, Any]] = {}
+        self.remembered: dict[str, set[str]] = {}
         self.segments = {"s-0": Segment(0, HASH_RANGE_END)}
         self._lock = threading.RLock()
 
@@ -83,6 +89,17 @@ class FakeCluster:
             parent.children = [f"{segment_id}.a", f"{segment_id}.b"]
             self.segments[parent.children[0]] = Segment(parent.low, middle, seen=set(parent.seen))
             self.segments[parent.children[1]] = Segment(middle + 1, parent.high, seen=set(parent.seen))
+
+    def begin_merge(self, segment_id: str) -> None:
+        """One of the two is sealed already."""
+        with self._lock:
+            self.segments[segment_id].merging = True
+
+    def end_merge(self, low_id: str, high_id: str) -> None:
+        with self._lock:
+            low, high = self.segments[low_id], self.segments[high_id]
+            low.children = high.children = [f"{low_id}+{high_id}"]
+            self.segments[low.children[0]] = Segment(low.low, high.high, seen=low.seen | high.seen)
 
     def visible(self) -> list[Any]:
         """The messages of committed transactions and of none, segment by segment, each in log order."""
@@ -127,8 +144,12 @@ class FakeCluster:
                 return httpx.Response(201, json=self.transactions[txn_id])
             case "GET", ["txns", txn_id]:
                 return self._header(txn_id)
-            case "POST", ["txns", txn_id, ("commit" | "abort") as verb]:
-                return self._decide(txn_id, "COMMITTED" if verb == "commit" else "ABORTED")
+            case "POST", ["txns", txn_id, "writers"]:
+                return self.remember(txn_id, json.loads(request.content)["add"])
+            case "POST", ["txns", txn_id, "commit"]:
+                return self.commit(txn_id, json.loads(request.content).get("writers"))
+            case "POST", ["txns", txn_id, "abort"]:
+                return self._decide(txn_id, "ABORTED")
             case "GET", ["topics", "t"]:
                 return httpx.Response(200, json={"name": "t", "segments": self._segments()})
             case "POST", ["segments", segment_id, "entries"]:
@@ -139,6 +160,21 @@ class FakeCluster:
         if txn_id not in self.transactions:
             return problem(ErrorCode.TXN_NOT_FOUND)
         return httpx.Response(200, json=self.transactions[txn_id])
+
+    def remember(self, txn_id: str, writers: list[str]) -> httpx.Response:
+        self.remembered.setdefault(txn_id, set()).update(writers)
+        return self._header(txn_id)
+
+    def commit(self, txn_id: str, writers: list[str] | None) -> httpx.Response:
+        """By whom ever: what counts is decided by the first who commits (DESIGN §5.12)."""
+        header = self.transactions[txn_id]
+        counted = None if writers is None else sorted(set(writers))
+        if header["state"] == "OPEN":
+            remembered = self.remembered.get(txn_id)
+            header["writers"] = sorted(remembered) if counted is None and remembered else counted
+        elif header["state"] == "COMMITTED" and counted not in (None, header["writers"]):
+            return problem(ErrorCode.INVALID_TXN_STATE, "with other writers")
+        return self._decide(txn_id, "COMMITTED")
 
     def _decide(self, txn_id: str, state: str) -> httpx.Response:
         header = self.transactions[txn_id]
@@ -152,7 +188,7 @@ class FakeCluster:
             {
                 "segment": name,
                 "range": [segment.low, segment.high],
-                "state": "sealed" if segment.children else "active",
+                "state": "sealed" if segment.children or segment.merging or segment.ended else "active",
                 "parents": [parent for parent, other in self.segments.items() if name in other.children],
                 "children": segment.children,
                 "owner": BROKER,
@@ -166,11 +202,17 @@ class FakeCluster:
         number = (txn_id, params["producer"], params["sequence"])
         if number in segment.seen:
             return httpx.Response(200, json={"position": "0:0", "duplicate": True})
-        if segment.children:
+        if segment.children or segment.ended:
             return problem(ErrorCode.SEGMENT_SEALED, children=segment.children)
+        if segment.merging:
+            return problem(ErrorCode.STORE_UNAVAILABLE, "it is being merged")
         if txn_id is not None and self.transactions[txn_id]["state"] != "OPEN":
             return problem(ErrorCode.TXN_CONFLICT)
-        messages = json.loads(request.content)
+        if request.headers["Content-Type"] == ARROW_MEDIA_TYPE:
+            rows = pa.ipc.open_stream(request.content).read_all().to_pylist()
+            messages = [{"key": row["k"], "value": row} for row in rows]
+        else:
+            messages = json.loads(request.content)
         assert len(messages) == int(params["count"])
         for message in messages:
             assert "key" not in message or segment.low <= hash_of_key(message["key"]) <= segment.high
@@ -199,5 +241,14 @@ def refused(request: httpx.Request) -> httpx.Response | None:
 def answering(code: ErrorCode, headers: dict[str, str] | None = None, **members: Any) -> Fault:
     def answer(request: httpx.Request) -> httpx.Response:
         return problem(code, headers=headers, **members)
+
+    return answer
+
+
+def proxy(status: int, body: str = "<html>try again</html>") -> Fault:
+    """What something that stands before the service answers by itself: a page, and no problem of ours."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, text=body)
 
     return answer

@@ -331,10 +331,18 @@ def test_states_in_either_case(cli: Run, state: str) -> None:
     assert cli("txn", "list", "--state", state, "--limit", "1").returncode == 0
 
 
-def test_a_key_needs_no_epoch(ask: Callable[..., Any]) -> None:
-    key = f"key-{uuid.uuid4().hex[:12]}"
-    assert ask("txn", "begin", "--key", key)["epoch"] == 0
-    assert "needs --epoch" not in run("txn", "begin", "--help").stdout
+def test_a_key_needs_its_epoch(ask: Callable[..., Any], cli: Run) -> None:
+    """Else whoever typed it would fence the job that works under the key; taking over has a verb of its own."""
+    key = f"key {uuid.uuid4().hex[:12]}"
+    assert ask("key", "connect", key)["epoch"] == 0
+    running = ask("txn", "begin", *PATIENT, "--key", key, "--epoch", "0")["txn_id"]
+    refused = error_line(cli("txn", "begin", "--key", key))
+    assert "--epoch" in refused and f"metatxn key connect '{key}'" in refused
+    assert ask("txn", "show", running)["state"] == "OPEN"
+    taken = ask("key", "connect", key, "--session", "operator")
+    assert taken == ask("key", "connect", key, "--session", "operator") | {"aborted_txn_id": running}
+    assert taken["epoch"] == 1
+    assert "epoch 0" in error_line(cli("key", "connect", key, "--epoch", "0"))
 
 
 def test_help_without_arguments() -> None:

@@ -4,6 +4,7 @@ whether it is whole. Method: a development server in a process of its own, real 
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import uuid
 from collections.abc import Iterator
@@ -133,3 +134,30 @@ def test_a_store_that_cannot_be_opened(command: str, store: str, says: str) -> N
 
 def test_a_prefix_without_its_slash(url: str) -> None:
     assert "Give /txn/." in error_line(run("store", "dump", "--store", url, "--prefix", "txn/"))
+
+
+def test_recover_a_store_that_was_restored(tmp_path: Path) -> None:
+    """The whole way of an operator, from the server that does not start to the one that serves."""
+    data, backup = tmp_path / "data", tmp_path / "backup.db"
+    with DevServer(data) as server, metatxn.connect(server.coordinator_url) as client:
+        client.create_topic("t")
+    shutil.copy(data / "metadata.db", backup)
+    with DevServer(data) as server, metatxn.connect(server.coordinator_url) as client, client.transaction() as txn:
+        client.producer("t").send({"id": 1}, txn=txn)
+    shutil.copy(backup, data / "metadata.db")
+
+    refused = run("dev", "--data-dir", str(data), "--port", "0", "--broker-port", "0")
+    said = refused.stderr.splitlines()[-1]
+    assert refused.returncode == 1 and "went back in time" in said and "`metatxn store recover`" in said
+    recover = ["store", "recover", "--store", store_url(data), "--data-dir", str(data / "broker")]
+    shown = run(*recover)
+    assert (shown.returncode, shown.stderr) == (0, ""), shown
+    assert "unknown ledger" in shown.stdout and "adopted" in shown.stdout and "nothing was changed" in shown.stdout
+    assert "--undecided" in error_line(run(*recover, "--yes"))
+    done = run(*recover, "--undecided", "commit", "--yes", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ledgers adopted"] == 1
+    with DevServer(data) as server, metatxn.connect(server.coordinator_url) as client:
+        assert client.read_table("t").to_pylist() == [{"id": 1}]
+        served = run(*recover, "--undecided", "abort", "--yes")
+        assert "in use" in error_line(served) or "being served" in error_line(served)

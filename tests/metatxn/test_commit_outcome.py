@@ -6,13 +6,14 @@ Method: faults around the commit request in front of a fake cluster, whose heade
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable
 
 import httpx
 import pytest
 
 import metatxn
 from service.problems import ErrorCode
-from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering, lost, refused, silent
+from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, Outcome, answering, lost, proxy, refused, silent
 from tests.metatxn.flavours import Connect
 
 COMMIT = "/commit"
@@ -34,11 +35,21 @@ def only(cluster: FakeCluster) -> str:
     return str(header["state"])
 
 
-@pytest.mark.parametrize("fault", [lost, silent, answering(ErrorCode.OUTCOME_UNKNOWN)])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lost,
+        silent,
+        answering(ErrorCode.OUTCOME_UNKNOWN),
+        *[pytest.param(proxy(status), id=f"proxy says {status}") for status in (500, 502, 503, 504)],
+        pytest.param(proxy(200), id="a page instead of the answer"),
+        pytest.param(proxy(200, '{"state": "FROZEN"}'), id="an answer that this version does not understand"),
+    ],
+)
 async def test_reply_is_lost_and_header_says_committed(
     cluster: FakeCluster, client: metatxn.AsyncClient, fault: object
 ) -> None:
-    """Scenario 112."""
+    """Scenario 112. Whatever stands before the coordinator may have lost the answer, and says only that."""
     assert callable(fault)
     cluster.after = [(COMMIT, fault)]
     async with client:
@@ -102,6 +113,70 @@ async def test_lost_commit_is_not_denied_because_its_header_cannot_be_read(
         with pytest.raises(metatxn.OutcomeUnknown) as caught:
             await txn.commit()
     assert not caught.value.definite and only(cluster) == "COMMITTED"
+
+
+Writers = list[str] | None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        pytest.param(["a"], ["b"], id="others"),
+        pytest.param(["a"], ["a", "b"], id="ours and others"),
+        pytest.param(["a"], None, id="all"),
+        pytest.param([], None, id="all, where ours were none"),
+        pytest.param([], ["b"], id="others, where ours were none"),
+        pytest.param(["a"], [], id="none"),
+    ],
+)
+@pytest.mark.parametrize("fault", [lost, proxy(504)], ids=["lost", "gateway"])
+async def test_request_is_lost_and_somebody_else_commits_with_other_writers(
+    cluster: FakeCluster, client: metatxn.AsyncClient, ours: Writers, theirs: Writers, fault: Fault
+) -> None:
+    """DESIGN §5.12: the first list has decided. It is committed, and not as we have asked."""
+
+    def lose_and_overtake(request: httpx.Request) -> Outcome | Awaitable[Outcome]:
+        (txn_id,) = cluster.transactions
+        cluster.commit(txn_id, theirs)
+        return fault(request)
+
+    cluster.before = [(COMMIT, lose_and_overtake)]
+    async with client:
+        txn = await client.begin()
+        with pytest.raises(metatxn.InvalidTransactionState, match="other writers") as caught:
+            await txn.commit(ours)
+    assert caught.value.definite and only(cluster) == "COMMITTED"
+
+
+@pytest.mark.parametrize("writers", [None, [], ["a"], ["b", "a", "b"]])
+async def test_reply_is_lost_and_our_writers_count(
+    cluster: FakeCluster, client: metatxn.AsyncClient, writers: Writers
+) -> None:
+    cluster.after = [(COMMIT, lost)]
+    async with client:
+        header = await (await client.begin()).commit(writers)
+    assert header.writers == (None if writers is None else sorted(set(writers)))
+
+
+@pytest.mark.parametrize("fault", [lambda _: None, lost], ids=["answered", "lost"])
+@pytest.mark.parametrize(("theirs", "counts"), [(None, True), (["a", "b"], True), (["b"], False), ([], False)])
+async def test_remembered_writers_that_somebody_else_has_left_out(
+    cluster: FakeCluster, client: metatxn.AsyncClient, theirs: Writers, counts: bool, fault: Fault
+) -> None:
+    """A commit without a list goes by those that are remembered. Somebody else's list was faster, and what it leaves
+    out is void. That others have remembered more is as it should be."""
+    async with client:
+        txn = await client.begin()
+        await txn.remember_writers(["a"])
+        if theirs is None:
+            cluster.remember(txn.id, ["c"])
+        cluster.commit(txn.id, theirs)
+        cluster.after = [(COMMIT, fault)]
+        if counts:
+            assert (await txn.commit()).state == "COMMITTED"
+        else:
+            with pytest.raises(metatxn.InvalidTransactionState, match="'a'"):
+                await txn.commit()
 
 
 async def test_reply_is_lost_and_header_says_expired(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:

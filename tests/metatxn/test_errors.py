@@ -41,6 +41,22 @@ def test_unknown_member_names_do_no_harm() -> None:
     assert from_problem(body).members == {}
 
 
+@pytest.mark.parametrize(("retriable", "definite"), [(True, True), (False, False), (False, True)])
+def test_problem_of_a_code_that_is_not_known_here(retriable: bool, definite: bool) -> None:
+    """A newer service: what it says of itself is believed, and its action reaches the caller."""
+    facts = {"retriable": retriable, "definite": definite, "action": "Wait for the moon."}
+    newer = httpx.Response(409, json={"code": "MOON_PHASE", "detail": "it wanes", "txn_id": ID, **facts})
+    cluster = FakeCluster()
+    cluster.before = [("POST /v1/txns", lambda _: newer)] * 50
+    with cluster.client(request_timeout_s=0.2) as client, pytest.raises(metatxn.MetatxnError, match="wanes") as caught:
+        client.begin()
+    error = caught.value
+    assert {name: getattr(error, name) for name in facts} == facts
+    assert error.members == {"code": "MOON_PHASE", "txn_id": ID, "status": 409}
+    assert cluster.requests.count("POST /v1/txns") == 1 or retriable or not definite
+    assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
+
+
 def test_error_can_be_pickled() -> None:
     error = metatxn.SegmentSealed("sealed", children=["a", "b"])
     copy = pickle.loads(pickle.dumps(error))

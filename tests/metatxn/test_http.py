@@ -6,13 +6,25 @@ Method: faults in front of a fake cluster; the requests it saw and the entries i
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import httpx
 import pytest
 
 import metatxn
 from service.problems import ErrorCode
-from tests.metatxn.fake_cluster import BROKER, COORDINATOR, FakeCluster, answering, lost, refused, silent
+from tests.metatxn.fake_cluster import (
+    BROKER,
+    COORDINATOR,
+    FakeCluster,
+    Fault,
+    answering,
+    lost,
+    problem,
+    proxy,
+    refused,
+    silent,
+)
 
 
 @pytest.fixture
@@ -42,7 +54,16 @@ def test_answer_that_stays_is_not_asked_for_again(cluster: FakeCluster) -> None:
     assert cluster.requests.count("POST /v1/txns") == 1
 
 
-@pytest.mark.parametrize("fault", [lost, silent, answering(ErrorCode.OUTCOME_UNKNOWN)])
+def test_a_refusal_of_which_a_part_was_carried_out_is_not_asked_for_again(cluster: FakeCluster) -> None:
+    """It is as final as any other refusal. That it is not definite is for the caller to know."""
+    cluster.before = [("entries", answering(ErrorCode.TXN_CONFLICT, definite=False))]
+    with cluster.client() as client, pytest.raises(metatxn.TransactionConflict) as caught:
+        client.producer("t").send("x").result(60)
+    assert not caught.value.definite
+    assert len([request for request in cluster.requests if "entries" in request]) == 1
+
+
+@pytest.mark.parametrize("fault", [lost, silent, answering(ErrorCode.OUTCOME_UNKNOWN), proxy(502), proxy(504)])
 def test_publish_whose_reply_is_lost_is_appended_once(cluster: FakeCluster, fault: object) -> None:
     """Scenario 112, for data: the retry carries the same producer and sequence."""
     assert callable(fault)
@@ -55,17 +76,61 @@ def test_publish_whose_reply_is_lost_is_appended_once(cluster: FakeCluster, faul
     assert cluster.visible() == [{"n": 1}]
 
 
-@pytest.mark.parametrize("refusal", [ErrorCode.STORE_UNAVAILABLE, ErrorCode.RATE_LIMITED, ErrorCode.NOT_OWNER])
-def test_a_publish_whose_reply_is_lost_is_not_denied_because_nobody_serves_it_later(
-    cluster: FakeCluster, refusal: ErrorCode
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        *map(answering, (ErrorCode.STORE_UNAVAILABLE, ErrorCode.RATE_LIMITED, ErrorCode.NOT_OWNER)),
+        pytest.param(answering(ErrorCode.TXN_CONFLICT), id="its transaction has ended, with it or without"),
+        pytest.param(answering(ErrorCode.TXN_NOT_FOUND), id="its transaction ended long ago, with it or without"),
+        pytest.param(proxy(404), id="a proxy that does not know the path"),
+    ],
+)
+def test_a_publish_whose_reply_is_lost_is_not_denied_because_the_next_one_is_refused(
+    cluster: FakeCluster, refusal: Fault
 ) -> None:
     """That the last attempt certainly did nothing says nothing about the first one, which is in the log."""
-    cluster.before = [("entries", lambda _: None), *[("entries", answering(refusal))] * 100]
+    cluster.before = [("entries", lambda _: None), *[("entries", refusal)] * 100]
     cluster.after = [("entries", lost)]
     with cluster.client(request_timeout_s=0.5) as client, pytest.raises(metatxn.OutcomeUnknown) as caught:
         client.producer("t").send("x").result(60)
     assert not caught.value.definite
     assert cluster.visible() == ["x"]
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_what_a_proxy_says_of_a_request_that_must_not_be_repeated(cluster: FakeCluster, status: int) -> None:
+    """It may have been carried out: it is not sent again, and nobody is told that nothing happened."""
+    cluster.before = [("/receive", proxy(status))] * 2
+    with cluster.client() as client, pytest.raises(metatxn.OutcomeUnknown) as caught:
+        client._background.run(client._core.consumer("t", "s")._request(1, 0))
+    assert not caught.value.definite and str(status) in caught.value.detail
+    assert sum("/receive" in request for request in cluster.requests) == 1
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_a_proxy_says_of_a_question_is_asked_again(cluster: FakeCluster, status: int) -> None:
+    cluster.before = [("GET /v1/topics/t", proxy(status))] * 2
+    with cluster.client() as client:
+        assert client.topic("t").name == "t"
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 413])
+def test_a_proxy_that_lets_nothing_through_did_nothing(cluster: FakeCluster, status: int) -> None:
+    cluster.before = [("POST /v1/txns", proxy(status))] * 2
+    with cluster.client() as client, pytest.raises(metatxn.ServiceUnreachable, match=str(status)) as caught:
+        client.begin()
+    assert caught.value.definite and not caught.value.retriable
+    assert cluster.requests.count("POST /v1/txns") == 1
+
+
+def test_a_topic_that_was_made_after_all_is_there(cluster: FakeCluster) -> None:
+    """The answer to the first attempt was lost, so that the topic exists now is no refusal of it."""
+    refusal = answering(ErrorCode.ALREADY_EXISTS)
+    cluster.before = [("POST /v1/topics", lost), ("POST /v1/topics", refusal)] * 2
+    with cluster.client() as client:
+        assert client.create_topic("t", exist_ok=True).name == "t"
+        with pytest.raises(metatxn.OutcomeUnknown):
+            client.create_topic("t")
 
 
 def test_redirect_keeps_method_and_body() -> None:
@@ -113,7 +178,7 @@ def test_redirects_in_a_circle_end(cluster: FakeCluster) -> None:
 
     transport = httpx.MockTransport(handle)
     with (
-        metatxn.connect(COORDINATOR, request_timeout_s=0.3, transport=transport) as client,
+        metatxn.connect(COORDINATOR, request_timeout_s=1, transport=transport) as client,
         pytest.raises(metatxn.NotOwner),
     ):
         client.producer("t").send(1).result(60)
@@ -134,6 +199,52 @@ def test_next_coordinator_is_asked_when_one_is_gone() -> None:
     for _ in range(8):  # whichever is asked first
         with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
             assert client.begin().state == "OPEN"
+
+
+class TwoCoordinators(FakeCluster):
+    """Of which one has lost its store. `asked` counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without_store: set[str] = set()
+        self.asked: Counter[str] = Counter()
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        self.asked[request.url.host] += 1
+        if request.url.host in self.without_store:
+            return problem(ErrorCode.STORE_UNAVAILABLE, headers={"Retry-After": "60"})
+        if request.url.path == "/v1/cluster":
+            coordinators = [{"id": host, "url": f"http://{host}.test"} for host in ("one", "two")]
+            return httpx.Response(200, json={"coordinators": coordinators, "brokers": [], "revision": 1})
+        return await super()._handle(request)
+
+
+@pytest.mark.parametrize("sick", ["one.test", "two.test"])
+def test_next_coordinator_is_asked_when_one_has_lost_its_store(sick: str) -> None:
+    """It answers, and can do nothing; the other one is not waited for, whatever the first one asks for."""
+    cluster = TwoCoordinators()
+    with metatxn.connect("http://one.test", transport=cluster.transport) as client:
+        client.begin()
+        cluster.without_store = {sick}
+        for _ in range(5):
+            assert client.begin().commit().state == "COMMITTED"
+        assert cluster.asked[sick] <= 3
+        assert client.cluster().revision == 1
+
+
+def test_whoever_was_asked_first_need_not_know_the_others_now() -> None:
+    """The URL that was given is that of a coordinator without its store: everything goes through the other one, whom it
+    has named before. It is asked again when that one is gone."""
+    cluster = TwoCoordinators()
+    with metatxn.connect("http://one.test", request_timeout_s=5, transport=cluster.transport) as client:
+        client.begin()
+        cluster.without_store = {"one.test"}
+        assert client.cluster(patient=False).revision == 1
+        cluster.without_store = {"one.test", "two.test"}
+        with pytest.raises(metatxn.StoreUnavailable):
+            client.cluster(patient=False)
+        cluster.without_store = {"two.test"}
+        assert client.cluster(patient=False).revision == 1
 
 
 def test_broker_that_restarts_is_waited_for(cluster: FakeCluster) -> None:

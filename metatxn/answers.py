@@ -1,0 +1,99 @@
+"""What an answer means: that of a service, and that of whatever stands before one.
+
+2xx and understood               done
+a problem of the contract        what it says of itself: `retriable`, `definite`, `action`, also of an unknown code
+below 500, and no such problem   a gateway let nothing through
+from 500 on, or 2xx and not      a question (GET) was not answered; anything else may have been carried out: a
+understood                       gateway's 502 or 504 says that the *answer* did not come
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from metatxn.errors import MetatxnError, OutcomeUnknown, ServiceUnreachable, from_problem
+
+QUESTION = "GET"
+"""The one method that changes nothing."""
+_PASSES = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+"""What a gateway answers while it lacks something that may come back."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def error_of(answer: httpx.Response) -> MetatxnError:
+    """What an answer that is no 2xx says."""
+    problem = _problem_in(answer)
+    if problem is None:
+        return _not_ours(answer)
+    error = from_problem(problem, _retry_after_s(answer))
+    error.members.setdefault("status", answer.status_code)
+    return error
+
+
+def json_of(answer: httpx.Response) -> Any:
+    """The JSON of a 2xx answer. Raises `ServiceUnreachable` when there is none, and `OutcomeUnknown` when that may hide
+    what was done."""
+    try:
+        return answer.json()
+    except ValueError:
+        raise _not_understood(answer, "is no JSON, so it is no metatxn service's") from None
+
+
+def parsed(model: type[M], answer: httpx.Response) -> M:
+    """A 2xx answer as what this version of the services sends. Raises as `json_of`."""
+    return parsed_part(model, json_of(answer), answer)
+
+
+def parsed_part(model: type[M], value: Any, answer: httpx.Response) -> M:
+    """As `parsed`, of a value in the answer's JSON."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _not_understood(answer, f"is no metatxn service's {model.__name__}: {error}") from error
+
+
+def _problem_in(answer: httpx.Response) -> dict[str, Any] | None:
+    """As the contract has it: with a code and two facts, which a gateway's own problems lack."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return None
+    if not isinstance(body, dict) or not isinstance(body.get("code"), str):
+        return None
+    return body if all(isinstance(body.get(fact), bool) for fact in ("retriable", "definite")) else None
+
+
+def _not_ours(answer: httpx.Response) -> MetatxnError:
+    status = answer.status_code
+    said = f"{_base(answer)} answered {status} to {answer.url.path}, and not as a metatxn service"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.request.method != QUESTION:
+        return OutcomeUnknown(said, status=status)
+    return ServiceUnreachable(said, retriable=status in _PASSES, retry_after_s=_retry_after_s(answer), status=status)
+
+
+def _not_understood(answer: httpx.Response, why: str) -> MetatxnError:
+    said = f"the answer of {_base(answer)} to {answer.url.path} {why}"
+    if answer.request.method != QUESTION:
+        return OutcomeUnknown(said)
+    return ServiceUnreachable(said, retriable=False)
+
+
+def _base(answer: httpx.Response) -> str:
+    return f"{answer.url.scheme}://{answer.url.netloc.decode('ascii')}"
+
+
+def _retry_after_s(answer: httpx.Response) -> float | None:
+    try:
+        return max(0.0, float(answer.headers.get("Retry-After", "")))
+    except ValueError:
+        return None

@@ -1,0 +1,127 @@
+"""`metatxn store recover`: after the metadata store was restored from a backup."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from metatxn.cli import services
+from metatxn.cli.logs import LogOption, set_up_logs
+from metatxn.cli.options import CliError, OutputOption, output_of
+from metatxn.cli.output import Output, print_fields, print_line, print_rows
+
+EXAMPLE = (
+    "Example: metatxn store recover --store etcd://10.0.0.1:2379 --storage s3://bucket/prefix; "
+    "then again with --undecided abort --yes"
+)
+
+log = structlog.get_logger()
+
+
+class Undecided(StrEnum):
+    ABORT = "abort"
+    COMMIT = "commit"
+
+
+class UnknownLedgers(StrEnum):
+    ADOPT = "adopt"
+    SET_ASIDE = "set-aside"
+
+
+def recover(
+    context: typer.Context,
+    store: Annotated[str, typer.Option(envvar="METATXN_STORE", metavar="URL", help="The restored store.")],
+    data_dir: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="The data directory of a broker; may be repeated.")
+    ] = None,
+    storage: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="The object storage of brokers; may be repeated.")
+    ] = None,
+    undecided: Annotated[
+        Undecided | None,
+        typer.Option(
+            help="What becomes of transactions whose decision the store does not know: abort hides what was committed "
+            "after the backup, commit may show what was never committed."
+        ),
+    ] = None,
+    unknown_ledgers: Annotated[
+        UnknownLedgers,
+        typer.Option(help="Ledgers written after the backup: serve them again, or move them out of the way."),
+    ] = UnknownLedgers.ADOPT,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Serve what is left of segments that have lost ledgers.")
+    ] = False,
+    backup_time: Annotated[
+        datetime | None,
+        typer.Option(help="When the backup was made (local time); only for a backup made by version 0.1."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without it nothing is changed.")] = False,
+    log_level: LogOption = "warning",
+    output: OutputOption = None,
+) -> None:
+    """Make a restored metadata store and its ledgers agree again, with every coordinator and broker stopped.
+
+    Without --yes it only shows what differs. Name every data directory and storage of the cluster: brokers refuse to
+    start on one that was not named. On several machines, run it on each of them, one after another.
+    """
+    set_up_logs(log_level)
+    if yes and undecided is None:
+        raise CliError("--undecided: say what becomes of transactions that are not decided. Give abort or commit.")
+    as_json = output_of(context, output) is Output.JSON
+    wishes = {
+        "commit": undecided is Undecided.COMMIT,
+        "adopt": unknown_ledgers is UnknownLedgers.ADOPT,
+        "accept_loss": accept_loss,
+        "backup_ms": int(backup_time.timestamp() * 1000) if backup_time is not None else None,
+    }
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            opened = await services.open_store(store)
+            stack.push_async_callback(opened.close)
+            try:
+                recovery: Any = await services.load("store_recovery")(opened, data_dir or [], storage or [], wishes)
+                stack.push_async_callback(recovery.close)
+                await (_carried_out if yes else _shown)(recovery, as_json)
+            except CliError:
+                raise
+            except Exception as error:
+                log.debug("the recovery failed", exc_info=error)
+                raise CliError(f"cannot recover the store: {error or repr(error)}. {_action(error)}") from error
+
+    services.run_loop(main())
+
+
+async def _shown(recovery: Any, as_json: bool) -> None:
+    rows = [difference async for difference in recovery.differences()]
+    if as_json:
+        for what, where, then in rows:
+            print_line({"what": what, "where": where, "then": then})
+        return
+    if rows:
+        print_rows(("WHAT", "WHERE", "THEN"), rows)
+    print("nothing was changed: with --yes, counters move ahead and a new incarnation of the store begins")
+
+
+async def _carried_out(recovery: Any, as_json: bool) -> None:
+    recovered: dict[str, Any] = await recovery.recover()
+    (print_line if as_json else print_fields)(recovered)
+
+
+def _action(error: Exception) -> str:
+    """By name: the client's package does not know the classes of the servers."""
+    match type(error).__name__:
+        case "StillServed":
+            return "Nothing was changed."
+        case "OtherCluster":
+            return "Nothing was changed; check --store, --data-dir and --storage."
+        case "BackupTimeNeeded":
+            return "Give --backup-time, and run it again."
+        case _:
+            return "Whatever was done can be done again: run it once more."
