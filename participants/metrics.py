@@ -41,6 +41,12 @@ class BrokerMetrics:
             registry=self.registry,
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         )
+        self.index_query = Histogram(
+            "pulsar_txn_metadata_store_index_query_seconds",
+            "All operations of a segment, or of one of its subscriptions: at its recovery, and in each reconcile.",
+            registry=self.registry,
+            buckets=_LATENCY_SECONDS,
+        )
         self.append_seconds = Histogram(
             "metatxn_append_seconds",
             "From an append's position to its durability.",

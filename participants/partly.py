@@ -14,18 +14,17 @@ from service.problems import ErrorCode, ServiceError
 def one_error(
     errors: Sequence[BaseException], parts: int, is_final: Callable[[ServiceError], bool], done: str, action: str
 ) -> BaseException:
-    """The first error that `is_final`, whatever else was done; an error that says it all; else OUTCOME_UNKNOWN, with
-    what is `done` and the `action` to take."""
+    """The first error that `is_final`; an error that says it all; else OUTCOME_UNKNOWN, with what is `done` and the
+    `action` to take. It is definite only if every part has failed, and each of them for certain."""
+    nothing_done = len(errors) == parts and all(map(_is_definite, errors))
     final = next((error for error in errors if isinstance(error, ServiceError) and is_final(error)), None)
     if final is not None:
-        return final
-    if len(errors) == parts and (parts == 1 or all(map(_is_definite, errors))):
+        return final if nothing_done else final.partly()
+    if nothing_done or parts == 1:
         return errors[0]
     detail = f"{parts - len(errors)} of {parts} {done}; of the others: {errors[0]}"
     return ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, action=action)
 
 
 def _is_definite(error: BaseException) -> bool:
-    if isinstance(error, ServiceError):
-        return error.problem().definite
-    return isinstance(error, MetastoreError) and error.definite
+    return isinstance(error, ServiceError | MetastoreError) and error.definite

@@ -33,6 +33,11 @@ class LedgerRecord(JsonRecord):
     storage: str
     entries: int | None = None
 
+    @property
+    def last(self) -> Position | None:
+        """Its last entry, or the place before the first one when it has none; None while its length is not known."""
+        return Position(self.id, self.entries - 1) if self.entries is not None else None
+
 
 class DedupSnapshot(JsonRecord):
     """A complete snapshot of a segment's dedup table: the chunks `/segment-state/<segment>/dedup/<name>/<n>`.

@@ -12,7 +12,9 @@ from fastapi import FastAPI
 
 from metastore.api import Ephemeral, MetadataStore
 from metastore.errors import MetastoreError
+from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
+from metastore.types import Revision
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.ledger.append_queue import LedgerMetrics
@@ -22,6 +24,7 @@ from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord
+from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock
 from service.exposure import Exposure
@@ -77,6 +80,8 @@ class BrokerService:
         self._max_ledger_bytes = max_ledger_bytes
         self._peer_token = peer_token
         self._registration: Ephemeral | None = None
+        self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
+        self._memory: StoreMemory | None = None
         self.broker: Broker | None = None
 
     @property
@@ -106,6 +111,9 @@ class BrokerService:
             peer_token=self._peer_token,
         )
         self._route_to(self.broker)
+        await self._guard.start()
+        self._memory = StoreMemory(self._storage, self._store, self._guard)
+        await self._memory.start()
         await self.broker.start()
         await self._server.start()
         await self.broker.open_all()
@@ -134,10 +142,20 @@ class BrokerService:
             with suppress(MetastoreError):  # it goes away by itself
                 await self._registration.close()
         await self._server.stop()
+        await self._guard.stop()
         if self.broker is not None:
             await self.broker.stop()
+        if self._memory is not None:
+            await self._memory.stop()
         if self._storage is not None:
             await self._storage.close()
+
+    def _seen_revision(self) -> Revision:
+        return self.broker.mirror_revision if self.broker is not None else 0
+
+    def _refuse(self, why: str) -> None:
+        if self.broker is not None:
+            self.broker.lose_all(why)
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

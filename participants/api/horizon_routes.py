@@ -96,6 +96,7 @@ async def _horizon(segment: Segment, wanted: Wanted, isolation: Isolation) -> Se
         end=str(max(after, end)),
         messages=messages,
         trimmed=ledgers.trimmed is not None,
+        trimmed_up_to=str(ledgers.trimmed) if ledgers.trimmed is not None else None,
         ended=ledgers.open is None and end >= ledgers.shown(ledgers.last_durable),
         children=list(segment.record.children),
     )

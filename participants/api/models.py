@@ -238,13 +238,15 @@ class HorizonsRequest(Request):
 
 class SegmentHorizon(BaseModel):
     """Places are `ledger:entry`, exclusive: what lies behind `start` and up to `end` can be read. `messages`, counted
-    only with `max_messages`, are visible behind `after`. `trimmed`: entries before `start` were dropped. `ended`: the
-    segment is sealed and nothing is behind `end`; its `children` go on, as far as they are known here."""
+    only with `max_messages`, are visible behind `after`. `trimmed`: entries were dropped, the last of them at
+    `trimmed_up_to`; `start` may be further on where nothing ever was. `ended`: the segment is sealed and nothing is
+    behind `end`; its `children` go on, as far as they are known here."""
 
     start: str
     end: str
     messages: int | None = None
     trimmed: bool = False
+    trimmed_up_to: str | None = None
     ended: bool = False
     children: list[str] = []
 

@@ -133,7 +133,7 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
         await subscriptions.acknowledge(topic, subscription, wanted, shown)
         return acknowledged(wanted)
 
-    @api.post("/redeliver", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503))
+    @api.post("/redeliver", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503, 504))
     async def redeliver(
         topic: TopicPath, subscription: NamePath, shown: Shown, request: RedeliverRequest | None = None
     ) -> RedeliverAnswer:

@@ -20,12 +20,15 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
+from metastore.txn.invariants import RECOVER
 from metastore.txn.records import Header
+from metastore.types import Revision
 from participants.broker.layout import Layout
 from participants.broker.names import topic_of_segment
 from participants.broker.ownership import SETTLE_MS, Ownership
 from participants.broker.peers import Peer, RemoteSegment
 from participants.broker.topics import Topics, segment_not_found
+from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
@@ -41,6 +44,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 _PAGE = 500
 _OPEN_AT_ONCE = 16
+NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
 TAKEN_WITHIN_S = 10.0
 """How long whoever creates a segment waits for another broker to take it."""
 
@@ -94,6 +98,7 @@ class Broker:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._why_not: dict[str, str] = {}
         self._deleted: set[str] = set()
+        self._unknown: list[str] = []
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._topic_cache: dict[str, TopicRecord] = {}
         self._times_forgotten = 0
@@ -112,14 +117,26 @@ class Broker:
         """Mirror the headers, then begin to open the segments of this storage, as far as they are ours; `not_ready`
         tells which ones do not serve yet."""
         await self._exit.enter_async_context(self._mirror.running())
+        # Listed first: a segment is in the store before it is in its storage.
+        unknown = set(await self.storage.directories())
         async for segment_id, record in self._stored_segments():
+            unknown.discard(segment_directory(segment_id))
             if record.storage == self.storage.storage_id and record.state == "deleted":
                 self._deleted.add(segment_id)
             elif record.storage == self.storage.storage_id and self.storage.exclusive:
                 self._keep(segment_id)
+        self._unknown = [directory for directory in sorted(unknown) if not await self._is_left_over(directory)]
         if self._ownership is not None:
             await self._exit.enter_async_context(self._ownership.running())
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
+
+    async def _is_left_over(self, directory: str) -> bool:
+        """Of a segment that was deleted; or nothing is in it."""
+        if not await self.storage.numbers(directory):
+            return True
+        segment_id = segment_of(directory)
+        owner = await self.store.get(paths.segment_owner(segment_id)) if segment_id is not None else None
+        return owner is not None and bool(OwnerRecord.decode(owner.value).deleted)
 
     async def stop(self) -> None:
         """Close the segments; what others could serve is given up, so that they need not find out."""
@@ -140,8 +157,9 @@ class Broker:
 
     @property
     def not_ready(self) -> dict[str, str]:
-        """Owned segments that do not serve yet, and why; and what keeps this broker from owning any."""
-        missing = {}
+        """Owned segments that do not serve yet, and why; what keeps this broker from owning any; and segments of which
+        there are ledgers here, but no record in the store."""
+        missing = dict.fromkeys(self._unknown, NOT_IN_STORE)
         if self._ownership is not None and not self._ownership.announced:
             missing["announcement"] = "the watch does not show that this broker is announced"
         return missing | {
@@ -149,6 +167,15 @@ class Broker:
             for segment_id in self._keepers
             if (segment := self._segments.get(segment_id)) is None or segment.lost
         }
+
+    def lose_all(self, why: str) -> None:
+        """Stop serving: the store is not what this broker knows of it."""
+        for segment in self._segments.values():
+            segment.lose(why)
+
+    @property
+    def mirror_revision(self) -> Revision:
+        return self._mirror.revision
 
     @property
     def mirror_resyncs(self) -> int:
@@ -284,9 +311,11 @@ class Broker:
             segment.lose(f"{owner.url or 'nobody'} owns it now")
 
     def _owned(self, segment_id: str) -> None:
-        """A segment is taken. When it is a new one of the topic, another broker has changed the topic's layout."""
+        """A segment is taken. When it is a new one of the topic, another broker has changed the topic's layout; or it
+        is the child of a split under way here, which nobody is shown before all of them serve (`_learn_topic`)."""
         name = topic_of_segment(segment_id)
-        if not self._knows(name, segment_id):
+        ending_here = any(each.is_ending and each.record.topic == name for each in self._segments.values())
+        if not self._knows(name, segment_id) and not ending_here:
             self.forget_topic(name)
 
     def _seen(self, segment_id: str, record: SegmentRecord) -> None:

@@ -58,7 +58,7 @@ class Peer:
         path: str,
         what: str,
         *,
-        repeatable: bool,
+        reads: bool,
         params: Mapping[str, Any] | None = None,
         content: bytes | None = None,
         media_type: str | None = None,
@@ -66,8 +66,9 @@ class Peer:
     ) -> httpx.Response:
         """A 2xx answer. `what` is asked for, as a person would say it.
 
-        Raises what the other broker answers; STORE_UNAVAILABLE when it does not answer, or has not got it any more;
-        OUTCOME_UNKNOWN unless the request is `repeatable`: it may have been carried out.
+        Raises what the other broker answers; STORE_UNAVAILABLE when it cannot be reached, or has not got it any more;
+        OUTCOME_UNKNOWN when its answer is lost or makes no sense, unless the request only `reads`. That a request can
+        be sent again does not make its outcome known: a caller who is told that nothing happened may do without it.
         """
         headers = {"Authorization": self.authorization} if self.authorization else {}
         if media_type is not None:
@@ -84,14 +85,12 @@ class Peer:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise _unavailable(what, f"its owner {self.url} cannot be reached: {error}") from error
         except httpx.TransportError as error:
-            if repeatable:
-                raise _unavailable(what, f"its owner {self.url} does not answer: {error!r}") from error
-            detail = f"{self.url} did not say what became of a request to {what}: {error!r}"
-            raise ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail) from error
+            raise _unanswered(what, f"its owner {self.url} does not answer: {error!r}", reads) from error
         if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
             raise _unavailable(what, "it has just moved to another broker")
         if not answer.is_success:
-            raise _problem_of(answer)
+            nonsense = f"its owner {self.url} answered {answer.status_code}, and not as a broker does"
+            raise _problem_of(answer) or _unanswered(what, nonsense, reads)
         return answer
 
 
@@ -114,10 +113,8 @@ class RemoteSegment:
     def ended_at(self, position: Position) -> bool:
         """Nothing is behind `position`, and nothing will be. Where a page of the owner ends tells nothing: that may be
         the horizon of a transaction that is not decided yet."""
-        ledgers = self.record.ledgers
-        return self.record.state == "sealed" and all(
-            ledger.entries is not None and position >= Position(ledger.id, ledger.entries - 1) for ledger in ledgers
-        )
+        ends = [ledger.last for ledger in self.record.ledgers]
+        return self.record.state == "sealed" and all(end is not None and position >= end for end in ends)
 
     def remembered(self, entry: Entry) -> Remembered | None:
         """Not known here. The children of a sealed segment remember what it had taken."""
@@ -153,7 +150,7 @@ class RemoteSegment:
 
     async def max_read_position(self) -> Position:
         """The last entry that readers may see now, or a bound."""
-        answer = await self.peer.request("GET", self._path(), self._name, repeatable=True)
+        answer = await self.peer.request("GET", self._path(), self._name, reads=True)
         return Position.parse(answer.json()["max_read_position"])
 
     async def _request(
@@ -168,7 +165,7 @@ class RemoteSegment:
             method,
             self._path("/entries"),
             self._name,
-            repeatable=method == "GET",
+            reads=method == "GET",
             params=params,
             content=content,
             media_type=media_type,
@@ -191,13 +188,27 @@ def _unavailable(what: str, reason: str) -> ServiceError:
     )
 
 
-def _problem_of(answer: httpx.Response) -> ServiceError:
+def _unanswered(what: str, reason: str, reads: bool) -> ServiceError:
+    """A read has certainly changed nothing. Of everything else nobody knows."""
+    if reads:
+        return _unavailable(what, reason)
+    return ServiceError(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"nobody knows what became of a request to {what}: {reason}",
+        action="Send it again: an acknowledgement, and what has a sequence, is done once. Or abort the transaction.",
+    )
+
+
+def _problem_of(answer: httpx.Response) -> ServiceError | None:
+    """None when it is not an answer of a broker."""
     try:
         problem = answer.json()
+        code = ErrorCode(problem["code"])
         members = {name: value for name, value in problem.items() if name not in _PROBLEM_MEMBERS}
-        return ServiceError(ErrorCode(problem["code"]), problem["detail"], action=problem["action"], **members)
+        error = ServiceError(code, problem["detail"], action=problem["action"], **members)
+        return error if problem["definite"] or not error.definite else error.partly()
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ServiceError(ErrorCode.OUTCOME_UNKNOWN, f"{answer.url} answered {answer.status_code}")
+        return None
 
 
 def _raw_frames(content: bytes) -> list[RawFrame]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
+from metastore.incarnation import first_number
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.types import Record
@@ -41,7 +42,7 @@ class Topics:
         Raises ALREADY_EXISTS; STORE_UNAVAILABLE while the one before is being deleted.
         """
         tombstone = await self._store.get(paths.topic(name))
-        first = _next_segment(name, tombstone)
+        first = _next_segment(name, tombstone) if tombstone else await first_number(self._store)
         width = (HASH_RANGE_END + 1) / segments
         bounds = [round(width * index) for index in range(segments + 1)]
         ranges = [(low, high - 1) for low, high in pairwise(bounds)]
@@ -142,10 +143,8 @@ def not_found(name: str) -> ServiceError:
     )
 
 
-def _next_segment(name: str, stored: Record | None) -> int:
-    """The number of the first segment of a topic that is to be created."""
-    if stored is None:
-        return 0
+def _next_segment(name: str, stored: Record) -> int:
+    """The number of the first segment of a topic that is to be created again."""
     topic = TopicRecord.decode(stored.value)
     if not topic.deleted:
         raise _exists(name)

@@ -119,16 +119,20 @@ class QueuedLedger(OpenLedger):
         self._idle.clear()
         if len(self._groups) < self.groups_at_once and not self._start_scheduled:
             self._start_scheduled = True
-            self._loop.call_soon(self._start_groups)
+            self._loop.call_soon(self._start_scheduled_groups)
         return Append(position, durable)
 
     async def no_more_appends(self) -> None:
-        """Refuse appends from now on; returns once those that were begun have ended."""
+        """Refuse appends from now on; returns once those that were begun have ended: every `durable` is done."""
         self._ending = True
         await self._idle.wait()
 
-    def _start_groups(self) -> None:
+    def _start_scheduled_groups(self) -> None:
         self._start_scheduled = False
+        self._start_groups()
+        self._idle_if_done()
+
+    def _start_groups(self) -> None:
         while self._queue and len(self._groups) < self.groups_at_once:
             group: list[Pending] = []
             size = 0
@@ -139,7 +143,9 @@ class QueuedLedger(OpenLedger):
             writing = self.write(group, self.entries)
             self._groups.append((group, writing))
             writing.add_done_callback(self._written)
-        if not self._groups:
+
+    def _idle_if_done(self) -> None:
+        if not self._groups and not self._queue:
             self._idle.set()
 
     def _written(self, _: object) -> None:
@@ -155,8 +161,7 @@ class QueuedLedger(OpenLedger):
             self.landed(group)
             self._start_groups()  # first of all: the device should not wait for what follows
             self._resolve(group, outcome)
-        if not self._groups and not self._queue:
-            self._idle.set()
+        self._idle_if_done()
 
     def _resolve(self, group: list[Pending], outcome: GroupOutcome) -> None:
         for pending in group:

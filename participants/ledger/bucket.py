@@ -63,6 +63,16 @@ class Bucket:
                 await asyncio.gather(put, return_exceptions=True)
                 raise
 
+    async def put(self, name: str, content: bytes) -> None:
+        """An object that replaces the one of that name. Raises `StorageFailed`: it may be there, now or later."""
+        with _failures(f"cannot write {name}"):
+            await obstore.put_async(self._store, name, content, mode="overwrite", use_multipart=False)
+
+    async def move(self, name: str, target: str) -> None:
+        """Raises `FileNotFoundError`, `StorageFailed`: it may lie in both places."""
+        with _failures(f"cannot move {name}"):
+            await obstore.rename_async(self._store, name, target)
+
     async def get(self, name: str) -> bytes:
         """Raises `FileNotFoundError`, `StorageFailed`."""
         with _failures(f"cannot read {name}"):
@@ -81,6 +91,12 @@ class Bucket:
             async for chunk in obstore.list(self._store, directory, chunk_size=_LIST_CHUNK):
                 found.update((meta["path"], meta["size"]) for meta in chunk)
         return dict(sorted(found.items()))
+
+    async def directories(self, directory: str) -> list[str]:
+        """What lies directly below `directory` and holds objects, by its last name. Raises `StorageFailed`."""
+        with _failures(f"cannot list {directory}"):
+            found = await obstore.list_with_delimiter_async(self._store, directory)
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
 
     async def delete(self, names: Sequence[str]) -> None:
         """Done already is success. Raises `StorageFailed`."""

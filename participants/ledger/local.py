@@ -3,6 +3,8 @@
     <data directory>/
         lock                                   flock, held for the life of the process, never unlinked
         storage.json                           the storage id (see `storage_id`), written once
+        <note>.json                            what a broker keeps beside its ledgers, replaced whole
+        aside/<name>/<escaped segment>/        ledgers that were set aside
         ledgers/<escaped segment>/
             00000000000000000003.ledger        the frames, one after another
             00000000000000000003.sealed        the seal mark: final length and index
@@ -46,12 +48,14 @@ class LocalStorage(LedgerStorage):
     def __init__(
         self,
         name: str,
+        data_dir: Path,
         lock: DirectoryLock,
         files: LedgerFiles,
         metrics: LedgerMetrics,
         executor: Executor | None,
     ) -> None:
         self.storage_id = name
+        self._data_dir = data_dir
         self._lock = lock
         self._files = files
         self._workers = Workers(executor, _THREADS)
@@ -87,7 +91,7 @@ class LocalStorage(LedgerStorage):
                 lock.close()
                 raise
         files = LedgerFiles(disk, data_dir / "ledgers")
-        return cls(name, lock, files, metrics or LedgerMetrics(), executor)
+        return cls(name, data_dir, lock, files, metrics or LedgerMetrics(), executor)
 
     async def create(self, segment: str, ledger: int) -> OpenLedger:
         self._check_open()
@@ -140,6 +144,26 @@ class LocalStorage(LedgerStorage):
         self._check_open()
         await self.let_go(segment)
         await self._workers.run(self._files.drop, segment)
+
+    async def directories(self) -> list[str]:
+        self._check_open()
+        return await self._workers.run(self._files.directories)
+
+    async def numbers(self, directory: str, above: int = -1) -> list[int]:
+        self._check_open()
+        return [number for number in await self._workers.run(self._files.numbers, directory) if number > above]
+
+    async def set_aside(self, directory: str, ledger: int, name: str) -> None:
+        self._check_open()
+        await self._workers.run(self._files.set_aside, directory, ledger, self._data_dir / "aside" / name)
+
+    async def read_note(self, name: str) -> bytes | None:
+        self._check_open()
+        return await self._workers.run(self._files.read_note, self._data_dir / name)
+
+    async def write_note(self, name: str, content: bytes) -> None:
+        self._check_open()
+        await self._workers.run(self._files.write_note, self._data_dir / name, content)
 
     async def close(self) -> None:
         self._closed = True

@@ -7,7 +7,6 @@ while the thread of the first call still works.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 from array import array
@@ -16,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from metastore import keys
-from participants.ledger.disk import Disk, make_directory, read_all
+from participants.ledger.directories import segment_directory
+from participants.ledger.disk import Disk, make_directory, read_all, read_file, replace_file
 from participants.ledger.frames import RawFrame
 from participants.ledger.group_commit import device_errors
 from participants.ledger.open_files import OpenFiles
@@ -25,19 +25,7 @@ from participants.ledger.recovery import recover, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, StorageFull
 
-_NAME_BYTES = 200  # file systems take 255
-
-
-def segment_directory(segment: str) -> str:
-    """A directory name for any segment name, no two alike.
-
-    A name too long for a file system is cut and gets its hash. The result is longer than any name that is not cut,
-    so it can meet none of those.
-    """
-    escaped = keys.escape(segment)
-    if len(escaped) <= _NAME_BYTES:
-        return escaped
-    return f"{escaped[: _NAME_BYTES - 50]}~{hashlib.sha256(segment.encode()).hexdigest()}"
+_SUFFIX = ".ledger"
 
 
 class LedgerFiles:
@@ -51,7 +39,7 @@ class LedgerFiles:
         self._segment_locks: dict[str, threading.Lock] = {}
 
     def path(self, segment: str, ledger: int) -> Path:
-        return self._root / segment_directory(segment) / f"{keys.number(ledger)}.ledger"
+        return self._root / segment_directory(segment) / f"{keys.number(ledger)}{_SUFFIX}"
 
     @contextmanager
     def _exclusive(self, segment: str) -> Iterator[None]:
@@ -152,10 +140,32 @@ class LedgerFiles:
             for name in self.disk.names(path.parent):
                 if name.startswith(f"{path.stem}."):
                     self._unlink(path.parent / name)
-            self.disk.fsync_dir(path.parent)
-            if not self.disk.names(path.parent):
-                self.disk.rmdir(path.parent)
-                self.disk.fsync_dir(self._root)
+            self._remove_if_empty(path.parent)
+
+    def directories(self) -> list[str]:
+        with device_errors("cannot list the segments"):
+            return self.disk.names(self._root)
+
+    def numbers(self, directory: str) -> list[int]:
+        path = self._root / directory
+        with device_errors(f"cannot list {directory}"):
+            names = self.disk.names(path) if self.disk.exists(path) else []
+        return sorted(int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
+
+    def set_aside(self, directory: str, ledger: int, aside: Path) -> None:
+        source, target = self._root / directory, aside / directory
+        with device_errors(f"cannot set ledger {ledger} of {directory} aside"):
+            if not self.disk.exists(source):
+                return
+            for path in (aside.parent, aside, target):
+                make_directory(self.disk, path)
+            stem = f"{keys.number(ledger)}."
+            # The ledger itself goes last: as long as it is there, this is done again.
+            for name in sorted(self.disk.names(source), key=lambda name: name.endswith(_SUFFIX)):
+                if name.startswith(stem):
+                    self.disk.rename(source / name, target / name)
+            self.disk.fsync_dir(target)
+            self._remove_if_empty(source)
 
     def drop(self, segment: str) -> None:
         """The directory of a segment, with everything in it."""
@@ -168,6 +178,14 @@ class LedgerFiles:
             self.disk.rmdir(directory)
             self.disk.fsync_dir(self._root)
 
+    def read_note(self, path: Path) -> bytes | None:
+        with device_errors(f"cannot read {path.name}"):
+            return read_file(self.disk, path) if self.disk.exists(path) else None
+
+    def write_note(self, path: Path, content: bytes) -> None:
+        with device_errors(f"cannot write {path.name}"):
+            replace_file(self.disk, path, [content])
+
     def read(self, path: Path, ledger: int, first_entry: int, offsets: array[int]) -> list[RawFrame]:
         """The frames that lie between `offsets`, checked."""
         content = self.read_bytes(path, ledger, offsets[0], offsets[-1])
@@ -177,6 +195,12 @@ class LedgerFiles:
         """From `begin` up to `end`, or to where the file ends."""
         with device_errors(f"cannot read ledger {ledger}"), self._read.reading(path) as fd:
             return memoryview(read_all(self.disk, fd, end - begin, begin))
+
+    def _remove_if_empty(self, directory: Path) -> None:
+        self.disk.fsync_dir(directory)
+        if not self.disk.names(directory):
+            self.disk.rmdir(directory)
+            self.disk.fsync_dir(self._root)
 
     def _unlink(self, path: Path) -> None:
         self.disk.unlink(path)

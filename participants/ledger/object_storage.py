@@ -2,6 +2,8 @@
 
     <prefix of the URL>/
         storage.json            the storage id (see `storage_id`), created once
+        <note>.json             what brokers keep beside their ledgers, replaced whole
+        aside/<name>/…          ledgers that were set aside
         ledgers/…               see `objects`
 
 Nobody locks anything here. Who owns a segment is decided in the metadata store; the former owner, who may not know it
@@ -20,12 +22,14 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Self
 
+from metastore import keys
 from participants.ledger import storage_id
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.bucket import Bucket
 from participants.ledger.object_ledger import PUTS_AT_ONCE, ObjectOpenLedger, ObjectSealedLedger, Reach
 from participants.ledger.objects import (
     HEADER_BYTES,
+    LEDGERS,
     START,
     Kind,
     NameTaken,
@@ -145,6 +149,43 @@ class ObjectStorage(LedgerStorage):
         await self.let_go(segment)
         self._reach.cache.forget(segment_prefix(segment))
         await self._bucket.delete(list(await self._bucket.sizes(segment_prefix(segment))))
+
+    async def directories(self) -> list[str]:
+        self._reach.check_open()
+        return await self._bucket.directories(LEDGERS)
+
+    async def numbers(self, directory: str, above: int = -1) -> list[int]:
+        self._reach.check_open()
+        found = sorted(map(int, await self._bucket.directories(f"{LEDGERS}/{directory}")))
+        return [number for number in found if number > above and await self._is_there(directory, number)]
+
+    async def _is_there(self, directory: str, ledger: int) -> bool:
+        try:
+            await self._bucket.get_range(f"{LEDGERS}/{directory}/{keys.number(ledger)}/{keys.number(START)}", 0, 1)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def set_aside(self, directory: str, ledger: int, name: str) -> None:
+        self._reach.check_open()
+        prefix = f"{LEDGERS}/{directory}/{keys.number(ledger)}"
+        sizes = await self._bucket.sizes(prefix)
+        # The start goes last: as long as it is there, this is done again. The fence stays, as in `delete`.
+        for object_ in sorted(sizes, reverse=True):
+            if not _is_fence(object_, sizes[object_]):
+                with suppress(FileNotFoundError):
+                    await self._bucket.move(object_, f"aside/{name}/{object_.removeprefix(f'{LEDGERS}/')}")
+
+    async def read_note(self, name: str) -> bytes | None:
+        self._reach.check_open()
+        try:
+            return await self._bucket.get(name)
+        except FileNotFoundError:
+            return None
+
+    async def write_note(self, name: str, content: bytes) -> None:
+        self._reach.check_open()
+        await self._bucket.put(name, content)
 
     async def close(self) -> None:
         self._reach.closed = True
@@ -276,7 +317,7 @@ async def _described(bucket: Bucket) -> bytes:
     try:
         return await bucket.get(storage_id.FILE_NAME)
     except FileNotFoundError:
-        if await bucket.sizes("ledgers"):
+        if await bucket.sizes(LEDGERS):
             raise storage_id.lost(storage_id.FILE_NAME) from None
     with suppress(FileExistsError):
         await bucket.create(storage_id.FILE_NAME, storage_id.describe_new())

@@ -34,8 +34,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 from metastore import keys
 from participants.ledger.bucket import Bucket
 from participants.ledger.crc import crc32
+from participants.ledger.directories import segment_directory
 from participants.ledger.frames import FrameError, peek
-from participants.ledger.local_files import segment_directory
 from participants.ledger.position import Position
 from participants.ledger.recovery import new_offsets
 from participants.ledger.storage import LedgerCorrupt, StorageFailed
@@ -49,6 +49,8 @@ _INDEX_HEAD_BYTES = len(_INDEX_MAGIC) + _CRC.size
 _BODY_OFFSET = len(_MAGIC) + _CRC.size
 HEADER_BYTES = _BODY_OFFSET + _BODY.size
 _PUT_ATTEMPTS = 5
+LEDGERS = "ledgers"
+"""Below this name lie the segments."""
 START = 0
 """The number of the object that every ledger begins with."""
 
@@ -83,7 +85,7 @@ class ObjectHeader:
 
 
 def segment_prefix(segment: str) -> str:
-    return f"ledgers/{segment_directory(segment)}"
+    return f"{LEDGERS}/{segment_directory(segment)}"
 
 
 def ledger_prefix(segment: str, ledger: int) -> str:

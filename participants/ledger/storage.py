@@ -267,5 +267,29 @@ class LedgerStorage(ABC):
         """Remove all that there is of a segment that exists no more; done already is success. Raises as `delete`."""
 
     @abstractmethod
+    async def directories(self) -> list[str]:
+        """The directory of every segment of which there is anything here (see `directories.segment_directory`), in
+        order. Raises `StorageFailed`."""
+
+    @abstractmethod
+    async def numbers(self, directory: str, above: int = -1) -> list[int]:
+        """The numbers above `above` of the ledgers in a segment's directory, in order; none when there is no such
+        directory. What fences off the owner of a deleted ledger is no ledger. Raises `StorageFailed`."""
+
+    @abstractmethod
+    async def set_aside(self, directory: str, ledger: int, name: str) -> None:
+        """Move a ledger that nobody has open out of the way, unchanged, to `aside/<name>/<directory>`. Done already is
+        success. Raises `StorageFailed`: try again."""
+
+    @abstractmethod
+    async def read_note(self, name: str) -> bytes | None:
+        """What `write_note` has written last under this name; None when it never did. Raises `StorageFailed`."""
+
+    @abstractmethod
+    async def write_note(self, name: str, content: bytes) -> None:
+        """Keep a small file beside the ledgers; it replaces the one of this name, whole or not at all, and is durable
+        when this returns. Raises `StorageFull`, `StorageFailed`."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Close the open ledgers as by their `close` and let the storage go. Idempotent."""

@@ -25,9 +25,11 @@ from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
+from metastore.txn.invariants import RECOVER
 from metastore.txn.records import Header, Outcome, WriteOp, decode_op
 from metastore.types import AtVersion, Record
 from participants.ledger.chain import LedgerChain
+from participants.ledger.directories import segment_directory
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.metrics import BrokerMetrics
@@ -36,7 +38,7 @@ from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, load_snapshot, write_snapshot
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Clock, Ownership, Segment
-from participants.segment.trimming import delete_trimmed
+from participants.segment.trimming import delete_trimmed, without_trimmed
 from participants.txn.buffer import Decision
 from participants.txn.header_mirror import HeaderMirror
 
@@ -99,9 +101,9 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
     try:
         await _recover_outcomes(segment, around)
         operations = await _operations(segment, around)
-        record = await _recover_dedup(segment, record, operations, around)
+        record = without_trimmed(await _recover_dedup(segment, record, operations, around))
         await around.store.apply(around.store.batch().check(ownership.check).replace(stored, record.encode()))
-        segment.record = record
+        segment.recorded(record)
         await delete_trimmed(segment, around.store, around.storage)
         await delete_stale(around.store, segment_id, ownership.check, record.dedup)
         await _recover_transactions(segment, operations, around)
@@ -126,6 +128,7 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
     elsewhere = {record.storage, *(ledger.storage for ledger in record.ledgers)} - {around.storage.storage_id}
     if elsewhere:
         raise SegmentUnavailable(f"segment {segment_id} lies in storage {', '.join(elsewhere)}")
+    await _refuse_unknown_ledgers(segment_id, record, around.storage)
     owner = OwnerRecord.decode(owner_record.value) if owner_record else None
     if owner is not None and await _is_another_that_lives(owner, around):
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
@@ -139,6 +142,17 @@ async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, Segment
         batch.create(owner_key, value)
     applied = await around.store.apply(batch)
     return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision))
+
+
+async def _refuse_unknown_ledgers(segment_id: str, record: SegmentRecord, storage: LedgerStorage) -> None:
+    """A ledger's number is in the record before it is in the storage. The record may be older than that of an opening
+    which goes on elsewhere: then the next attempt finds a newer one."""
+    unknown = await storage.numbers(segment_directory(segment_id), above=record.newest_ledger)
+    if unknown:
+        named = ", ".join(map(str, unknown))
+        raise SegmentUnavailable(
+            f"the store does not know ledger {named} of segment {segment_id}: was it restored? {RECOVER}"
+        )
 
 
 async def _is_another_that_lives(owner: OwnerRecord, around: Surroundings) -> bool:
@@ -225,7 +239,8 @@ async def _recover_transactions(segment: Segment, operations: Operations, around
 async def _operations(segment: Segment, around: Surroundings) -> Operations:
     """The write operations of this segment that have not been cleaned up, by transaction."""
     prefix = paths.writes_by_segment(segment.id)
-    entries = await around.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
+    with around.metrics.index_query.time():
+        entries = await around.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
     keys = [paths.OPS + entry.removeprefix(prefix) for entry in entries]
     found: dict[TxnId, list[WriteOp]] = {}
     for start in range(0, len(keys), _CHUNK):

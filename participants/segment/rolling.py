@@ -14,12 +14,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 from metastore.api import MetadataStore
+from metastore.txn.invariants import RECOVER
 from metastore.types import AtVersion, Record
-from participants.ledger.storage import LedgerStorage, OpenLedger
+from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, OpenLedger
 from participants.records import LedgerRecord, SegmentRecord
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
-from participants.segment.trimming import record_of
+from participants.segment.trimming import delete_trimmed, record_of, without_trimmed
 from participants.segment.upkeep import until_done
 from service.problems import ServiceError
 
@@ -29,8 +30,23 @@ DEFAULT_MAX_LEDGER_BYTES = 256 << 20
 async def without_planned(segment: str, record: SegmentRecord, storage: LedgerStorage) -> SegmentRecord:
     """What was planned and never used is gone from the storage, and from the record that is answered."""
     if record.planned is not None:
+        await _assert_unused(segment, record.planned, storage)
         await storage.delete(segment, record.planned)
     return record.model_copy(update={"planned": None})
+
+
+async def _assert_unused(segment: str, ledger: int, storage: LedgerStorage) -> None:
+    """Appends go to a ledger once it is listed. When one that is planned has entries, the store has forgotten that it
+    was listed since."""
+    try:
+        found = await storage.seal(segment, ledger)
+    except LedgerMissing:
+        return
+    if found.entries:
+        raise LedgerCorrupt(
+            f"ledger {ledger} of {segment} has {found.entries} entries, and as the store tells it was only planned: "
+            f"was the store restored? {RECOVER}"
+        )
 
 
 async def plan_ledger(
@@ -65,7 +81,7 @@ async def _roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) 
             record = await _listed(segment, store, LedgerRecord(id=created.id, storage=storage.storage_id))
             if record is not None:
                 full = await segment.change_over(record, created)
-                await _seal(segment, store, full)
+                await _seal(segment, store, storage, full)
     finally:
         if segment.ledgers.open is not created:
             await created.close()
@@ -108,8 +124,8 @@ async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) 
     return listed
 
 
-async def _seal(segment: Segment, store: MetadataStore, full: OpenLedger) -> None:
-    """One apply: the final length, and what its frames tell about sequences."""
+async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, full: OpenLedger) -> None:
+    """One apply: the final length, and what its frames tell about sequences. What was trimmed meanwhile goes then."""
     chunks = chunks_of(segment.dedup)
     check = segment.ownership.check
 
@@ -117,7 +133,8 @@ async def _seal(segment: Segment, store: MetadataStore, full: OpenLedger) -> Non
         stored = await record_of(segment, store)
         record = SegmentRecord.decode(stored.value)
         if all(ledger.id != full.id for ledger in record.ledgers):
-            return  # all of it is trimmed by now
+            segment.recorded(record)  # an earlier attempt has landed, and all of it is trimmed by now
+            return
         sealed = await full.seal()
         name = f"{segment.ownership.generation}-rolled-{full.id}"
         snapshot = await write_snapshot(store, segment.id, check, name, chunks, full.id)
@@ -125,11 +142,14 @@ async def _seal(segment: Segment, store: MetadataStore, full: OpenLedger) -> Non
             ledger.model_copy(update={"entries": sealed.entries}) if ledger.id == full.id else ledger
             for ledger in record.ledgers
         )
-        record = record.model_copy(update={"ledgers": ledgers, "dedup": snapshot})
+        record = without_trimmed(record.model_copy(update={"ledgers": ledgers, "dedup": snapshot}))
         await store.apply(store.batch().check(check).replace(stored, record.encode()))
         segment.ledger_sealed(record, sealed)
 
     await until_done(segment, once, "seal the full ledger again")
+    if segment.record.trimmed:
+        bytes_gone = lambda: delete_trimmed(segment, store, storage)  # noqa: E731
+        await until_done(segment, bytes_gone, "delete trimmed ledgers again")
     if not segment.lost:
         await until_done(
             segment,

@@ -131,6 +131,8 @@ class Segment:
         self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishes: set[asyncio.Task[Position]] = set()
+        self._begun: set[asyncio.Task[Any]] = set()
+        """Those of them whose append was begun: what it ends with is not written down yet."""
         self.sealing = asyncio.Lock()
         self.max_ledger_bytes: int | None = None
         """At this size the open ledger is full, or with `MAX_LEDGER_ENTRIES`; None: never."""
@@ -283,6 +285,10 @@ class Segment:
     async def _until_durable(
         self, append: Append, entry: Entry, scope: Scope, transaction: TrackedTransaction | None
     ) -> Position:
+        publish = asyncio.current_task()
+        assert publish is not None
+        self._begun.add(publish)
+        publish.add_done_callback(self._begun.discard)
         try:
             await asyncio.shield(append.durable)
         except StorageFull as error:
@@ -405,9 +411,9 @@ class Segment:
         (DESIGN §5.8). Never acts on an open header. Repairs what a lost watch event would leave behind."""
         if self.lost:
             return
-        entries = await self._store.query_index(
-            "writes-by-segment", paths.writes_by_segment(self.id), prefix_end(paths.writes_by_segment(self.id))
-        )
+        prefix = paths.writes_by_segment(self.id)
+        with self._metrics.index_query.time():
+            entries = await self._store.query_index("writes-by-segment", prefix, prefix_end(prefix))
         for txn_id in {TxnId.parse(entry.split("/")[1]) for entry in entries}:
             if self.buffer.get(txn_id) is None:
                 self._track(txn_id).maybe_stored = True
@@ -431,8 +437,14 @@ class Segment:
         """Appends are taken, and will be."""
         return not (self.lost or self._closing or self.ledgers.open is None)
 
+    @property
+    def is_ending(self) -> bool:
+        """It is being sealed."""
+        return self._closing and not self.lost and self.ledgers.open is not None
+
     async def change_over(self, record: SegmentRecord, ledger: OpenLedger) -> OpenLedger:
-        """Appends go to `ledger` from now on; answers the one before, whose appends are all durable.
+        """Appends go to `ledger` from now on; answers the one before. All of its appends are durable by then, and the
+        dedup table has all of their sequences: the snapshot that is recorded with its seal is taken from there.
 
         They wait meanwhile, for those that were begun. Raises STORE_UNAVAILABLE when one of these has failed.
         """
@@ -441,6 +453,8 @@ class Segment:
             before = self.ledgers.open
             assert before is not None
             await before.close()
+            while self._begun:
+                await asyncio.wait(self._begun)
             if before.last_assigned != before.last_durable:
                 self.lose("an append failed")
             self.assert_serving()
@@ -452,9 +466,21 @@ class Segment:
 
     def ledger_sealed(self, record: SegmentRecord, sealed: SealedLedger) -> None:
         """The seal of a ledger that appends have left is recorded."""
-        self.record = record
         ledgers = [sealed if ledger.id == sealed.id else ledger for ledger in self.ledgers.sealed]
         self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
+        self.recorded(record)
+
+    def recorded(self, record: SegmentRecord) -> None:
+        """`record` is what the store has. Ledgers that it does not list are not read any more."""
+        listed = {ledger.id for ledger in record.ledgers}
+        # A trim whose answer was lost is in force here, and may not have landed in the store yet.
+        trimmed = [up_to for up_to in (self.ledgers.trimmed, record.trimmed_up_to) if up_to is not None]
+        self.record = record
+        self.ledgers = LedgerChain(
+            [ledger for ledger in self.ledgers.sealed if ledger.id in listed],
+            self.ledgers.open,
+            max(trimmed, default=None),
+        )
 
     # -- the end of appending ----------------------------------------------------------------------------------
 
@@ -485,11 +511,7 @@ class Segment:
 
     def trimmed(self, record: SegmentRecord) -> None:
         """The first readable position has moved."""
-        kept = {ledger.id for ledger in record.ledgers}
-        self.record = record
-        self.ledgers = LedgerChain(
-            [ledger for ledger in self.ledgers.sealed if ledger.id in kept], self.ledgers.open, record.trimmed_up_to
-        )
+        self.recorded(record)
         if record.trimmed_up_to is not None:
             self.buffer.prune(record.trimmed_up_to)
 

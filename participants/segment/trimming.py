@@ -3,7 +3,9 @@
     one apply: the first readable position moves, outcomes below it go ─▶ bytes are deleted ─▶ the record forgets them
 
 Ledgers that hold nothing readable move to `trimmed` in that apply and stay there until their bytes are gone, so that a
-crash in between leaves nothing behind. The last ledger always stays: there is the segment's end.
+crash in between leaves nothing behind. The last ledger always stays: there is the segment's end. So does one whose
+final length is not recorded, because its dedup snapshot is recorded with it, and until then only its frames tell which
+sequences it took; the apply that records both moves it to `trimmed` (see `rolling`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn.records import Outcome
-from metastore.types import Record
+from metastore.types import Batch, Record
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerStorage
 from participants.records import SegmentRecord
@@ -47,55 +49,60 @@ async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, b
     segment.spawn(bytes_gone)
 
 
+def without_trimmed(record: SegmentRecord) -> SegmentRecord:
+    """Its ledgers that hold nothing readable are in `trimmed`, as far as they may be."""
+    up_to = record.trimmed_up_to
+    gone = [each for each in record.ledgers[:-1] if each.last is not None and up_to is not None and each.last <= up_to]
+    kept = [ledger for ledger in record.ledgers if ledger not in gone]
+    return record.model_copy(update={"ledgers": tuple(kept), "trimmed": (*record.trimmed, *gone)})
+
+
 async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None:
     """The first readable position is behind `up_to`, if it was not already; no outcome is left below it."""
-    more = True
-    while more:
-        stored = await record_of(segment, store)
-        record = SegmentRecord.decode(stored.value)
-        done = record.trimmed_up_to
-        up_to = up_to if done is None else max(done, up_to)
-        outcomes, more = await _outcomes(segment, store, up_to)
-        batch = store.batch().check(segment.ownership.check)
-        if done != up_to:
-            record = _moved(segment, record, up_to)
-            batch.replace(stored, record.encode())
-        for outcome in outcomes:
-            batch.remove(outcome)
+    while True:
         try:
-            if batch.written():
-                await store.apply(batch)
+            await _move_once(segment, store, up_to)
+            return
         except CheckFailed as lost:
             if lost.check == segment.ownership.check:
                 segment.deposed_by(lost)
                 raise segment.not_serving() from None
-            more = True
-            continue
-        except OutcomeUnknown:
-            # It may land yet, so nothing up to there is readable any more; this trim is done again by its caller.
-            segment.trimmed(segment.record.model_copy(update={"first_position": record.first_position}))
-            raise
-        segment.trimmed(record)
 
 
-def _moved(segment: Segment, record: SegmentRecord, up_to: Position) -> SegmentRecord:
-    ends = {ledger.id: ledger.last for ledger in segment.ledgers.sealed}
-    gone = [ledger for ledger in record.ledgers[:-1] if ledger.id in ends and ends[ledger.id] <= up_to]
-    kept = [ledger for ledger in record.ledgers if ledger not in gone]
-    return record.model_copy(
-        update={
-            "first_position": str(up_to.next),
-            "ledgers": tuple(kept),
-            "trimmed": (*record.trimmed, *gone),
-        }
-    )
+async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) -> None:
+    """Raises `CheckFailed` when what it has read has changed since."""
+    stored = await record_of(segment, store)
+    record = SegmentRecord.decode(stored.value)
+    up_to = max(up_to, record.trimmed_up_to or up_to)
+    outcomes = await _outcomes(segment, store, up_to)
+    moved = without_trimmed(record.model_copy(update={"first_position": str(up_to.next)}))
+    batch = store.batch().check(segment.ownership.check)
+    if moved != record:
+        batch.replace(stored, moved.encode())
+    try:
+        await _delete(batch, outcomes[:OUTCOMES_PER_APPLY], store)
+    except OutcomeUnknown:
+        # It may land yet, so nothing up to there is readable any more; this trim is done again by its caller.
+        segment.trimmed(segment.record.model_copy(update={"first_position": moved.first_position}))
+        raise
+    segment.trimmed(moved)
+    for start in range(OUTCOMES_PER_APPLY, len(outcomes), OUTCOMES_PER_APPLY):
+        batch = store.batch().check(segment.ownership.check)
+        await _delete(batch, outcomes[start : start + OUTCOMES_PER_APPLY], store)
 
 
-async def _outcomes(segment: Segment, store: MetadataStore, up_to: Position) -> tuple[list[Record], bool]:
-    """Outcomes of transactions whose last frame is at or below `up_to`, as many as fit; whether there are more."""
+async def _delete(batch: Batch, outcomes: list[Record], store: MetadataStore) -> None:
+    """With what is in the batch already."""
+    for outcome in outcomes:
+        batch.remove(outcome)
+    if batch.written():
+        await store.apply(batch)
+
+
+async def _outcomes(segment: Segment, store: MetadataStore, up_to: Position) -> list[Record]:
+    """Those of transactions whose last frame is at or below `up_to`."""
     found = await store.scan(paths.outcomes(segment.id))
-    stale = [record for record in found.records if Position.parse(Outcome.decode(record.value).highest) <= up_to]
-    return stale[:OUTCOMES_PER_APPLY], len(stale) > OUTCOMES_PER_APPLY
+    return [record for record in found.records if Position.parse(Outcome.decode(record.value).highest) <= up_to]
 
 
 async def delete_trimmed(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:

@@ -44,7 +44,7 @@ class RemoteShare:
             max=wanted.limit,
             max_bytes=wanted.max_bytes,
         )
-        content = await self._post("take", request.model_dump(), repeatable=False)
+        content = await self._post("take", request.model_dump())
         answer = ShareTakeAnswer.model_validate_json(content)
         each_bytes = len(content) // max(1, len(answer.messages))
         return Taken([Given(message, each_bytes) for message in answer.messages], set(answer.ended))
@@ -53,7 +53,7 @@ class RemoteShare:
         wait_ms = int(1000 * wait_s)
         incarnation = self._definition.record.incarnation
         request = ShareWaitRequest(incarnation=incarnation, segments=list(segments), wait_ms=wait_ms)
-        await self._post("wait", request.model_dump(), wait_s=wait_s)
+        await self._post("wait", request.model_dump(), reads=True, wait_s=wait_s)
 
     async def acknowledge(self, request: AckRequest) -> None:
         kind = "cumulative" if request.cumulative or request.up_to else "individual"
@@ -72,19 +72,19 @@ class RemoteShare:
         return RedeliverAnswer.model_validate_json(await self._post("redeliver", body)).redelivered
 
     async def look(self) -> list[SubscriptionSegment]:
-        answer = await self._peer.request("GET", self._path(), self._name, repeatable=True)
+        answer = await self._peer.request("GET", self._path(), self._name, reads=True)
         return _SEGMENTS.validate_json(answer.content)
 
     async def drop(self) -> None:
-        await self._peer.request("DELETE", self._path(), self._name, repeatable=True)
+        await self._peer.request("DELETE", self._path(), self._name, reads=False)
 
-    async def _post(self, verb: str, body: Mapping[str, Any], *, repeatable: bool = True, wait_s: float = 0) -> bytes:
+    async def _post(self, verb: str, body: Mapping[str, Any], *, reads: bool = False, wait_s: float = 0) -> bytes:
         path, content = self._path(verb), json.dumps({k: v for k, v in body.items() if v is not None}).encode()
         answer = await self._peer.request(
             "POST",
             path,
             self._name,
-            repeatable=repeatable,
+            reads=reads,
             content=content,
             media_type="application/json",
             wait_s=wait_s,

@@ -75,6 +75,27 @@ class Counts:
     pending: defaultdict[TxnId, int] = field(default_factory=lambda: defaultdict(int))
 
 
+class AckRefused(ServiceError):
+    """TXN_CONFLICT: `holder` has the message, an undecided transaction as far as `part` knows. None: it is
+    acknowledged already."""
+
+    def __init__(self, part: SegmentSubscription, ack: Ack, conflict: AckConflict) -> None:
+        holder = conflict.holder
+        super().__init__(
+            ErrorCode.TXN_CONFLICT,
+            f"message {conflict.place} of segment {part.segment.id} cannot be acknowledged: {conflict}"
+            + (f" in transaction {holder}" if holder is not None else ""),
+            action="Abort, and do the work again in a new transaction without this message."
+            if holder is None
+            else "Wait until that transaction ends, or abort.",
+            segment=part.segment.id,
+            position=str(ack.position),
+            holder=str(holder) if holder is not None else None,
+        )
+        self.part = part
+        self.holder = holder
+
+
 class SegmentSubscription:
     """See the module docstring. Made by `SegmentSubscriptions`."""
 
@@ -168,7 +189,7 @@ class SegmentSubscription:
         return size
 
     def check(self, txn_id: TxnId | None, acks: Iterable[Ack]) -> None:
-        """Raises TXN_CONFLICT, or why the transaction takes no acks, when any of `acks` loses. Changes nothing."""
+        """Raises `AckRefused`, or why the transaction takes no acks, when any of `acks` loses. Changes nothing."""
         self._assert_serving()
         if txn_id is not None and (final := self._mirror.final(txn_id)) is not None:
             raise refusal(txn_id, final[0])
@@ -180,7 +201,7 @@ class SegmentSubscription:
                 if txn_id is not None and not ack.cumulative and self.deliveries.has_dead(ack.span):
                     raise AckConflict(ack.span.start, "it is on its way to the dead-letter topic")
             except AckConflict as conflict:
-                raise self._conflict(ack, conflict) from None
+                raise AckRefused(self, ack, conflict) from None
 
     def reserve(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
         """Right after `check`, with nothing awaited in between."""
@@ -279,7 +300,8 @@ class SegmentSubscription:
         """
         name = self.definition.name
         prefix = paths.acks_by_subscription(self.segment.id, name)
-        entries = await self._store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
+        with self._metrics.index_query.time():
+            entries = await self._store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
         found = dict.fromkeys(TxnId.parse(entry.split("/")[2]) for entry in entries)  # in the order of the index
         missing = [txn_id for txn_id in found if self.pending.get(txn_id) is None and txn_id not in self._finishing]
         for txn_id in missing:
@@ -325,13 +347,23 @@ class SegmentSubscription:
         if self.pending.get(txn_id) is not None:
             self._decide(txn_id, header)
 
+    async def freed_by_abort(self, txn_id: TxnId) -> bool:
+        """Whether the transaction turns out to be aborted: then it holds nothing here any more. Asks the store, because
+        the mirror may lag behind a decision that others have been told. Raises the store's errors."""
+        record = (await self._mirror.read([txn_id]))[txn_id]
+        header = Header.decode(record.value) if record is not None else None
+        if header is None or header.state is not TxnState.ABORTED:
+            return False
+        self._on_final(txn_id, header)
+        return True
+
     def _decide(self, txn_id: TxnId, header: Header | None) -> None:
         """`header` None: collected long ago, which counts as committed (DESIGN §5.6)."""
+        if header is not None and header.state is TxnState.ABORTED:
+            self._end(txn_id)  # again, if an acknowledgement that the store will refuse has come since
         if txn_id in self._finishing:
             return
         self._finishing.add(txn_id)
-        if header is not None and header.state is TxnState.ABORTED:
-            self._end(txn_id)
         self.segment.spawn(self._finish(txn_id, header))
 
     async def _finish(self, txn_id: TxnId, header: Header | None) -> None:
@@ -656,19 +688,6 @@ class SegmentSubscription:
                 self._on_final(txn_id, header)
             return refusal(txn_id, header)
         return prepared(txn_id) if lost.check == Absent(paths.prepared(txn_id)) else lost
-
-    def _conflict(self, ack: Ack, conflict: AckConflict) -> ServiceError:
-        return ServiceError(
-            ErrorCode.TXN_CONFLICT,
-            f"message {conflict.place} of segment {self.segment.id} cannot be acknowledged: {conflict}"
-            + (f" in transaction {conflict.holder}" if conflict.holder is not None else ""),
-            action="Abort, and do the work again in a new transaction without this message."
-            if conflict.holder is None
-            else "Wait until that transaction ends, or abort.",
-            segment=self.segment.id,
-            position=str(ack.position),
-            holder=str(conflict.holder) if conflict.holder is not None else None,
-        )
 
     def _not_durable(self, reason: str) -> ServiceError:
         return ServiceError(

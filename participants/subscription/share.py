@@ -16,7 +16,7 @@ from participants.api.models import SubscriptionSegment
 from participants.broker.names import MessageId
 from participants.ledger.position import Position
 from participants.subscription.pending_acks import Ack
-from participants.subscription.segment_subscription import Given, SegmentSubscription, acks_error
+from participants.subscription.segment_subscription import AckRefused, Given, SegmentSubscription, acks_error
 from service.problems import ErrorCode, ServiceError
 
 
@@ -129,9 +129,8 @@ class Share:
     async def acknowledge(self, request: AckRequest) -> None:
         """All of it, or nothing when any message conflicts."""
         acks = await self._acks(request)
-        # From here to the reservations nothing is awaited: who comes first wins, on all segments.
-        for part, wanted in acks:
-            part.check(request.txn_id, wanted)
+        await self._check(request.txn_id, acks)
+        # From the last check to the reservations nothing is awaited: who comes first wins, on all segments.
         if request.txn_id is not None:
             for part, wanted in acks:
                 part.reserve(request.txn_id, wanted)
@@ -144,6 +143,25 @@ class Share:
         )
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
             raise acks_error(errors, len(outcomes))
+
+    async def _check(self, txn_id: TxnId | None, acks: Iterable[tuple[SegmentSubscription, list[Ack]]]) -> None:
+        """Raises what `SegmentSubscription.check` does. Nothing is awaited behind the last check.
+
+        The header of a transaction that is in the way is read before anybody is refused because of it: a successor
+        whose connect aborted it acknowledges the same messages at once, and may be faster than the watch that tells us.
+        """
+        asked = {txn_id}
+        while True:
+            try:
+                for part, wanted in acks:
+                    part.check(txn_id, wanted)
+                return
+            except AckRefused as refused:
+                if refused.holder is None or refused.holder in asked:
+                    raise
+                asked.add(refused.holder)
+                if not await refused.part.freed_by_abort(refused.holder):
+                    raise
 
     async def _acks(self, request: AckRequest) -> list[tuple[SegmentSubscription, list[Ack]]]:
         acks: list[tuple[SegmentSubscription, list[Ack]]] = []

@@ -1,4 +1,8 @@
-"""Broker tests run on a `World`: a store with faults, real ledger directories, and processes that die."""
+"""Broker tests run on a `World`: a store with faults, devices with real ledgers, and processes that die.
+
+On each kind of device, that is. A test of what only local files can do says so:
+`devices.on_local_files`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 import pytest
 from tenacity import wait_fixed
 
+from tests.participants.devices import DeviceKind
 from tests.participants.segment.world import World
 
 
@@ -17,8 +22,14 @@ def _retries_without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.retry.WAIT", wait_fixed(0.005))
 
 
+@pytest.fixture(params=["local", "objects"])
+def device(request: pytest.FixtureRequest) -> DeviceKind:
+    kind: DeviceKind = request.param
+    return kind
+
+
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path)
+async def world(tmp_path: Path, device: DeviceKind) -> AsyncIterator[World]:
+    world = World(tmp_path, device)
     yield world
     await world.close()

@@ -122,7 +122,9 @@ class Story:
         self._at(9, 1)
         await self._reach(200)
         await self._transactions.keys.connect("nightly", ConnectRequest(epoch=-1))
-        txn_id = await self._begin(BeginRequest(transaction_key="nightly", version=41, properties={"job": "load"}))
+        txn_id = await self._begin(
+            BeginRequest(transaction_key="nightly", epoch=0, version=41, properties={"job": "load"})
+        )
         for writer in ("task-0", "task-1", "task-1-again"):
             await self._write(txn_id, PAYMENTS, writer=writer, sequence=1)
         self._at(9, 1, 20)
@@ -166,7 +168,8 @@ class Story:
 
         self._at(9, 7)
         await self._transactions.keys.connect("nightly", ConnectRequest(epoch=-1))
-        keyed = await self._begin(BeginRequest(transaction_key="nightly", version=42, timeout_ms=20 * MINUTE_MS))
+        request = BeginRequest(transaction_key="nightly", epoch=1, version=42, timeout_ms=20 * MINUTE_MS)
+        keyed = await self._begin(request)
         await self._transactions.add_writers(keyed, ["task-0", "task-1"])
         await self._write(keyed, PAYMENTS, writer="task-0", sequence=1)
         await self._transactions.keys.connect("weekly", ConnectRequest(epoch=-1))

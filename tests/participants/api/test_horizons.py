@@ -101,9 +101,21 @@ async def test_what_was_trimmed_or_deleted_is_told(process: BrokerProcess) -> No
     assert (await look(process, {segment: {}}))["segments"][segment]["trimmed"] is False
     await process.http.post(f"/v1/segments/{enc(segment)}/trim", json={"before": "1:2"})
     found = (await look(process, {segment: {"after": "1:0", "max_messages": 5}}))["segments"][segment]
-    assert (found["start"], found["end"], found["messages"], found["trimmed"]) == ("1:1", "1:2", 1, True)
+    assert (found["start"], found["end"], found["messages"]) == ("1:1", "1:2", 1)
+    assert (found["trimmed"], found["trimmed_up_to"]) == (True, "1:1")
     assert (await process.http.delete("/v1/topics/t")).status_code == 204
     assert (await look(process, {segment: {}}, wait_ms=60_000))["gone"] == [segment]
+
+
+async def test_an_empty_ledger_that_goes_was_not_trimmed(process: BrokerProcess) -> None:
+    """A broker begins a new ledger when it starts, and forgets one that held nothing."""
+    (segment,) = await process.create("t")
+    before = (await look(process, {segment: {}}))["segments"][segment]
+    after = await process.crash()
+    found = (await look(after, {segment: {"after": before["end"]}}))["segments"][segment]
+    assert (before["start"], found["start"]) == ("1:-1", "2:-1")
+    assert (found["trimmed"], found["trimmed_up_to"]) == (False, None)
+    await after.stop()
 
 
 @pytest.mark.parametrize(

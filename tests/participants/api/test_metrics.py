@@ -32,10 +32,14 @@ NAMES = {
     "metatxn_watch_resyncs_total",
     "metatxn_reconcile_repairs_total",
     "metatxn_group_commit_size",
+    "pulsar_txn_metadata_store_index_query_seconds",
     "metatxn_append_seconds",
     "metatxn_fsync_seconds",
 }
 """Those of the contract; the others are the coordinator's, which alone sees headers and keys."""
+
+
+INDEX_QUERIES = "pulsar_txn_metadata_store_index_query_seconds_count"
 
 
 async def scrape(url: str) -> dict[str, float]:
@@ -123,9 +127,12 @@ async def test_a_repair_and_a_gap_are_counted(process: BrokerProcess, world: Wor
     world.store.dropping = True
     for txn in txns:
         await world.commit(txn)
+    value = process.metrics.registry.get_sample_value
+    queries = value(INDEX_QUERIES) or 0
+    assert queries >= 2, "what is opened looks what is open there"
     for _ in range(2):
         await process.broker.reconcile()
-    value = process.metrics.registry.get_sample_value
+    assert value(INDEX_QUERIES) == queries + 4, "of the segment and of its subscription, each time"
     assert value("metatxn_reconcile_repairs_total") == 2
     assert value("metatxn_watch_resyncs_total") == 0
     world.store.cut_watches()

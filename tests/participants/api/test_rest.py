@@ -375,7 +375,7 @@ async def test_a_segment_of_another_broker_is_a_redirect_that_keeps_path_and_que
     process: BrokerProcess, tmp_path: Any
 ) -> None:
     (segment,) = await process.create("a/b/t 1")
-    other = await BrokerProcess(process.world, tmp_path / "other", "http://other").start()
+    other = await BrokerProcess(process.world, process.world.new_device("other"), "http://other").start()
     path = f"/v1/segments/{enc(segment)}/entries?wait_ms=5"
     answer = await other.http.get(path)
     assert_problem(answer, ErrorCode.NOT_OWNER)

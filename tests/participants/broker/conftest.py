@@ -11,6 +11,6 @@ from tests.participants.segment.world import World
 
 @pytest.fixture
 async def process(world: World, tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    process = await BrokerProcess(world, tmp_path / "data").start()
+    process = await BrokerProcess(world, world.new_device("data")).start()
     yield process
     await process.stop()

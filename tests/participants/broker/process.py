@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
+import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from participants.api.routes import router
+from metastore.api import Ephemeral
+from metastore.errors import StoreUnavailable
+from metastore.txn import paths
 from participants.broker.broker import Broker
-from participants.ledger.local import LocalStorage
+from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
-from service.http import create_app
+from participants.records import ProcessRecord
+from tests.participants.broker.applications import Application
+from tests.participants.devices import Device, LocalDevice
 from tests.participants.ledger.faults import FaultyDisk
 from tests.participants.segment.world import World
 
 URL = "http://broker"
 NEVER_MS = 10**9
+SETTLE_MS = 20
 
 
 def in_process(brokers: Mapping[str, httpx.AsyncClient], **options: Any) -> httpx.AsyncClient:
@@ -27,28 +32,53 @@ def in_process(brokers: Mapping[str, httpx.AsyncClient], **options: Any) -> http
 
 
 class BrokerProcess:
-    def __init__(self, world: World, data_dir: Path, url: str = URL) -> None:
+    """The only one on its device."""
+
+    broker: Broker
+    storage: LedgerStorage
+    http: httpx.AsyncClient
+
+    def __init__(self, world: World, device: Device, url: str = URL) -> None:
         self.world = world
-        self.data_dir = data_dir
-        self.disk = FaultyDisk()
+        self.device = device
+        self.url = url
         self.metrics = BrokerMetrics()
-        self.storage = LocalStorage.open(data_dir, disk=self.disk)
-        self.broker = Broker(
-            world.store,
-            self.storage,
-            url,
-            clock=world.now_ms,
-            metrics=self.metrics,
-            reconcile_interval_ms=NEVER_MS,
-        )
-        app = create_app("broker", "under test", "0", self.metrics.registry)
-        app.include_router(router(self.broker))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url=URL)
+        self._announcement: Ephemeral | None = None
         self._stopped = False
 
+    @property
+    def directory(self) -> Path:
+        """Of one on local files."""
+        assert isinstance(self.device, LocalDevice)
+        return self.device.directory
+
+    @property
+    def disk(self) -> FaultyDisk:
+        """Of one on local files."""
+        assert isinstance(self.device, LocalDevice)
+        return self.device.disk
+
     async def start(self) -> BrokerProcess:
+        self.storage = await self.device.open()
+        self.broker = Broker(
+            self.world.store,
+            self.storage,
+            self.url,
+            clock=self.world.now_ms,
+            metrics=self.metrics,
+            reconcile_interval_ms=NEVER_MS,
+            settle_ms=SETTLE_MS,
+        )
+        app = self.world.borrow(Application.borrow(self.broker, self.metrics)).app
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url=URL)
         await self.broker.start()
+        if not self.storage.exclusive:
+            record = ProcessRecord(url=self.url, storage=self.storage.storage_id)
+            key = paths.broker_process(self.broker.id)
+            self._announcement = await self.world.store.inner.ephemeral(key, record.encode(), 10_000)
+            while "announcement" in self.broker.not_ready:
+                await asyncio.sleep(0)
         return self
 
     def can_reach(self, others: Iterable[BrokerProcess]) -> None:
@@ -57,23 +87,38 @@ class BrokerProcess:
     async def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            self.disk.may_sync.set()
+            self.device.go()
+            if self._announcement is not None:
+                await self._announcement.close()
             await self.http.aclose()
             await self.broker.stop()
             await self.storage.close()
 
-    async def crash(self) -> BrokerProcess:
-        """Die now; the next life finds the directory as it lies on the disk, and opens everything in it."""
-        copy = self.data_dir.with_name(self.data_dir.name + "+")
-        shutil.copytree(self.data_dir, copy)
+    async def die(self) -> Device:
+        """Now, without a word to the store; answers what lies on its device."""
+        left = self.device.copy()
+        away, self.world.store.away = self.world.store.away, StoreUnavailable("it is dead")
         await self.stop()
-        after = await BrokerProcess(self.world, copy).start()
+        self.world.store.away = away
+        return left
+
+    async def crash(self) -> BrokerProcess:
+        """Die now; the next life finds what lies on the device, and opens everything in it."""
+        after = await BrokerProcess(self.world, await self.die()).start()
         await after.serving()
         return after
 
+    async def again(self) -> BrokerProcess:
+        """The next life, with what this one has left when it stopped."""
+        return await BrokerProcess(self.world, self.device.again()).start()
+
     async def serving(self) -> None:
         """Until every owned segment is open, or has failed once."""
-        await self.broker.open_all(list(self.broker._keepers))
+        if self.storage.exclusive:
+            await self.broker.open_all(list(self.broker._keepers))
+            return
+        mine = [segment async for segment, record in self.broker._stored_segments() if record.state != "deleted"]
+        await self.broker.until_opened(mine)
 
     async def create(self, name: str, segments: int = 1, **more: Any) -> list[str]:
         """A topic; answers the ids of its segments."""

@@ -10,19 +10,16 @@ from obstore.store import MemoryStore
 
 from metastore.api import Ephemeral
 from metastore.txn import paths
-from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.ledger.object_storage import ObjectStorage
 from participants.metrics import BrokerMetrics
 from participants.records import OwnerRecord, ProcessRecord
 from participants.segment.segment import Segment
-from service.http import create_app
-from tests.participants.broker.process import NEVER_MS, in_process
+from tests.participants.broker.applications import Application
+from tests.participants.broker.process import NEVER_MS, SETTLE_MS, in_process
 from tests.participants.ledger.faulty_bucket import FaultyBucket
 from tests.participants.segment.faulty_store import FaultyStore
 from tests.participants.segment.world import World
-
-SETTLE_MS = 20
 
 
 class SharedBroker:
@@ -45,8 +42,7 @@ class SharedBroker:
             reconcile_interval_ms=NEVER_MS,
             settle_ms=SETTLE_MS,
         )
-        app = create_app("broker", "under test", "0", metrics.registry)
-        app.include_router(router(self.broker))
+        app = world.borrow(Application.borrow(self.broker, metrics)).app
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url, follow_redirects=False
         )

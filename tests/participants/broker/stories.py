@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from typing import Any
 
 from metastore.check import StoreCheck
@@ -41,11 +40,9 @@ class Death:
 
     async def next_life(self, process: BrokerProcess) -> BrokerProcess:
         """The process dies as it is; the next one finds its directory, and a store that answers."""
-        copy = process.data_dir.with_name(process.data_dir.name + "+")
-        shutil.copytree(process.data_dir, copy)
-        await process.stop()
+        left = await process.die()
         self._world.store._faults.clear()
-        after = await BrokerProcess(self._world, copy).start()
+        after = await BrokerProcess(self._world, left).start()
         await after.serving()
         return after
 
@@ -91,8 +88,12 @@ async def browse(process: BrokerProcess, topic: str = "t", **query: Any) -> list
 
 
 async def post(process: BrokerProcess, segment: str, verb: str, **body: Any) -> list[str]:
-    """Split, merge or seal; answers the children."""
-    answer = await process.http.post(f"/v1/segments/{quoted(segment)}/{verb}", json=body)
+    """Split, merge or seal; answers the children. What is being opened, or changed by somebody else, is asked again."""
+    while True:
+        answer = await process.http.post(f"/v1/segments/{quoted(segment)}/{verb}", json=body)
+        if answer.status_code != 503:
+            break
+        await asyncio.sleep(0.001)
     assert answer.status_code == 200, answer.text
     children: list[str] = answer.json()["children"]
     return children

@@ -20,6 +20,7 @@ from participants.segment.recovery import open_segment
 from participants.segment.segment import Entry, Segment
 from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.process import URL, BrokerProcess
+from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, materialized, publish, released, sending
 
@@ -38,7 +39,7 @@ async def served(broker: Broker, segment_id: str, after: Segment | None = None) 
 
 
 async def test_118_restarts_lose_nothing_repeat_nothing_and_show_nothing_aborted(world: World, tmp_path: Path) -> None:
-    process = await BrokerProcess(world, tmp_path / "data").start()
+    process = await BrokerProcess(world, world.new_device("data")).start()
     await process.create("t", segments=2)
     names = ["segment://public/default/t/0000-7fff-0", "segment://public/default/t/8000-ffff-1"]
     expected: dict[str, set[str]] = {name: set() for name in names}
@@ -80,7 +81,7 @@ async def test_29_a_segment_whose_ledger_failed_is_opened_again_by_itself(proces
     segment = await process.broker.segment(name)
     txn = await world.begin()
     await publish(segment, "A")
-    process.disk.sync_error = OSError(5, "Input/output error")
+    process.device.fail()
     with pytest.raises(ServiceError) as error:
         await publish(segment, "B", txn, writer="w", sequence=1)
     assert code(error) == ErrorCode.OUTCOME_UNKNOWN
@@ -88,7 +89,7 @@ async def test_29_a_segment_whose_ledger_failed_is_opened_again_by_itself(proces
     with pytest.raises(ServiceError) as error:
         await process.broker.segment(name)
     assert code(error) == ErrorCode.STORE_UNAVAILABLE
-    process.disk.sync_error = None
+    process.device.heal()
     again = await served(process.broker, name, after=segment)
     assert process.broker.not_ready == {}
     assert again.ownership.generation > segment.ownership.generation
@@ -127,7 +128,7 @@ async def test_a_broker_starts_without_the_store_answering_for_a_while(
     await publish(await process.broker.segment(name), "x")
     await process.stop()
     world.store.fault(Fault(puts("/segment-owner/"), before=StoreUnavailable("gone"), times=5))
-    again = await BrokerProcess(world, process.data_dir).start()
+    again = await process.again()
     segment = await served(again.broker, name)
     assert await committed(segment) == ["x"]
     await again.stop()
@@ -158,14 +159,15 @@ async def test_98_who_asks_for_the_last_message_while_it_is_recovered_is_told_so
     assert (await process.http.get(path)).json()["last_visible_position"] == str(position)
 
 
+@on_local_files
 async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: BrokerProcess, tmp_path: Path) -> None:
     (name,) = await process.create("t")
     await publish(await process.broker.segment(name), "x")
     await process.stop()
-    ledgers, aside = process.data_dir / "ledgers", tmp_path / "aside"
+    ledgers, aside = process.directory / "ledgers", tmp_path / "aside"
     shutil.copytree(ledgers, aside)
     shutil.rmtree(next(ledgers.iterdir()))
-    again = await BrokerProcess(process.world, process.data_dir).start()
+    again = await process.again()
     await again.serving()
     assert list(again.broker.not_ready) == [name] and "no such ledger" in again.broker.not_ready[name]
     with pytest.raises(ServiceError) as error:
@@ -178,7 +180,7 @@ async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: B
 
 async def test_a_segment_of_another_broker_is_redirected_to_it(process: BrokerProcess, tmp_path: Path) -> None:
     (name,) = await process.create("t")
-    other = await BrokerProcess(process.world, tmp_path / "other", "http://other").start()
+    other = await BrokerProcess(process.world, process.world.new_device("other"), "http://other").start()
     with pytest.raises(ServiceError) as error:
         await other.broker.segment(name)
     assert code(error) == ErrorCode.NOT_OWNER
@@ -193,7 +195,7 @@ async def test_a_new_data_directory_at_the_old_url_is_no_redirect_to_itself(
     (name,) = await process.create("t")
     await publish(await process.broker.segment(name), "x")
     await process.stop()
-    again = await BrokerProcess(process.world, tmp_path / "new").start()
+    again = await BrokerProcess(process.world, process.world.new_device("new")).start()
     with pytest.raises(ServiceError) as error:
         await again.broker.segment(name)
     assert code(error) == ErrorCode.STORE_UNAVAILABLE
@@ -207,6 +209,7 @@ async def test_a_segment_nobody_created_does_not_exist(process: BrokerProcess) -
     assert code(error) == ErrorCode.NOT_FOUND
 
 
+@on_local_files
 async def test_a_topic_whose_creation_was_answered_by_nobody_is_served_all_the_same(
     process: BrokerProcess, world: World
 ) -> None:
@@ -271,7 +274,7 @@ async def test_reconcile_survives_a_store_that_is_away(process: BrokerProcess, w
 
 async def test_a_stopped_broker_leaves_no_task_behind(world: World, tmp_path: Path) -> None:
     before = asyncio.all_tasks()
-    process = await BrokerProcess(world, tmp_path / "data").start()
+    process = await BrokerProcess(world, world.new_device("data")).start()
     (name,) = await process.create("t")
     segment = await process.broker.segment(name)
     txn = await world.begin()

@@ -18,7 +18,10 @@ from participants.api.models import hash_of_key
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_ownership import create, spread
 from tests.participants.broker.test_peers import browsed
+from tests.participants.devices import only
 from tests.participants.segment.world import World
+
+device = only("objects")
 
 KEY = "k"
 

@@ -64,7 +64,7 @@ async def assert_gone(process: BrokerProcess, world: World, txn: TxnId) -> None:
     left = await keys_of(world, "default%2Ft")
     assert all(key.startswith(TOMBSTONES) for key in left), left
     assert await world.operations(txn) == []
-    assert list((process.data_dir / "ledgers").iterdir()) == []
+    assert process.device.is_empty()
     assert not process.broker.served and process.broker.not_ready == {}
     assert (await process.http.get("/v1/topics/t")).status_code == 404
     assert (await process.http.get("/v1/topics")).json()["items"] == []
@@ -219,12 +219,12 @@ async def test_a_segment_whose_storage_is_away_is_gone_all_the_same_and_its_byte
     """The generation is bumped without the storage: its broker comes back and finds nothing that is its own."""
     txn = await full(process, world)
     await process.stop()
-    other = await BrokerProcess(world, tmp_path / "other", "http://other").start()
+    other = await BrokerProcess(world, world.new_device("other"), "http://other").start()
     assert await delete(other) == 204
     assert await world.operations(txn) == []
     assert (await other.http.get("/v1/topics/t")).status_code == 404
     await assert_lawful(world)
-    back = await BrokerProcess(world, process.data_dir).start()
+    back = await process.again()
     await finished(back, world)
     await assert_gone(back, world, txn)
     await back.stop()
@@ -236,7 +236,7 @@ async def test_a_broker_that_serves_a_topic_deleted_elsewhere_lets_go_of_it(
 ) -> None:
     txn = await full(process, world)
     segments = list(process.broker.served.values())
-    other = await BrokerProcess(world, tmp_path / "other", "http://other").start()
+    other = await BrokerProcess(world, world.new_device("other"), "http://other").start()
     assert await delete(other) == 204
     fresh = await world.begin()
     for segment in segments:

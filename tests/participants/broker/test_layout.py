@@ -33,6 +33,7 @@ from tests.participants.broker.stories import (
     record_of,
     send,
 )
+from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, entry, materialized, publish, released, sending
 
@@ -503,7 +504,7 @@ async def test_a_merge_that_dies_anywhere_is_finished_by_whoever_comes(
 
 async def far_apart(process: BrokerProcess, world: World, tmp_path: Path) -> tuple[BrokerProcess, list[str]]:
     """Two neighbours on two brokers: the second one's storage is another."""
-    other = await BrokerProcess(world, tmp_path / "other", "http://other").start()
+    other = await BrokerProcess(world, world.new_device("other"), "http://other").start()
     names = await process.create("t", segments=2)
     await process.broker.drop(names[1])
     stored = await world.store.get(paths.segment(names[1]))
@@ -515,6 +516,7 @@ async def far_apart(process: BrokerProcess, world: World, tmp_path: Path) -> tup
     return other, names
 
 
+@on_local_files
 async def test_the_owners_of_two_neighbours_each_seal_their_own(
     process: BrokerProcess, world: World, tmp_path: Path
 ) -> None:
@@ -532,6 +534,7 @@ async def test_the_owners_of_two_neighbours_each_seal_their_own(
     await other.stop()
 
 
+@on_local_files
 async def test_a_merge_whose_other_owner_does_not_come_is_given_up_and_keys_have_a_home(
     process: BrokerProcess, world: World, tmp_path: Path
 ) -> None:

@@ -23,7 +23,10 @@ from participants.api.models import ARROW_MEDIA_TYPE
 from tests.participants.broker.process import BrokerProcess, in_process
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.stories import TOPIC, browse, quoted
+from tests.participants.devices import only
 from tests.participants.segment.world import World
+
+device = only("local")
 
 Brokers = list[BrokerProcess] | list[SharedBroker]
 
@@ -31,7 +34,9 @@ Brokers = list[BrokerProcess] | list[SharedBroker]
 @pytest.fixture
 async def own(world: World, tmp_path: Path) -> AsyncIterator[list[BrokerProcess]]:
     """Each with a disk of its own."""
-    started = [await BrokerProcess(world, tmp_path / name, f"http://{name}").start() for name in ("here", "there")]
+    started = [
+        await BrokerProcess(world, world.new_device(name), f"http://{name}").start() for name in ("here", "there")
+    ]
     for broker in started:
         broker.can_reach(started)
     yield started

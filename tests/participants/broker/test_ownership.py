@@ -24,9 +24,12 @@ from participants.records import OwnerRecord, SegmentRecord
 from participants.segment.segment import STALE_READ_S
 from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.shared import SharedBroker, owner_of
+from tests.participants.devices import only
 from tests.participants.ledger.faulty_bucket import PutFault
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, publish, snapshot, until
+
+device = only("objects")
 
 Start = Callable[[], Awaitable[SharedBroker]]
 

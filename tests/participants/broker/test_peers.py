@@ -18,7 +18,10 @@ from obstore.store import MemoryStore
 from participants.api.models import hash_of_key
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_ownership import create, spread
+from tests.participants.devices import only
 from tests.participants.segment.world import World
+
+device = only("objects")
 
 MESSAGES = [{"key": f"k{number}", "value": number} for number in range(40)]
 

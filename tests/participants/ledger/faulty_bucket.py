@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import obstore
@@ -35,6 +36,9 @@ class FaultyBucket(Bucket):
         super().__init__(store)
         self.store = store
         self.faults: deque[PutFault] = deque()
+        self.holding: PutFault | None = None
+        """What happens to every put that has no fault of its own."""
+        self.losing_replies = False
         self.conditional = True
         self.puts: list[str] = []
 
@@ -44,12 +48,18 @@ class FaultyBucket(Bucket):
 
     async def create(self, name: str, content: bytes) -> None:
         self.puts.append(name.rpartition("/")[2].lstrip("0") or "0")
-        fault = self.faults.popleft() if self.faults and name.startswith("ledgers/") else PutFault()
+        fault = PutFault()
+        if name.startswith("ledgers/"):
+            fault = self.faults.popleft() if self.faults else self.holding or fault
         if fault.hold:
             fault.reached.set()
             await fault.go.wait()
         if fault.lost_request:
             raise StorageFailed("the connection was refused")
+        if self.losing_replies:
+            with suppress(FileExistsError):
+                await super().create(name, content)
+            raise StorageFailed("the connection was lost")
         if not self.conditional:
             await obstore.put_async(self.store, name, content, mode="overwrite")
             return

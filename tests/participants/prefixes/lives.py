@@ -18,8 +18,8 @@ from metastore.api import Ephemeral
 from metastore.txn import paths
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
+from participants.ledger.directories import segment_directory
 from participants.ledger.local import LocalStorage
-from participants.ledger.local_files import segment_directory
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics

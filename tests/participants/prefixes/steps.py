@@ -163,6 +163,16 @@ class MortalBucket(Bucket):
         await super().create(name, content)
         self._done(f"put {name}")
 
+    async def put(self, name: str, content: bytes) -> None:
+        self._assert_alive()
+        await super().put(name, content)
+        self._done(f"replace {name}")
+
+    async def move(self, name: str, target: str) -> None:
+        self._assert_alive()
+        await super().move(name, target)
+        self._done(f"move {name}")
+
     async def delete(self, names: Sequence[str]) -> None:
         there = {meta["path"] for chunk in obstore.list(self._objects) for meta in chunk}
         for name in names:

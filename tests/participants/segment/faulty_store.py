@@ -66,6 +66,8 @@ class FaultyStore(StoredIndexes):
         super().__init__(INDEXES)
         self.inner = inner or MemoryStore(INDEXES)
         self.applied: list[Batch] = []
+        self.ranged: list[str] = []
+        """Where each range that was read began."""
         self.away: MetastoreError | None = None
         """When set, every read and write fails with it."""
         self.events_flow = asyncio.Event()
@@ -137,6 +139,7 @@ class FaultyStore(StoredIndexes):
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
     ) -> RangeResult:
         self._assert_near()
+        self.ranged.append(start)
         found = await self.inner.range(start, end, limit=limit, reverse=reverse, keys_only=keys_only)
         held = next((held for held in self._ranges if held.wanted([start])), None)
         if held is not None:

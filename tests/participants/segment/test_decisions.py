@@ -21,6 +21,7 @@ from metastore.txn.store import put_write_op
 from metastore.types import Absent, Batch
 from participants.ledger.position import Position
 from service.problems import ErrorCode, ServiceError
+from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import (
     SEGMENT,
@@ -198,6 +199,7 @@ async def test_115_a_cleanup_that_fails_is_done_again_without_a_restart(world: W
     assert len(await committed(segment)) == 45
 
 
+@on_local_files
 async def test_30_a_decision_needs_no_write_to_the_data_and_no_space(world: World) -> None:
     node = await world.first_node()
     segment = await node.open()
@@ -215,6 +217,7 @@ async def test_30_a_decision_needs_no_write_to_the_data_and_no_space(world: Worl
     assert await committed(segment) == ["x", "z"], "it goes on by itself once there is space"
 
 
+@on_local_files
 async def test_a_full_disk_rolls_back_and_no_frame_of_an_open_transaction_leaks(world: World) -> None:
     node = await world.first_node()
     segment = await node.open()
@@ -370,12 +373,12 @@ async def test_29_an_append_with_an_unknown_outcome_stops_the_segment_and_is_jud
     segment = await node.open()
     txn = await world.begin()
     await publish(segment, "A")
-    node.disk.sync_error = OSError(5, "Input/output error")
+    node.device.fail()
     with pytest.raises(ServiceError) as error:
         await publish(segment, "B", txn, writer="w", sequence=1)
     assert error.value.code == ErrorCode.OUTCOME_UNKNOWN
     assert segment.lost
-    node.disk.sync_error = None
+    node.device.heal()
     with pytest.raises(ServiceError):
         await publish(segment, "C")
     await segment.close()
@@ -393,17 +396,17 @@ async def test_a_decision_during_a_failed_append_is_not_released_by_the_lost_seg
     node = await world.first_node()
     segment = await node.open()
     txn = await world.begin()
-    node.disk.may_sync.clear()
+    node.device.hold()
     sent = sending(segment, "x", txn)
-    await asyncio.to_thread(node.disk.in_sync.wait)
-    node.disk.sync_error = OSError(5, "Input/output error")
+    await node.device.held()
+    node.device.fail()
     await world.abort(txn)
-    node.disk.may_sync.set()
+    node.device.go()
     with pytest.raises(ServiceError):
         await sent
     assert await world.operations(txn) and await world.outcome(txn) is None
     await segment.close()
-    node.disk.sync_error = None
+    node.device.heal()
     segment = await node.open()
     assert await committed(segment) == []
     await materialized(segment, txn)
@@ -430,18 +433,19 @@ async def test_a_lost_segment_makes_nothing_durable_any_more(world: World) -> No
     assert await world.operations(txn) == []
 
 
+@on_local_files
 async def test_a_failed_group_with_a_hole_in_it_does_not_make_the_segment_unavailable(world: World) -> None:
     """Of a group that failed, the first frame is torn and the second whole. To a stranger that is damage; the ledger
     itself knows that neither was acknowledged, so it must be the one that seals."""
     node = await world.first_node()
     segment = await node.open()
     await publish(segment, "A")
-    (path,) = node.data_dir.glob("ledgers/*/*.ledger")
+    (path,) = node.directory.glob("ledgers/*/*.ledger")
     durable = path.stat().st_size
-    node.disk.sync_error = OSError(5, "Input/output error")
+    node.device.fail()
     results = await asyncio.gather(publish(segment, "B"), publish(segment, "C"), return_exceptions=True)
     assert all(isinstance(result, ServiceError) for result in results)
-    node.disk.sync_error = None
+    node.device.heal()
     content = bytearray(path.read_bytes())
     content[durable + 20] ^= 0xFF
     path.write_bytes(content)

@@ -13,6 +13,7 @@ from metastore.errors import OutcomeUnknown, StoreUnavailable
 from participants.ledger.position import Position
 from participants.segment import dedup
 from service.problems import ErrorCode, ServiceError
+from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
     World,
@@ -86,6 +87,7 @@ async def test_the_retry_of_a_failed_publish_is_appended(world: World) -> None:
     assert await committed(segment) == ["x"]
 
 
+@on_local_files
 @pytest.mark.parametrize("transactional", [True, False])
 async def test_the_retry_of_an_append_that_found_no_space_is_appended(world: World, transactional: bool) -> None:
     """Its intent was stored and its position was given out, but neither is a durable frame."""

@@ -412,11 +412,11 @@ async def test_a_fresh_segment_shows_nothing_while_its_first_append_is_in_flight
     node = await world.first_node()
     segment = await node.open()
     txn = await world.begin()
-    node.disk.may_sync.clear()
+    node.device.hold()
     sent = sending(segment, "first", txn)
-    await asyncio.to_thread(node.disk.in_sync.wait)
+    await node.device.held()
     assert await committed(segment) == []
-    node.disk.may_sync.set()
+    node.device.go()
     await sent
     assert await committed(segment) == []
 
@@ -473,9 +473,9 @@ async def test_begun_appends_are_drained_before_the_horizon_is_released(world: W
     node = await world.first_node()
     segment = await node.open()
     txn = await world.begin()
-    node.disk.may_sync.clear()
+    node.device.hold()
     sent = sending(segment, "begun", txn)
-    await asyncio.to_thread(node.disk.in_sync.wait)
+    await node.device.held()
     decided = asyncio.Event()
     node.mirror.follow(txn, lambda *_: decided.set())
     await world.commit(txn)
@@ -484,7 +484,7 @@ async def test_begun_appends_are_drained_before_the_horizon_is_released(world: W
     assert transaction is not None and transaction.decision is not None and not transaction.released
     assert await committed(segment) == []
     assert await world.operations(txn), "nothing is cleaned up before the appends have ended"
-    node.disk.may_sync.set()
+    node.device.go()
     await sent
     await materialized(segment, txn)
     assert await committed(segment) == ["begun"]

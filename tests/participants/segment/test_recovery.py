@@ -7,7 +7,6 @@ half-way then. Scenarios 69-79, 83, 105, 106; DESIGN §5.3-9.
 from __future__ import annotations
 
 import asyncio
-import shutil
 from contextlib import suppress
 
 import pytest
@@ -19,6 +18,7 @@ from participants.ledger.storage import LedgerCorrupt, LedgerMissing
 from participants.records import SegmentRecord
 from participants.segment.recovery import SegmentUnavailable
 from service.problems import ErrorCode, ServiceError
+from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import (
     SEGMENT,
@@ -287,6 +287,7 @@ async def test_an_intent_that_lands_behind_a_takeover_is_refused(world: World) -
     assert await world.operations(txn) == []
 
 
+@on_local_files
 async def test_a_frame_is_found_although_a_full_disk_had_rolled_positions_back(world: World) -> None:
     """`after` must stay a lower bound. While the intent is on its way two appends before it fail for lack of space;
     its own frame then lands below the position that was the last one assigned when the intent was made."""
@@ -294,10 +295,9 @@ async def test_a_frame_is_found_although_a_full_disk_had_rolled_positions_back(w
     segment = await node.open()
     txn = await world.begin()
     await publish(segment, "A")
-    node.disk.may_sync.clear()
-    node.disk.in_sync.clear()
+    node.device.hold()
     blocker = sending(segment, "B")
-    await asyncio.to_thread(node.disk.in_sync.wait)
+    await node.device.held()
     node.disk.capacity = 0
     failing = [sending(segment, f"full {number}") for number in range(3)]
     while segment.ledgers.last_assigned.entry < 4:
@@ -305,7 +305,7 @@ async def test_a_frame_is_found_although_a_full_disk_had_rolled_positions_back(w
     intent = world.store.fault(Fault(INTENT, hold_after=True))
     sent = sending(segment, "secret", txn)
     await intent.reached.wait()
-    node.disk.may_sync.set()
+    node.device.go()
     await blocker
     for full in failing:
         with pytest.raises(ServiceError) as error:
@@ -454,7 +454,7 @@ async def test_an_opening_that_fails_half_way_can_be_done_again_and_leaves_nothi
         with pytest.raises(OutcomeUnknown):
             await node.open()
     assert not node.mirror._listeners, "a half-opened segment must not act on decisions"
-    assert not node.storage._open, "nor keep its ledger open"
+    assert not node.storage._open, "nor keep its ledger open"  # type: ignore[attr-defined]
     segment = await node.open()
     assert await committed(segment) == ["A"]
     await world.commit(txn)
@@ -472,20 +472,21 @@ async def test_77_a_missing_ledger_makes_the_segment_unavailable_never_empty(wor
     segment = await world.segment()
     await publish(segment, "x")
     node = await world.crash()
-    shutil.rmtree(next((node.data_dir / "ledgers").iterdir()))
+    node.device.lose(1)
     for _ in range(3):
         with pytest.raises(LedgerMissing):
             await node.open()
     assert (await record_of(world)).ledgers[0].id == 1, "the record still names it"
 
 
+@on_local_files
 async def test_a_short_sealed_ledger_makes_the_segment_unavailable(world: World) -> None:
     segment = await world.segment()
     await publish(segment, "x")
     await publish(segment, "y")
     await publish(await world.reopened(), "z")
     node = await world.crash()
-    path = min(node.data_dir.glob("ledgers/*/*.ledger"))
+    path = min(node.directory.glob("ledgers/*/*.ledger"))
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(LedgerCorrupt):
         await node.open()
@@ -521,12 +522,13 @@ async def test_positions_are_never_reused_and_empty_ledgers_do_not_pile_up(world
     assert await committed(segment) == ["0", "1", "3", "5"]
 
 
+@on_local_files
 async def test_a_torn_tail_was_never_acknowledged_and_is_cut(world: World) -> None:
     segment = await world.segment()
     txn = await world.begin()
     await publish(segment, "whole", txn)
     node = await world.crash()
-    path = max(node.data_dir.glob("ledgers/*/*.ledger"))
+    path = max(node.directory.glob("ledgers/*/*.ledger"))
     path.write_bytes(path.read_bytes() + b"\x40\0\0\0torn")
     segment = await node.open()
     assert await uncommitted(segment) == ["whole"]

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from itertools import count
+from typing import Any
 
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
-from participants.ledger.frames import MIN_FRAME_BYTES
+from participants.ledger.chain import LedgerChain
+from participants.ledger.frames import MIN_FRAME_BYTES, RawFrame
 from participants.records import SegmentRecord
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from service.problems import ServiceError
+from tests.participants.devices import on_local_files
 from tests.participants.ledger.faults import broken, no_space
-from tests.participants.segment.faulty_store import Fault, puts
+from tests.participants.segment.faulty_store import Fault, Matches, puts
 from tests.participants.segment.world import (
     SEGMENT,
-    Node,
     World,
     committed,
     entry,
@@ -49,14 +52,16 @@ async def record_of(world: World) -> SegmentRecord:
     return SegmentRecord.decode(stored.value)
 
 
+def nth_of(matches: Matches, number: int) -> Matches:
+    """The apply of this number among those that match."""
+    numbers = count(1)
+    return lambda batch: matches(batch) and next(numbers) == number
+
+
 async def rolled(segment: Segment) -> None:
     """Until nothing goes on behind the publishes."""
     while segment._tasks:
         await asyncio.wait(segment._tasks)
-
-
-def files(node: Node) -> set[str]:
-    return {str(int(path.stem)) for path in (node.data_dir / "ledgers").glob("*/*.ledger")}
 
 
 async def test_ledgers_are_rolled_sealed_and_recorded_and_read_as_one(world: World) -> None:
@@ -71,9 +76,9 @@ async def test_ledgers_are_rolled_sealed_and_recorded_and_read_as_one(world: Wor
     assert [position.ledger for position in positions] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
     record = await record_of(world)
     assert [ledger.entries for ledger in record.ledgers] == [3, 3, 3, None]
-    assert files(node) == {"1", "2", "3", "4"}
+    assert node.device.ledgers() == {1, 2, 3, 4}
     assert await committed(segment) == values
-    assert len(list(node.data_dir.glob("ledgers/*/*.sealed"))) == 3
+    assert node.device.sealed() == {1, 2, 3}
     assert await committed(await world.reopened()) == values
 
 
@@ -140,15 +145,7 @@ async def test_a_store_that_does_not_answer_rolls_once(world: World, step: int, 
     """The plan, the list, the seal: each answer is lost once."""
     node = await world.first_node()
     segment = await node.open()
-    seen = 0
-
-    def nth(batch: object) -> bool:
-        nonlocal seen
-        seen += 1
-        return seen == step + 1
-
-    lost = OutcomeUnknown("no answer")
-    matches = lambda batch: RECORD(batch) and nth(batch)  # noqa: E731
+    matches, lost = nth_of(RECORD, step + 1), OutcomeUnknown("no answer")
     world.store.fault(Fault(matches, after=lost) if landed else Fault(matches, before=lost))
     for number in range(4):
         await publish(segment, str(number))
@@ -160,9 +157,10 @@ async def test_a_store_that_does_not_answer_rolls_once(world: World, step: int, 
     again = await world.crash()
     segment = await again.open()
     assert await committed(segment) == ["0", "1", "2", "3"]
-    assert files(again) == {str(ledger.id) for ledger in (await record_of(world)).ledgers}
+    assert again.device.ledgers() == {ledger.id for ledger in (await record_of(world)).ledgers}
 
 
+@on_local_files
 @pytest.mark.parametrize("error", [no_space(), broken()], ids=["full", "broken"])
 async def test_a_ledger_that_cannot_be_created_leaves_the_full_one_open(world: World, error: OSError) -> None:
     node = await world.first_node()
@@ -177,7 +175,7 @@ async def test_a_ledger_that_cannot_be_created_leaves_the_full_one_open(world: W
     assert segment.ledgers.open is not None and segment.ledgers.open.id > 1
     assert await committed(segment) == [str(number) for number in range(6)]
     assert (await record_of(world)).planned is None
-    assert files(node) == {str(ledger.id) for ledger in (await record_of(world)).ledgers}
+    assert node.device.ledgers() == {ledger.id for ledger in (await record_of(world)).ledgers}
 
 
 async def test_an_append_that_fails_while_appends_change_over_is_no_end(world: World) -> None:
@@ -188,23 +186,25 @@ async def test_an_append_that_fails_while_appends_change_over_is_no_end(world: W
     for number in range(3):
         await publish(segment, str(number))
     await held.reached.wait()
-    node.disk.sync_error = broken()
-    node.disk.may_sync.clear()
+    node.device.fail()
+    node.device.hold()
     failing = sending(segment, "unknown")
     waiting = sending(segment, "waits")
     held.go.set()
     await asyncio.sleep(0)
-    node.disk.may_sync.set()
+    node.device.go()
     for each in (failing, waiting):
         with pytest.raises(ServiceError):
             await each
     assert segment.lost
-    node.disk.sync_error = None
+    node.device.heal()
     segment = await world.reopened()
     assert (await committed(segment))[:3] == ["0", "1", "2"]
 
 
-async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_the_last(world: World) -> None:
+async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_the_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segment = await world.segment()
     for number in range(11):
         await publish(segment, str(number), producer="p", sequence=number)
@@ -215,18 +215,33 @@ async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_
     assert len(chunks.records) == record.dedup.chunks, "older snapshots are deleted"
     node = await world.crash()
     reads: set[int] = set()
-    original = node.storage._files.read
+    original = LedgerChain.read
 
-    def counted(path: object, ledger: int, *more: object) -> object:
-        reads.add(ledger)
-        return original(path, ledger, *more)  # type: ignore[arg-type]
+    async def noted(chain: LedgerChain, *where: Any) -> list[RawFrame]:
+        found = await original(chain, *where)
+        reads.update(frame.header.position.ledger for frame in found)
+        return found
 
-    node.storage._files.read = counted  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(LedgerChain, "read", noted)
     segment = await node.open()
     assert reads == {record.ledgers[-1].id}
     for number in range(11):
         _, duplicate = await segment.publish(entry("?", producer="p", sequence=number))
         assert duplicate
+
+
+async def test_what_is_acknowledged_while_appends_change_over_is_in_the_snapshot(world: World) -> None:
+    """The appends that a full ledger takes last have only just become durable when its snapshot is taken."""
+    segment = await world.segment()
+    sent = [sending(segment, "0", producer="p", sequence=0)]
+    while len(segment.ledgers.ledgers) < 3:
+        sent.append(sending(segment, str(len(sent)), producer="p", sequence=len(sent)))
+        await asyncio.sleep(0)
+    positions = await asyncio.gather(*sent)
+    await rolled(segment)
+    segment = await world.reopened()
+    for number, position in enumerate(positions):
+        assert await segment.publish(entry(str(number), producer="p", sequence=number)) == (position, True)
 
 
 async def test_a_segment_of_many_ledgers_makes_larger_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,31 +265,62 @@ async def test_sealed_ledgers_are_trimmed_while_the_segment_lives(world: World) 
         await rolled(segment)
     await trim(segment, world.store, node.storage, positions[7])
     await rolled(segment)
-    assert files(node) == {"3", "4"}
+    assert node.device.ledgers() == {3, 4}
     assert await committed(segment) == ["7", "8", "9"]
     assert await committed(await world.reopened()) == ["7", "8", "9"]
 
 
-async def test_a_full_ledger_may_be_trimmed_before_it_is_sealed(world: World) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_full_ledger_is_trimmed_before_its_seal_is_recorded_and_its_sequences_stay(
+    world: World, dies: bool
+) -> None:
+    """Only its frames tell its sequences until the snapshot is recorded. So it is in the list until then."""
     node = await world.first_node()
     segment = await node.open()
-    seals = 0
-
-    def third(batch: object) -> bool:
-        nonlocal seals
-        seals += 1
-        return seals == 3
-
-    held = world.store.fault(Fault(lambda batch: RECORD(batch) and third(batch), hold_before=True))
-    positions = [await publish(segment, str(number)) for number in range(3)]
+    held = world.store.fault(Fault(nth_of(RECORD, 3), hold_before=True))
+    positions = [await publish(segment, str(number), producer="p", sequence=number) for number in range(3)]
     await held.reached.wait()
-    positions.append(await publish(segment, "3"))
+    positions.append(await publish(segment, "3", producer="p", sequence=3))
     await trim(segment, world.store, node.storage, positions[3])
-    held.go.set()
-    await rolled(segment)
+    if dies:
+        node = await world.crash()
+        segment = await node.open()
+    else:
+        held.go.set()
+        await rolled(segment)
+        assert [ledger.id for ledger in (await record_of(world)).ledgers] == [2]
+        assert node.device.ledgers() == {2}
+        segment = await world.reopened()
+    for number, position in enumerate(positions):
+        assert await segment.publish(entry("?", producer="p", sequence=number)) == (position, True)
     assert await committed(segment) == ["3"]
-    assert files(node) == {"2"}
-    assert [ledger.id for ledger in (await record_of(world)).ledgers] == [2]
+
+
+async def test_a_ledger_that_was_trimmed_whole_while_its_owner_died_goes_with_the_next_opening(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    held = world.store.fault(Fault(nth_of(RECORD, 3), hold_before=True))
+    for number in range(3):
+        await publish(segment, str(number))
+    await held.reached.wait()
+    await trim(segment, world.store, node.storage, await publish(segment, "more"))
+    node = await world.crash()
+    assert await committed(await node.open()) == ["more"]
+    assert node.device.ledgers() == {ledger.id for ledger in (await record_of(world)).ledgers} == {2, 3}
+
+
+async def test_an_owner_that_dies_between_two_ledgers_leaves_the_sequences_of_both(world: World) -> None:
+    """Neither is sealed, and no snapshot tells of the first one."""
+    segment = await world.segment()
+    held = world.store.fault(Fault(nth_of(RECORD, 3), hold_before=True))
+    for number in range(3):
+        await publish(segment, str(number), producer="p", sequence=number)
+    await held.reached.wait()
+    await publish(segment, "3", producer="p", sequence=3)
+    assert [ledger.entries for ledger in (await record_of(world)).ledgers] == [None, None]
+    segment = await world.reopened()
+    for number in range(4):
+        assert (await segment.publish(entry("?", producer="p", sequence=number)))[1]
 
 
 async def test_a_deposed_owner_rolls_nothing(world: World) -> None:

@@ -6,7 +6,6 @@ Method: as in `test_intents`; headers are collected by hand. DESIGN §7.
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 import pytest
 
@@ -80,15 +79,15 @@ async def test_it_drains_what_was_decided_before_it_takes_the_end(world: World) 
     node = await world.first_node()
     segment = await node.open()
     txn = await world.begin()
-    node.disk.may_sync.clear()
+    node.device.hold()
     sent = sending(segment, "begun", txn)
-    await asyncio.to_thread(node.disk.in_sync.wait)
+    await node.device.held()
     revision = await world.commit(txn)
     reading = asyncio.create_task(snapshot(segment, revision))
     for _ in range(50):
         await asyncio.sleep(0)
     assert not reading.done()
-    node.disk.may_sync.set()
+    node.device.go()
     assert await reading == ["begun"]
     await sent
 
@@ -213,7 +212,7 @@ async def test_a_ledger_that_cannot_be_read_is_an_error_with_a_reason(world: Wor
     node = await world.first_node()
     segment = await node.open()
     await publish(segment, "x")
-    shutil.rmtree(node.data_dir / "ledgers")
+    node.device.lose(1)
     reader = {"committed": committed, "uncommitted": uncommitted, "snapshot": snapshot}[isolation]
     with pytest.raises(ServiceError) as error:
         await reader(segment)

@@ -10,6 +10,7 @@ import asyncio
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.txn import paths
 from metastore.types import Batch
 from participants.ledger.chain import LedgerChain
 from participants.ledger.frames import RawFrame
@@ -20,6 +21,7 @@ from service.problems import ErrorCode, ServiceError
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import (
     ALL_BYTES,
+    SEGMENT,
     Node,
     World,
     committed,
@@ -38,10 +40,6 @@ async def trimmed(world: World, node: Node, segment: Segment, before: Position) 
     await trim(segment, world.store, node.storage, before)
     while segment._tasks:
         await asyncio.wait(segment._tasks)
-
-
-def files(node: Node) -> set[str]:
-    return {path.name.partition(".")[0].lstrip("0") for path in (node.data_dir / "ledgers").rglob("*.ledger")}
 
 
 async def code_of_read(segment: Segment, after: Position) -> ErrorCode | None:
@@ -82,9 +80,11 @@ async def test_more_outcomes_than_one_apply_holds_are_pruned_in_slices(world: Wo
         last = await publish(segment, "x", txn)
         await world.abort(txn)
     await materialized(segment, *txns)
+    world.store.ranged.clear()
     await trimmed(world, node, segment, last.next)
     assert all([await world.outcome(txn) is None for txn in txns])
     assert max(len(batch.written()) for batch in world.store.applied) <= 128
+    assert world.store.ranged.count(paths.outcomes(SEGMENT)) == 1, "all are read once, not once for each slice"
 
 
 async def test_a_trim_never_passes_what_readers_have_been_shown(world: World) -> None:
@@ -169,7 +169,7 @@ async def lives(world: World, count: int) -> tuple[Node, Segment, list[Position]
 async def test_bytes_of_trimmed_ledgers_are_deleted_and_sequences_are_not_forgotten(world: World) -> None:
     node, segment, positions = await lives(world, 4)
     await trimmed(world, node, segment, positions[2])
-    assert files(node) == {"3", "4"}
+    assert node.device.ledgers() == {3, 4}
     again = await world.reopened()
     assert await committed(again) == ["2", "3"]
     for number, position in enumerate(positions):
@@ -198,10 +198,10 @@ async def test_a_trim_that_dies_anywhere_leaves_nothing_behind(world: World, sur
     world.store._faults.clear()
     segment = await node.open()
     assert await committed(segment) == (["2", "3"] if moved else ["0", "1", "2", "3"])
-    assert files(node) == ({"3", "4", "5"} if moved else {"1", "2", "3", "4", "5"})
+    assert node.device.ledgers() == ({3, 4, 5} if moved else {1, 2, 3, 4, 5})
     await trimmed(world, node, segment, positions[2])
     assert await committed(segment) == ["2", "3"]
-    assert files(node) == {"3", "4", "5"}
+    assert node.device.ledgers() == {3, 4, 5}
 
 
 @pytest.mark.parametrize("landed", [True, False])
@@ -214,7 +214,7 @@ async def test_a_trim_whose_answer_was_lost_may_have_happened_and_is_done_again(
     assert await code_of_read(segment, Position(0, -1)) == ErrorCode.POSITION_TRIMMED, "it may be so, so it is so"
     await trimmed(world, node, segment, positions[1])
     assert await committed(segment) == ["1"]
-    assert files(node) == {"2"}
+    assert node.device.ledgers() == {2}
 
 
 async def test_everything_of_a_segment_can_be_trimmed_and_its_end_stays(world: World) -> None:

@@ -1,13 +1,12 @@
-"""One segment, or a few, over a store with faults and a real ledger directory; and a coordinator of five lines.
+"""One segment, or a few, over a store with faults and a device with real ledgers; and a coordinator of five lines.
 
-A process is a `Node`: a mirror, a storage and the segments it opened. `World.crash` copies the directory as it is
-on the disk and lets the next node open the copy, so nothing that the dead one had in memory survives.
+A process is a `Node`: a mirror, a storage and the segments it opened. `World.crash` copies what lies on the device as
+it is and lets the next node open the copy, so nothing that the dead one had in memory survives.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import count
@@ -20,14 +19,16 @@ from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore, begin
 from metastore.types import Revision
 from participants.ledger.frames import PayloadKind, RawFrame
-from participants.ledger.local import LocalStorage
 from participants.ledger.position import Position
+from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord
 from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Entry, Page, Segment
 from participants.txn.header_mirror import HeaderMirror
+from tests.participants.broker.applications import Application
+from tests.participants.devices import Device, DeviceKind, LocalDevice, new_device
 from tests.participants.ledger.faults import FaultyDisk
 from tests.participants.segment.faulty_store import FaultyStore
 
@@ -38,12 +39,11 @@ ALL_BYTES = 1 << 20
 class Node:
     """One life of a broker process, without its HTTP server and its keepers."""
 
-    def __init__(self, store: FaultyStore, data_dir: Path, clock: World) -> None:
-        self.data_dir = data_dir
-        self.disk = FaultyDisk()
+    def __init__(self, store: FaultyStore, device: Device, storage: LedgerStorage, clock: World) -> None:
+        self.device = device
         self.metrics = BrokerMetrics()
         self.mirror = HeaderMirror(store)
-        self.storage = LocalStorage.open(data_dir, disk=self.disk)
+        self.storage = storage
         self.segments: list[Segment] = []
         self.around = Surroundings(
             self.storage.storage_id,
@@ -57,6 +57,18 @@ class Node:
         )
         self._exit = AsyncExitStack()
 
+    @property
+    def directory(self) -> Path:
+        """Of a node on local files."""
+        assert isinstance(self.device, LocalDevice)
+        return self.device.directory
+
+    @property
+    def disk(self) -> FaultyDisk:
+        """Of a node on local files."""
+        assert isinstance(self.device, LocalDevice)
+        return self.device.disk
+
     async def start(self) -> None:
         await self._exit.enter_async_context(self.mirror.running())
 
@@ -66,7 +78,7 @@ class Node:
         return segment
 
     async def stop(self) -> None:
-        self.disk.may_sync.set()
+        self.device.go()
         for segment in self.segments:
             await segment.close()
         await self._exit.aclose()
@@ -74,22 +86,29 @@ class Node:
 
 
 class World:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: DeviceKind = "local") -> None:
         self.store = FaultyStore()
         self.txns = TxnStore(self.store)
         self.max_ledger_bytes = DEFAULT_MAX_LEDGER_BYTES
         self._directory = directory
+        self._device = device
         self._numbers = count(1)
         self._time_ms = count(1_000)
         self._nodes: list[Node] = []
+        self._borrowed: list[Application] = []
 
     def now_ms(self) -> int:
         return next(self._time_ms)
 
     # -- processes ---------------------------------------------------------------------------------------------
 
-    async def node(self, data_dir: Path | None = None) -> Node:
-        node = Node(self.store, data_dir or self._directory / f"life-{len(self._nodes)}", self)
+    def new_device(self, name: str) -> Device:
+        """With nothing on it."""
+        return new_device(self._device, self._directory / name)
+
+    async def node(self, device: Device | None = None) -> Node:
+        device = device or self.new_device(f"node-{len(self._nodes)}")
+        node = Node(self.store, device, await device.open(), self)
         self._nodes.append(node)
         await node.start()
         return node
@@ -107,10 +126,9 @@ class World:
         return await (await self.first_node()).open()
 
     async def crash(self) -> Node:
-        """The last node dies now; the next one finds the directory as it lies on the disk."""
+        """The last node dies now; the next one finds what lies on its device."""
         dead = self._nodes[-1]
-        copy = self._directory / f"life-{len(self._nodes)}"
-        shutil.copytree(dead.data_dir, copy)
+        copy = dead.device.copy()
         await dead.stop()
         return await self.node(copy)
 
@@ -123,6 +141,13 @@ class World:
         for node in self._nodes:
             await node.stop()
         await self.store.close()
+        for application in self._borrowed:
+            application.give_back()
+
+    def borrow(self, application: Application) -> Application:
+        """It is given back at the end."""
+        self._borrowed.append(application)
+        return application
 
     # -- a coordinator -----------------------------------------------------------------------------------------
 

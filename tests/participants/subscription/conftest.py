@@ -11,6 +11,6 @@ from tests.participants.subscription.consuming import Consuming
 
 @pytest.fixture
 async def consuming(world: World, tmp_path: Path) -> AsyncIterator[Consuming]:
-    consuming = await Consuming.start(world, tmp_path / "data")
+    consuming = await Consuming.start(world)
     yield consuming
     await consuming.process.stop()

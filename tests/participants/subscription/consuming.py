@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,8 +25,8 @@ class Consuming:
         self.segments: list[str] = []
 
     @classmethod
-    async def start(cls, world: World, data_dir: Path, segments: int = 1) -> Consuming:
-        found = cls(world, await BrokerProcess(world, data_dir).start())
+    async def start(cls, world: World, segments: int = 1) -> Consuming:
+        found = cls(world, await BrokerProcess(world, world.new_device("data")).start())
         found.segments = await found.process.create("t", segments)
         await world.store.lease_ids(paths.id_sequence(1), 1000)  # so that the check finds the ids leased
         return found

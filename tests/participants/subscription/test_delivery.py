@@ -302,7 +302,7 @@ async def test_what_is_not_there_is_not_found(consuming: Consuming) -> None:
 
 
 async def test_a_topic_of_several_segments_is_one_subscription(world: World, tmp_path: Path) -> None:
-    consuming = await Consuming.start(world, tmp_path / "many", segments=3)
+    consuming = await Consuming.start(world, segments=3)
     await consuming.subscribe()
     messages = [{"key": str(number), "value": number} for number in range(60)]
     await consuming.asked("POST", "/messages", {"messages": messages})

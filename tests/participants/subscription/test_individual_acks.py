@@ -16,6 +16,7 @@ from metastore.txn import paths
 from metastore.txn.states import ExpiredBy
 from participants.subscription import segment_subscription
 from tests.participants.broker.stories import HIGH, LOW
+from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.subscription.consuming import Consuming
 
@@ -207,6 +208,33 @@ async def test_a_decision_that_overtakes_the_operation_refuses_it_and_nothing_of
     assert (shown["unacked"], shown["pending_acks"]) == (1, {}), "whoever had the message has it still"
 
 
+@pytest.mark.parametrize("kind", ["individual", "cumulative"])
+async def test_a_successor_is_not_refused_for_what_its_aborted_predecessors_held(
+    consuming: Consuming, kind: str
+) -> None:
+    """The decisions are in the store and no watch has told of them yet: what an application has open is aborted when
+    its next run connects, and that run acknowledges the same messages at once. One that is open or committed still
+    stands in the way."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(3))
+    holders = [await consuming.world.begin() for _ in ids]
+    for txn, each in zip(holders, ids, strict=True):
+        await consuming.acked([each], txn)
+    consuming.world.store.events_flow.clear()
+    await consuming.world.abort(holders[0])
+    await consuming.world.abort(holders[1])
+    await consuming.world.commit(holders[2])
+    successor, opened = await consuming.world.begin(), await consuming.world.begin()
+    wanted = ids[:2] if kind == "individual" else ids[1:2]
+    await consuming.acked(wanted, successor, kind=kind)
+    assert await consuming.conflicts(wanted, opened, kind=kind), "the successor is open"
+    assert await consuming.conflicts(ids[2:], successor), "the last one is committed"
+    consuming.world.store.events_flow.set()
+    await consuming.commit(successor)
+    assert await consuming.values() == []
+    assert await consuming.findings() == []
+
+
 async def test_a_prepared_transaction_takes_no_acks(consuming: Consuming) -> None:
     await consuming.subscribe()
     ids = await consuming.publish_each(0)
@@ -360,6 +388,7 @@ async def test_80_107_pending_acks_survive_a_restart_and_end_after_it(consuming:
     assert await consuming.values() == ([] if commits else list(range(2, 1000, 2))), "0 is pending in the third"
 
 
+@on_local_files  # with objects it is the events that make a broker take a segment
 async def test_82_83_84_recovery_applies_what_was_committed_and_keeps_what_is_open(consuming: Consuming) -> None:
     await consuming.subscribe()
     ids = await consuming.publish_each(*range(4))

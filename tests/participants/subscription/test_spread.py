@@ -20,8 +20,11 @@ from metastore.txn import paths
 from participants.broker.names import MessageId
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
+from tests.participants.devices import new_device, only
 from tests.participants.segment.world import World
 from tests.participants.subscription.spreading import Spreading
+
+device = only("objects")
 
 VALUES = range(60)
 
@@ -320,6 +323,70 @@ async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(sp
     assert await spreading.all_values(consumer="b") == list(VALUES)
 
 
+class LostAnswers(httpx.AsyncBaseTransport):
+    """On the ways to other brokers: what is asked at paths that end with `path` is carried out, and its answer lost."""
+
+    def __init__(self, brokers: Sequence[SharedBroker], path: str) -> None:
+        self._ways = {httpx.URL(each.url).host: each.http._transport for each in brokers}
+        self._path = path
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._ways[request.url.host].handle_async_request(request)
+        if request.url.path.endswith(self._path):
+            raise httpx.ReadError("the connection broke", request=request)
+        return answer
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in a transaction", "outside"])
+async def test_an_acknowledgement_whose_answer_was_lost_between_brokers_is_unknown(
+    spreading: Spreading, inside: bool
+) -> None:
+    """It was carried out. A caller that is told otherwise commits its transaction without that message."""
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*VALUES)
+    await spreading.receive()
+    asked = spreading.elsewhere()[0]
+    far = next(each for each in ids.values() if owner_of(spreading, each) is not asked)
+    txn = await spreading.world.begin() if inside else None
+    body = {"kind": "individual", "message_ids": [far]} | ({"txn_id": str(txn)} if txn else {})
+    asked.broker.peers = httpx.AsyncClient(transport=LostAnswers(spreading.brokers, "/share/acks"))
+    answer = await spreading.ask("POST", "/subscriptions/s/acks", body, at=asked)
+    assert (answer.status_code, answer.json()["code"], answer.json()["definite"]) == (504, "OUTCOME_UNKNOWN", False)
+    assert "again" in answer.json()["action"]
+    if txn is not None:
+        await spreading.commit(txn)
+    assert (await spreading.counts())[0] == 59, "it was acknowledged"
+
+
+async def test_giving_back_whose_answer_was_lost_between_brokers_is_unknown(spreading: Spreading) -> None:
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*VALUES)
+    await spreading.receive()
+    asked = spreading.elsewhere()[0]
+    far = next(each for each in ids.values() if owner_of(spreading, each) is not asked)
+    asked.broker.peers = httpx.AsyncClient(transport=LostAnswers(spreading.brokers, "/share/redeliver"))
+    answer = await spreading.ask("POST", "/subscriptions/s/redeliver", {"message_ids": [far]}, at=asked)
+    assert (answer.status_code, answer.json()["definite"]) == (504, False)
+    assert len(await spreading.receive()) == 1, "it was given back"
+
+
+async def test_50_a_conflict_at_one_broker_does_not_say_that_others_have_done_nothing(spreading: Spreading) -> None:
+    """Whoever believes so commits the transaction, and with it what the others have taken."""
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*VALUES)
+    await spreading.receive()
+    one, two = await spreading.world.begin(), await spreading.world.begin()
+    taken = next(iter(ids.values()))
+    others = [each for each in ids.values() if each != taken]
+    here = next(each for each in others if owner_of(spreading, each) is owner_of(spreading, taken))
+    far = next(each for each in others if owner_of(spreading, each) is not owner_of(spreading, taken))
+    await spreading.acked([taken], one)
+    for other, definite in ((here, True), (far, False)):
+        answer = await spreading.ack([taken, other], two)
+        assert (answer.json()["code"], answer.json()["definite"]) == ("TXN_CONFLICT", definite)
+    assert (await spreading.counts())[2] == {str(one): 1, str(two): 1}, "the part of the other broker"
+
+
 async def test_a_home_that_read_the_layout_before_a_split_and_hears_of_it_first_finds_the_children(
     spreading: Spreading,
 ) -> None:
@@ -459,8 +526,8 @@ async def test_dead_letters_of_every_broker_arrive_once(spreading: Spreading) ->
 
 async def test_with_local_files_any_broker_leads_to_the_one_that_has_the_topic(world: World, tmp_path: Path) -> None:
     """It has all segments of it, and is the home; the other one has nothing but the way there."""
-    having = await BrokerProcess(world, tmp_path / "having", url="http://having").start()
-    other = await BrokerProcess(world, tmp_path / "other", url="http://other").start()
+    having = await BrokerProcess(world, new_device("local", tmp_path / "having"), url="http://having").start()
+    other = await BrokerProcess(world, new_device("local", tmp_path / "other"), url="http://other").start()
     await having.create("t", segments=3)
     ways = {"http://having": having.http._transport}
     other.broker.peers = httpx.AsyncClient(mounts=ways)

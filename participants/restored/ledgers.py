@@ -1,0 +1,207 @@
+"""What the ledgers of a storage and the records of a restored store say of each other.
+
+    in the store   in the storage
+    no             yes              written after the backup: adopted, or set aside
+    yes            no               trimmed after the backup, or lost
+    unsealed       longer           the open ledger of the backup: it is sealed as it is now
+
+The segment of a ledger may be unknown, too: it was made by a split or a merge after the backup, or its topic was made
+then. Adopted, it joins its topic as a sealed segment without parents; so what it holds is read, and only the order of a
+key between it and the segment that it had come from is not known any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from metastore.api import MetadataStore
+from metastore.check import dump
+from metastore.keys import unescape
+from metastore.txn import paths
+from metastore.types import Batch, Record
+from participants.broker.names import segment_id as new_segment_id
+from participants.broker.names import topic_of_segment
+from participants.ledger.directories import segment_directory, segment_of
+from participants.ledger.position import Position
+from participants.ledger.storage import LedgerMissing, LedgerStorage, SealedLedger
+from participants.records import LedgerRecord, OwnerRecord, SegmentRecord, TopicRecord
+
+HASHES = (0, 0xFFFF)
+_SEGMENT = re.compile(r"segment://.+/([0-9a-f]{4})-([0-9a-f]{4})-\d+")
+
+
+@dataclass(slots=True)
+class FoundSegment:
+    """A segment with ledgers in one storage. `stored` is its record; None: the store does not know it.
+
+    `unknown` are ledgers that the record does not list, `missing` those that it lists and the storage does not have.
+    """
+
+    id: str
+    stored: Record | None
+    unknown: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+
+    @property
+    def record(self) -> SegmentRecord | None:
+        return SegmentRecord.decode(self.stored.value) if self.stored is not None else None
+
+    @property
+    def lost(self) -> bool:
+        """Whether ledgers are missing that no trim has taken: it takes the oldest ones, and never all."""
+        listed = [ledger.id for ledger in self.record.ledgers] if self.record is not None else []
+        trimmed = listed[: len(self.missing)] == self.missing and len(self.missing) < len(listed) + len(self.unknown)
+        return bool(self.missing) and not trimmed
+
+
+@dataclass(slots=True)
+class Survey:
+    """`unnamed` are directories of segments whose names are too long to be read from them, and unknown."""
+
+    segments: list[FoundSegment] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+
+
+async def survey(store: MetadataStore, storage: LedgerStorage) -> Survey:
+    """Changes nothing. Raises the errors of the store and the storage."""
+    directories = set(await storage.directories())
+    found = Survey()
+    async for segment_id, stored in _segments(store):
+        directories.discard(segment_directory(segment_id))
+        record = SegmentRecord.decode(stored.value)
+        if record.storage == storage.storage_id and record.state != "deleted":
+            numbers = await storage.numbers(segment_directory(segment_id))
+            listed = max((ledger.id for ledger in record.ledgers), default=0)
+            unknown = [number for number in numbers if number > listed]
+            missing = [ledger.id for ledger in record.ledgers if not await _is_there(segment_id, ledger, storage)]
+            found.segments.append(FoundSegment(segment_id, stored, unknown, missing))
+    for directory in sorted(directories):
+        numbers = await storage.numbers(directory)
+        named = segment_of(directory)
+        if not numbers or (named is not None and await _was_deleted(store, named)):
+            continue
+        if named is None or _SEGMENT.fullmatch(named) is None:
+            found.unnamed.append(directory)
+        else:
+            found.segments.append(FoundSegment(named, None, numbers))
+    return found
+
+
+async def _segments(store: MetadataStore) -> AsyncIterator[tuple[str, Record]]:
+    async for record in dump(store, paths.SEGMENTS):
+        yield unescape(record.key.removeprefix(paths.SEGMENTS)), record
+
+
+async def _is_there(segment: str, ledger: LedgerRecord, storage: LedgerStorage) -> bool:
+    if ledger.entries is None:
+        return ledger.id in await storage.numbers(segment_directory(segment))
+    try:
+        await storage.open_sealed(segment, ledger.id, ledger.entries)
+    except LedgerMissing:
+        return False
+    return True
+
+
+async def _was_deleted(store: MetadataStore, segment: str) -> bool:
+    owner = await store.get(paths.segment_owner(segment))
+    return owner is not None and bool(OwnerRecord.decode(owner.value).deleted)
+
+
+class Ledgers:
+    """Brings the records of segments and topics in line with one storage, a segment at a time."""
+
+    def __init__(self, store: MetadataStore, storage: LedgerStorage, aside: str, now_ms: int) -> None:
+        """`aside` names the place for what is set aside."""
+        self._store = store
+        self._storage = storage
+        self._aside = aside
+        self._now_ms = now_ms
+
+    async def sealed(self, segment: FoundSegment) -> list[SealedLedger]:
+        """The ledgers that may hold what was written after the backup: those that the store does not know, and those
+        that were open. Raises the errors of the storage."""
+        record = segment.record
+        listed = record.ledgers if record is not None else ()
+        unsealed = [ledger.id for ledger in listed if ledger.entries is None and ledger.id not in segment.missing]
+        return await self._sealed(segment.id, [*unsealed, *segment.unknown])
+
+    async def adopt(self, segment: FoundSegment, sealed: Sequence[SealedLedger]) -> None:
+        """The store knows the segment as it is in the storage. Raises `CheckFailed` when somebody writes meanwhile, and
+        the store's errors."""
+        if segment.record is not None:
+            await self._list_ledgers(segment, segment.record, sealed)
+        elif sealed:
+            await self._make_segment(segment, sealed)
+
+    async def set_aside(self, directory: str, numbers: Sequence[int]) -> None:
+        """Raises the errors of the storage."""
+        for number in numbers:
+            await self._storage.set_aside(directory, number, self._aside)
+
+    async def _list_ledgers(self, segment: FoundSegment, record: SegmentRecord, sealed: Sequence[SealedLedger]) -> None:
+        there = [ledger for ledger in record.ledgers if ledger.id not in segment.missing]
+        lengths = {ledger.id: ledger.entries for ledger in there} | {ledger.id: ledger.entries for ledger in sealed}
+        ledgers = tuple(self._listed(number, entries) for number, entries in sorted(lengths.items()))
+        first = _first_position(record, ledgers, segment.missing)
+        recovered = record.model_copy(update={"ledgers": ledgers, "planned": None, "first_position": first})
+        if recovered != record:
+            assert segment.stored is not None
+            await self._store.apply(self._store.batch().replace(segment.stored, recovered.encode()))
+
+    async def _make_segment(self, segment: FoundSegment, sealed: Sequence[SealedLedger]) -> None:
+        low, high = _range_of(segment.id)
+        record = SegmentRecord(
+            topic=topic_of_segment(segment.id),
+            range=(low, high),
+            storage=self._storage.storage_id,
+            state="sealed",
+            ledgers=tuple(self._listed(ledger.id, ledger.entries) for ledger in sealed),
+        )
+        batch = self._store.batch().create(paths.segment(segment.id), record.encode())
+        stored = await self._store.get(paths.topic(record.topic))
+        if stored is not None:
+            topic = TopicRecord.decode(stored.value)
+            grown = topic.model_copy(update={"segments": (*topic.segments, segment.id), "deleted": None})
+            batch.replace(stored, grown.encode())
+        else:
+            self._make_topic(batch, segment.id, record.topic)
+        await self._store.apply(batch)
+
+    def _make_topic(self, batch: Batch, segment: str, name: str) -> None:
+        """With `segment`, and one that takes what is written from now on."""
+        fresh = new_segment_id(name, *HASHES, self._now_ms)
+        active = SegmentRecord(topic=name, range=HASHES, storage=self._storage.storage_id)
+        batch.create(paths.segment(fresh), active.encode())
+        segments, next_segment = (segment, fresh), self._now_ms + 1
+        topic = TopicRecord(name=name, segments=segments, next_segment=next_segment, created_ms=self._now_ms)
+        batch.create(paths.topic(name), topic.encode())
+
+    async def _sealed(self, segment: str, numbers: Iterable[int]) -> list[SealedLedger]:
+        """Those that are there: of a deleted ledger a fence may be left."""
+        found = []
+        for number in numbers:
+            try:
+                found.append(await self._storage.seal(segment, number))
+            except LedgerMissing:
+                continue
+        return found
+
+    def _listed(self, number: int, entries: int | None) -> LedgerRecord:
+        return LedgerRecord(id=number, storage=self._storage.storage_id, entries=entries)
+
+
+def _range_of(segment: str) -> tuple[int, int]:
+    """The hash range in a segment's id."""
+    matched = _SEGMENT.fullmatch(segment)
+    assert matched is not None, segment
+    return int(matched[1], 16), int(matched[2], 16)
+
+
+def _first_position(record: SegmentRecord, ledgers: tuple[LedgerRecord, ...], missing: list[int]) -> str:
+    """What was trimmed is not read any more. A ledger that is lost from the middle is only left out."""
+    if not missing or (ledgers and ledgers[0].id < min(missing)):
+        return record.first_position
+    first = Position(ledgers[0].id if ledgers else max(missing) + 1, 0)
+    return str(max(first, Position.parse(record.first_position)))

@@ -1,0 +1,263 @@
+"""`metatxn store recover`: makes a cluster whole again whose metadata store was restored from a backup.
+
+Everything is stopped. The steps, in this order; whatever it stops at, it is begun again, and no step does harm when it
+is done twice:
+
+    1. nobody is announced     what the backup brought back of announcements runs out by itself
+    2. a new incarnation       marked as recovering: who still runs stops, and nobody starts
+    3. counters leap           nothing that was given out since the backup is given out again; merges are given up
+    4. open transactions       are decided as the operator says
+    5. ledgers, by segment     what the store does not know is adopted, or set aside; what was trimmed is left out; and
+                               before the store knows it, what is aborted in them is hidden
+    6. the storages            remember the new incarnation: brokers serve them again
+    7. the incarnation         is no longer marked
+
+**A storage that was not at hand** is recovered later, by the same command: the store has an incarnation that is newer
+than what the storage remembers, and names that one among its earlier ones. Until then brokers refuse the storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.check import dump
+from metastore.txn import paths
+from metastore.txn.records import Incarnation
+from metastore.txn.states import TxnState
+from metastore.types import Record
+from participants.ledger.directories import segment_directory
+from participants.ledger.storage import LedgerStorage
+from participants.restored.ledgers import FoundSegment, Ledgers, survey
+from participants.restored.merges import give_up_merges
+from participants.restored.seen_store import SeenStore
+from participants.restored.sequences import leap
+from participants.restored.transactions import Found, Transactions
+
+INCARNATIONS_KEPT = 64
+SILENT_WITHIN_S = 30.0
+"""How long an announcement lives at most that nobody keeps alive: a session of ZooKeeper or a lease of etcd."""
+_LOOK_EVERY_S = 0.5
+LATE_MS = 1_000
+"""How far the clocks of two processes may be apart, unless told otherwise."""
+
+log = structlog.get_logger()
+
+
+class StillServed(Exception):
+    """A process of the cluster is announced: it has to be stopped first. Nothing was changed."""
+
+
+class OtherCluster(Exception):
+    """A storage holds no segment that this store knows of, and has seen another one. Nothing was changed."""
+
+
+class Difference(NamedTuple):
+    """One thing that store and storages do not agree on, or that is not decided, and what is done about it."""
+
+    what: str
+    where: str
+    then: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """`undecided`: what becomes of transactions whose decision is not known. `adopt` ledgers that the store does not
+    know, or set them aside. `accept_loss`: segments of which ledgers are lost serve what is left."""
+
+    undecided: TxnState = TxnState.ABORTED
+    adopt: bool = True
+    accept_loss: bool = False
+    backup_ms: int | None = None
+    max_clock_skew_ms: int = LATE_MS
+
+
+@dataclass(slots=True)
+class Recovered:
+    incarnation: str = ""
+    ledgers: int = 0
+    """That hold what was written after the backup, and are served again."""
+    unavailable: list[str] = field(default_factory=list)
+    """Segments that have lost ledgers."""
+    decided: int = 0
+    prepared: int = 0
+    hidden: int = 0
+    """Transactions that were decided, that wait for an external coordinator, and that are hidden on a segment although
+    they have no header."""
+
+
+class StoreRecovery:
+    """Of one store, with the storages that are at hand."""
+
+    def __init__(self, store: MetadataStore, storages: Sequence[LedgerStorage], clock: Callable[[], int]) -> None:
+        self._store = store
+        self._storages = storages
+        self._clock = clock
+
+    async def differences(self, wishes: Wishes) -> AsyncIterator[Difference]:
+        """What `recover` would do, of all that shows without reading ledgers. Changes nothing."""
+        for storage in self._storages:
+            found = await survey(self._store, storage)
+            for segment in found.segments:
+                for difference in _of_segment(segment, wishes):
+                    yield difference
+            for directory in found.unnamed:
+                yield Difference("unknown segment, its name is too long", directory, "set aside")
+        async for entry in dump(self._store, paths.DEADLINE_INDEX):
+            txn_id = entry.key.rpartition("/")[2]
+            prepared = await self._store.get(f"{paths.PREPARED}{txn_id}")
+            then = "left as it is" if prepared else wishes.undecided.value
+            yield Difference("prepared transaction" if prepared else "open transaction", txn_id, then)
+
+    async def recover(self, wishes: Wishes) -> Recovered:
+        """Raises `StillServed`, `OtherCluster`, `BackupTimeNeeded`; `CheckFailed` when somebody writes meanwhile, and
+        the errors of the store and the storages: then do it again."""
+        await self._until_nobody_is_announced()
+        joined = await self._may_join()
+        record, incarnation = await (self._reopened() if joined else self._begun())
+        recovered = Recovered(incarnation.id)
+        if not joined:
+            await leap(self._store, incarnation.begun_ms)
+            await give_up_merges(self._store)
+        transactions = Transactions(self._store, self._clock(), wishes.max_clock_skew_ms, wishes.backup_ms)
+        recovered.decided, recovered.prepared = await transactions.decide(wishes.undecided)
+        for storage in self._storages:
+            await self._recover_ledgers(storage, transactions, wishes, recovered)
+        revision = await self._store.current_revision()
+        for storage in self._storages:
+            await SeenStore(incarnation.id, revision).write(storage)
+        served = incarnation.model_copy(update={"recovering": None})
+        await self._store.apply(self._store.batch().replace(record, served.encode()))
+        log.info("metadata store recovered", incarnation=incarnation.id)
+        return recovered
+
+    # -- who is there ------------------------------------------------------------------------------------------
+
+    async def _until_nobody_is_announced(self) -> None:
+        """Raises `StillServed`."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + SILENT_WITHIN_S
+        while announced := await self._announced():
+            if now() >= deadline:
+                raise StillServed(f"{', '.join(announced)} still run: stop every coordinator and broker first")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _announced(self) -> list[str]:
+        return [
+            record.key
+            for prefix in (paths.COORDINATORS, paths.BROKERS)
+            for record in (await self._store.scan(prefix)).records
+        ]
+
+    # -- incarnations ------------------------------------------------------------------------------------------
+
+    async def _may_join(self) -> bool:
+        """Whether the store was recovered already, and only these storages were not. Raises `OtherCluster`."""
+        _, current = await self._read()
+        seen = [await SeenStore.read(storage) for storage in self._storages]
+        for storage, note in zip(self._storages, seen, strict=True):
+            if note is not None and current is not None:
+                await self._assert_of_this_cluster(storage, note, current)
+        if current is None or current.went_back is not None or current.recovering or not seen:
+            return False
+        return all(note is not None and note.incarnation in (current.earlier or ()) for note in seen)
+
+    async def _assert_of_this_cluster(self, storage: LedgerStorage, note: SeenStore, current: Incarnation) -> None:
+        """It may have seen a later incarnation than the backup knows of, but then its segments are known."""
+        if note.incarnation in (current.id, *(current.earlier or ())):
+            return
+        known = (await survey(self._store, storage)).segments
+        if not any(segment.stored is not None for segment in known):
+            raise OtherCluster(
+                f"storage {storage.storage_id} holds no segment that this store knows, "
+                f"and has seen another store: {note.incarnation}"
+            )
+
+    async def _read(self) -> tuple[Record | None, Incarnation | None]:
+        record = await self._store.get(paths.INCARNATION)
+        return record, Incarnation.decode(record.value) if record is not None else None
+
+    async def _begun(self) -> tuple[Record, Incarnation]:
+        """A new incarnation, or the one whose recovery was interrupted."""
+        record, current = await self._read()
+        if record is not None and current is not None and current.recovering:
+            return record, current
+        earlier = (current.id, *(current.earlier or ())) if current is not None else ()
+        for storage in self._storages:
+            note = await SeenStore.read(storage)
+            if note is not None and note.incarnation not in earlier:
+                earlier = (note.incarnation, *earlier)
+        now_ms = self._clock()
+        new = Incarnation(
+            id=secrets.token_hex(16),
+            begun_ms=now_ms,
+            earlier=earlier[:INCARNATIONS_KEPT],
+            recovered_ms=now_ms,
+            recovering=True,
+        )
+        return await self._put(record, new), new
+
+    async def _reopened(self) -> tuple[Record, Incarnation]:
+        """The incarnation of a recovery that has ended, which a further storage joins."""
+        record, current = await self._read()
+        assert record is not None and current is not None
+        reopened = current.model_copy(update={"recovering": True})
+        return await self._put(record, reopened), reopened
+
+    async def _put(self, record: Record | None, incarnation: Incarnation) -> Record:
+        value = incarnation.encode()
+        batch = self._store.batch()
+        applied = await self._store.apply(
+            batch.replace(record, value) if record is not None else batch.create(paths.INCARNATION, value)
+        )
+        return Record(paths.INCARNATION, value, applied.revision, first=False)
+
+    # -- ledgers -----------------------------------------------------------------------------------------------
+
+    async def _recover_ledgers(
+        self, storage: LedgerStorage, transactions: Transactions, wishes: Wishes, recovered: Recovered
+    ) -> None:
+        ledgers = Ledgers(self._store, storage, recovered.incarnation, self._clock())
+        surveyed = await survey(self._store, storage)
+        for directory in surveyed.unnamed:
+            await ledgers.set_aside(directory, await storage.numbers(directory))
+        for segment in surveyed.segments:
+            if not wishes.adopt:
+                await ledgers.set_aside(segment_directory(segment.id), segment.unknown)
+                segment.unknown = []
+            if segment.lost and not wishes.accept_loss:
+                recovered.unavailable.append(segment.id)
+                continue
+            sealed = await ledgers.sealed(segment)
+            found = Found(segment.id)
+            for ledger in sealed:
+                await found.read(ledger)
+            recovered.hidden += await transactions.hide(found, wishes.undecided)
+            await ledgers.adopt(segment, sealed)
+            recovered.ledgers += len(segment.unknown)
+
+
+def _of_segment(segment: FoundSegment, wishes: Wishes) -> list[Difference]:
+    unknown = "unknown ledger" if segment.stored is not None else "ledger of an unknown segment"
+    missing = "lost ledger" if segment.lost else "trimmed ledger"
+    stays = segment.lost and not wishes.accept_loss
+    return [
+        *(
+            _of_ledger(unknown, segment, number, "adopted" if wishes.adopt else "set aside")
+            for number in segment.unknown
+        ),
+        *(
+            _of_ledger(missing, segment, number, "the segment stays unavailable" if stays else "left out")
+            for number in segment.missing
+        ),
+    ]
+
+
+def _of_ledger(what: str, segment: FoundSegment, number: int, then: str) -> Difference:
+    return Difference(what, f"{segment.id} {number}", then)

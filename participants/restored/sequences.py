@@ -1,0 +1,64 @@
+"""Counters of a restored store are moved far ahead, so that nothing that was given out after the backup comes again.
+
+    /txn-seq/<coordinator>   ids of transactions          /txn-key/…         epochs
+    /seq/…                   numbers of `put_sequential`  /segment-owner/…   generations, which also number ledgers
+    /topic/…                 numbers of segments
+
+How much was given out since is not known. But no counter counts faster than the clock, ids not faster than
+`IDS_PER_MS`: so each leaps to the time of the recovery, in these units, unless it is ahead of that. Counters that were
+made after the backup begin there, too (`metastore.incarnation.first_number`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from metastore.api import MetadataStore
+from metastore.check import dump
+from metastore.incarnation import IDS_PER_MS
+from metastore.txn import paths
+from metastore.txn.records import TransactionKey
+from participants.records import OwnerRecord, TopicRecord
+
+_TOGETHER = 20
+
+
+async def leap(store: MetadataStore, now_ms: int) -> None:
+    """Raises `CheckFailed` when somebody writes meanwhile, and the store's errors: then do it again."""
+    for prefix, leapt in _LEAPS:
+        records = [record async for record in dump(store, prefix)]
+        for first in range(0, len(records), _TOGETHER):
+            batch = store.batch()
+            for record in records[first : first + _TOGETHER]:
+                batch.replace(record, leapt(record.value, now_ms))
+            await store.apply(batch)
+
+
+def _counter(value: bytes, now_ms: int) -> bytes:
+    return str(max(int(value), now_ms * IDS_PER_MS)).encode()
+
+
+def _key(value: bytes, now_ms: int) -> bytes:
+    key = TransactionKey.decode(value)
+    return key.model_copy(update={"epoch": max(key.epoch, now_ms)}).encode()
+
+
+def _owner(value: bytes, now_ms: int) -> bytes:
+    """Nobody owns it, at a generation that nobody has had. A deleted one stays deleted."""
+    owner = OwnerRecord.decode(value)
+    generation = max(owner.generation, now_ms)
+    return owner.model_copy(update={"broker": "", "url": "", "generation": generation}).encode()
+
+
+def _topic(value: bytes, now_ms: int) -> bytes:
+    topic = TopicRecord.decode(value)
+    return topic.model_copy(update={"next_segment": max(topic.next_segment, now_ms)}).encode()
+
+
+_LEAPS: tuple[tuple[str, Callable[[bytes, int], bytes]], ...] = (
+    (paths.ID_SEQUENCES, _counter),
+    ("/seq/", _counter),
+    (paths.TRANSACTION_KEYS, _key),
+    (paths.SEGMENT_OWNERS, _owner),
+    (paths.TOPICS, _topic),
+)

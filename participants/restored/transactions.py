@@ -1,0 +1,158 @@
+"""What becomes of transactions when the store was restored from a backup.
+
+The backup knows nothing of what was decided after it, and the streams hold no decision. So the operator says what
+becomes of every transaction whose decision is not known, all alike:
+
+    header OPEN                       it was open at the time of the backup          decided as the operator says
+    no header, in frames of now       it began after the backup                      the same; aborted, it gets outcomes
+    no header, in frames of before    it was collected before the backup             as before: visible, or an outcome
+    prepared                          an external coordinator decides it             left as it is
+
+`abort` shows nobody what was not committed, and hides what was committed after the backup. `commit` keeps that, and
+also shows what was written by transactions that had been aborted, or by writers that did not count.
+
+**Now and before.** A header is collected some time after its decision, an hour unless told otherwise. So everything of
+a collected transaction was published before the latest decision that was collected (`GcHorizon.finalized_ms`), and
+everything of a transaction that began after the backup was published at least that hour later. Where nothing was ever
+collected no header can be missing for that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from metastore.api import MetadataStore
+from metastore.check import dump
+from metastore.errors import CheckFailed
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from metastore.txn.key_records import read_key
+from metastore.txn.records import GcHorizon, Header, Outcome
+from metastore.txn.states import TxnState
+from metastore.txn.store import TransactionRecords, TxnStore
+from participants.ledger.chain import READ_BYTES
+from participants.ledger.position import Position
+from participants.ledger.storage import SealedLedger
+
+REASON = "the metadata store was restored from a backup"
+_CHUNK = 100
+
+
+class BackupTimeNeeded(Exception):
+    """The store does not tell when the backup was made: somebody has to."""
+
+    def __init__(self) -> None:
+        super().__init__("the backup is of version 0.1, which did not record when headers were collected")
+
+
+@dataclass(slots=True)
+class Found:
+    """What the frames of one segment tell of transactions: when each was written to last, and where the ledgers end."""
+
+    segment: str
+    published_ms: dict[TxnId, int] = field(default_factory=dict)
+    end: Position = field(default_factory=lambda: Position(0, -1))
+
+    async def read(self, ledger: SealedLedger) -> None:
+        """Raises `LedgerCorrupt`, `StorageFailed`."""
+        self.end = max(self.end, ledger.last)
+        entry = 0
+        while frames := await ledger.read(entry, READ_BYTES):
+            for frame in frames:
+                if (txn_id := frame.header.txn_id) is not None:
+                    known = self.published_ms.get(txn_id, 0)
+                    self.published_ms[txn_id] = max(known, frame.header.publish_ms)
+            entry += len(frames)
+
+
+class Transactions:
+    def __init__(self, store: MetadataStore, now_ms: int, max_clock_skew_ms: int, backup_ms: int | None) -> None:
+        """`backup_ms` is when the backup was made. It is needed only where the store does not tell until when headers
+        were collected, because the collector was of version 0.1."""
+        self._store = store
+        self._now_ms = now_ms
+        self._max_clock_skew_ms = max_clock_skew_ms
+        self._backup_ms = backup_ms
+
+    async def decide(self, decision: TxnState) -> tuple[int, int]:
+        """Every open transaction becomes `decision`, but those that are prepared. Answers how many of each there were.
+
+        Raises `CheckFailed` when somebody writes meanwhile, and the store's errors: do it again.
+        """
+        decided = prepared = 0
+        async for records in self._open():
+            if records.prepared_record is not None:
+                prepared += 1
+            else:
+                await self._decide(records, decision)
+                decided += 1
+        return decided, prepared
+
+    async def _open(self) -> AsyncIterator[TransactionRecords]:
+        found = [entry async for entry in dump(self._store, paths.DEADLINE_INDEX)]
+        for entry in found:
+            records = await TxnStore(self._store).read(TxnId.parse(entry.key.rpartition("/")[2]))
+            if records is not None and not records.header.state.final:
+                yield records
+
+    async def _decide(self, records: TransactionRecords, decision: TxnState) -> None:
+        """As the coordinator does, under its key: a transaction that its key holds no more cannot be committed."""
+        header = records.header
+        batch = self._store.batch()
+        if header.key is not None:
+            key = await read_key(self._store, header.owner, header.key)
+            if key.value is None or key.value.txn_id != records.txn_id:
+                decision = TxnState.ABORTED
+            else:
+                committed = decision is TxnState.COMMITTED and header.version is not None
+                last_version = header.version if committed else key.value.last_version
+                key.write(batch, key.value.model_copy(update={"txn_id": None, "last_version": last_version}))
+        writers = records.remembered_writers if decision is TxnState.COMMITTED else None
+        final = {"state": decision, "finalized_ms": self._now_ms, "writers": writers, "reason": REASON}
+        await self._store.apply(records.finalize(batch, header.model_copy(update=final)))
+
+    async def hide(self, found: Found, decision: TxnState) -> int:
+        """Outcomes for what is aborted, or becomes so by `decision`, and may have no operation on this segment that
+        would bring them about. Answers how many of these transactions have no header.
+
+        Raises `BackupTimeNeeded`, and the store's errors: do it again.
+        """
+        if not found.published_ms:
+            return 0
+        collected_ms = await self._collected_ms()
+        hidden = 0
+        for txn_id, header in (await self._headers(found.published_ms)).items():
+            if header is None and found.published_ms[txn_id] <= collected_ms:
+                continue
+            if (header.state if header else decision) is TxnState.ABORTED:
+                outcome = Outcome(highest=str(found.end), aborted=True)
+                batch = self._store.batch().create(paths.outcome(found.segment, txn_id), outcome.encode())
+                try:
+                    await self._store.apply(batch)
+                except CheckFailed:
+                    continue  # it is hidden already
+                hidden += header is None
+        return hidden
+
+    async def _collected_ms(self) -> int:
+        """What was published up to then, by a transaction without a header, was decided before the backup."""
+        record = await self._store.get(paths.GC_HORIZON)
+        if record is None:
+            return -1
+        finalized_ms = GcHorizon.decode(record.value).finalized_ms
+        if finalized_ms is not None:
+            return finalized_ms + self._max_clock_skew_ms
+        if self._backup_ms is None:
+            raise BackupTimeNeeded
+        return self._backup_ms - self._max_clock_skew_ms
+
+    async def _headers(self, txn_ids: Mapping[TxnId, int]) -> dict[TxnId, Header | None]:
+        wanted = list(txn_ids)
+        headers: dict[TxnId, Header | None] = {}
+        for chunk in (wanted[first : first + _CHUNK] for first in range(0, len(wanted), _CHUNK)):
+            records = (await self._store.get_many([paths.header(txn_id) for txn_id in chunk])).records
+            for txn_id in chunk:
+                record = records[paths.header(txn_id)]
+                headers[txn_id] = Header.decode(record.value) if record is not None else None
+        return headers
