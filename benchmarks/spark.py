@@ -174,9 +174,11 @@ class Bench:
         settings = {} if rows is None else {"maxRecordsPerBatch": rows, "maxBytesPerBatch": UNCOUNTED}
         for name, value in settings.items():
             self.spark.conf.set(f"spark.sql.execution.arrow.{name}", value)
-        yield
-        for name in settings:
-            self.spark.conf.unset(f"spark.sql.execution.arrow.{name}")
+        try:
+            yield
+        finally:
+            for name in settings:
+                self.spark.conf.unset(f"spark.sql.execution.arrow.{name}")
 
     def _into(self, sink: str, stream: DataFrame, topics: int, segments: int) -> list[int]:
         stand = next((each for each in self.stands if each.store == sink), None)
@@ -304,19 +306,19 @@ class Bench:
         topic = stand.topic()
         self.spark.range(1000).write.format("metatxn").options(url=stand.url, topic=topic).mode("append").save()
         for run in range(self._size.rounds):
-            without = Idled.beside(stand, relay)
+            without = Used.during_idleness(stand, relay)
             stream = self.spark.readStream.format("metatxn").options(url=stand.url, subscribe=topic).load()
             checkpoint = str(self._directory / f"idle-{run}")
             query = stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
             wait_for_batches(query, 1)
-            used = Idled.beside(stand, relay)
+            used = Used.during_idleness(stand, relay)
             query.stop()
-            yield "idle: CPU of the driver", used.driver_cpu_s
-            yield "idle: CPU of the broker", used.broker_cpu_s
-            yield "idle: CPU of the broker without the query", without.broker_cpu_s
-            yield "idle: requests to the broker", used.broker_requests
-            yield "idle: requests to etcd", used.store_requests
-            yield "idle: requests to etcd without the query", without.store_requests
+            yield "idle: CPU of the driver", sum(used.driver_cpu_s.values()) / IDLE_S
+            yield "idle: CPU of the broker", used.broker_cpu_s / IDLE_S
+            yield "idle: CPU of the broker without the query", without.broker_cpu_s / IDLE_S
+            yield "idle: requests to the broker", used.broker_requests / IDLE_S
+            yield "idle: requests to etcd", used.store_requests / IDLE_S
+            yield "idle: requests to etcd without the query", without.store_requests / IDLE_S
 
     def segments(self) -> Figures:
         shapes = {
@@ -371,7 +373,7 @@ class CountingRelay:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """So far; `driver_cpu_s` by process."""
+    """`driver_cpu_s` by process."""
 
     driver_cpu_s: dict[int, float]
     broker_cpu_s: float
@@ -379,35 +381,24 @@ class Used:
     store_requests: float
 
     @classmethod
-    def now(cls, stand: Stand, relay: CountingRelay) -> Used:
+    def during_idleness(cls, stand: Stand, relay: CountingRelay) -> Used:
+        begun = cls._now(stand, relay)
+        time.sleep(IDLE_S)
+        ended = cls._now(stand, relay)
+        return cls(
+            # A worker that Spark ended meanwhile, because it was idle, takes with it what is known of it.
+            {pid: cpu - begun.driver_cpu_s.get(pid, 0.0) for pid, cpu in ended.driver_cpu_s.items()},
+            ended.broker_cpu_s - begun.broker_cpu_s,
+            ended.broker_requests - begun.broker_requests,
+            ended.store_requests - begun.store_requests,
+        )
+
+    @classmethod
+    def _now(cls, stand: Stand, relay: CountingRelay) -> Used:
         with urllib.request.urlopen(f"http://{stand.etcd}/metrics") as answer:
             counts = re.findall(r"^grpc_server_msg_received_total\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
         driver = {os.getpid(): time.process_time()} | spark_cpu_s()
         return cls(driver, stand.broker.cpu_s, relay.requests, sum(map(float, counts)))
-
-
-@dataclass(frozen=True, slots=True)
-class Idled:
-    """In each second of so many."""
-
-    driver_cpu_s: float
-    broker_cpu_s: float
-    broker_requests: float
-    store_requests: float
-
-    @classmethod
-    def beside(cls, stand: Stand, relay: CountingRelay) -> Idled:
-        begun = Used.now(stand, relay)
-        time.sleep(IDLE_S)
-        ended = Used.now(stand, relay)
-        # A worker that Spark ended meanwhile, because it was idle, takes with it what is known of it.
-        driver = sum(cpu - begun.driver_cpu_s.get(pid, 0.0) for pid, cpu in ended.driver_cpu_s.items())
-        return cls(
-            driver / IDLE_S,
-            (ended.broker_cpu_s - begun.broker_cpu_s) / IDLE_S,
-            (ended.broker_requests - begun.broker_requests) / IDLE_S,
-            (ended.store_requests - begun.store_requests) / IDLE_S,
-        )
 
 
 def spark_cpu_s() -> dict[int, float]:

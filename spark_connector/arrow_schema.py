@@ -8,12 +8,13 @@ no metadata, and every column and every list element and map value nullable.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 import metatxn
 from spark_connector.spark_versions import from_arrow, to_arrow
@@ -28,6 +29,33 @@ def of_dataframe(schema: StructType) -> pa.Schema:
     return pa.schema([_of_column(column) for column in schema])
 
 
+def to_send(schema: StructType) -> pa.Schema:
+    """As `of_dataframe`, of rows that are written. Raises `SchemaMismatch` for a collation too: topics keep none, and
+    what is read back would compare otherwise."""
+    for column in schema:
+        if (collation := next(_collations(column.dataType), None)) is not None:
+            raise metatxn.SchemaMismatch(
+                f"column {column.name} has the collation {collation}, and a topic keeps none",
+                action="Cast it to string, and give the collation in .schema() of those who read.",
+                columns=[column.name],
+            )
+    return of_dataframe(schema)
+
+
+def _collations(kind: DataType) -> Iterator[str]:
+    match kind:
+        case StringType() if kind.collation != StringType().collation:
+            yield kind.collation
+        case ArrayType():
+            yield from _collations(kind.elementType)
+        case MapType():
+            yield from _collations(kind.keyType)
+            yield from _collations(kind.valueType)
+        case StructType():
+            for field in kind:
+                yield from _collations(field.dataType)
+
+
 def _of_column(column: StructField) -> pa.Field[Any]:
     try:
         field = to_arrow(StructType([column])).field(0)
@@ -40,8 +68,24 @@ def _of_column(column: StructField) -> pa.Field[Any]:
 
 
 def to_spark(schema: pa.Schema) -> StructType:
-    """The DataFrame schema of a topic. Types that Spark lacks are widened; raises for those that cannot be."""
-    return from_arrow(pa.schema([_nullable(field.name, _for_spark(field.type)) for field in schema]))
+    """The DataFrame schema of a topic. Types that Spark lacks are widened.
+
+    Raises `SchemaMismatch` for a column of a type that Spark has nothing for.
+    """
+    return StructType([_to_spark(field) for field in schema])
+
+
+def _to_spark(field: pa.Field[Any]) -> StructField:
+    try:
+        (column,) = from_arrow(pa.schema([_nullable(field.name, _for_spark(field.type))]))
+        to_arrow(StructType([column]))  # Spark finds out only there that a decimal has too many digits
+    except (ValueError, PySparkException) as error:
+        raise metatxn.SchemaMismatch(
+            f"column {field.name} of type {field.type} cannot be read by Spark: {error}",
+            action="Name the columns to read, without it, in .schema().",
+            columns=[field.name],
+        ) from error
+    return column
 
 
 def expected_by_spark(schema: StructType) -> pa.Schema:
@@ -52,12 +96,13 @@ def expected_by_spark(schema: StructType) -> pa.Schema:
 def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
     """Raise `SchemaMismatch` naming the columns unless the DataFrame has all columns of the topic, of their types. The
     order does not matter, and there may be further ones: see `with_added`."""
-    given, wanted = canonical(dataframe), canonical(topic)
-    problems = [f"column {name} is missing" for name in wanted.names if name not in given.names]
+    given = {field.name: field.type for field in canonical(dataframe)}
+    wanted = {field.name: field.type for field in canonical(topic)}
+    problems = [f"column {name} is missing" for name in wanted if name not in given]
     problems += [
-        f"column {field.name} is {field.type}, the topic has {wanted.field(field.name).type}"
-        for field in given
-        if field.name in wanted.names and field.type != wanted.field(field.name).type
+        f"column {name} is {kind}, the topic has {wanted[name]}"
+        for name, kind in given.items()
+        if name in wanted and kind != wanted[name]
     ]
     if problems:
         raise metatxn.SchemaMismatch(f"the DataFrame does not fit topic {topic_name}: {'; '.join(problems)}")
@@ -66,19 +111,40 @@ def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
 def with_added(topic: pa.Schema, dataframe: pa.Schema) -> pa.Schema:
     """The topic's columns, and behind them those that only the DataFrame has: writing them adds them to the topic,
     and they are null in all rows that were written before."""
-    return pa.schema([*topic, *(field for field in canonical(dataframe) if field.name not in topic.names)])
+    known = set(topic.names)
+    return pa.schema([*topic, *(field for field in canonical(dataframe) if field.name not in known)])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows with exactly `schema`, columns taken by name."""
+    """The same rows with exactly `schema`, columns taken by name.
+
+    Raises `SchemaMismatch` for a value that its type there cannot hold, as nanoseconds: nothing is rounded.
+    """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    columns = [_cast(batch.column(field.name), field.type) for field in schema]
+    columns = [_cast(batch.column(field.name), field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _cast(column: pa.Array[Any], wanted: pa.DataType) -> pa.Array[Any]:
-    return column if column.type.equals(wanted, check_metadata=True) else column.cast(wanted)
+def _cast(column: pa.Array[Any], field: pa.Field[Any]) -> pa.Array[Any]:
+    if column.type.equals(field.type, check_metadata=True):
+        return column
+    try:
+        cast: pa.Array[Any] = column.cast(field.type)
+    except pa.ArrowException as error:
+        raise metatxn.SchemaMismatch(
+            f"column {field.name} of type {column.type} has a value that {field.type} cannot hold: {error}",
+            action=f"Read it as a number: .schema('{field.name} long, …')."
+            if counts_nanoseconds(column.type)
+            else "Name the columns to read, without it, in .schema().",
+            columns=[field.name],
+        ) from error
+    return cast
+
+
+def counts_nanoseconds(data_type: pa.DataType) -> bool:
+    """Spark has microseconds only, so a column of this type may also be read as long: its nanoseconds."""
+    return (pat.is_timestamp(data_type) or pat.is_duration(data_type)) and data_type.unit == "ns"
 
 
 def _nullable(name: str, data_type: pa.DataType) -> pa.Field[Any]:

@@ -79,7 +79,7 @@ class MetatxnDataSource(DataSource):
         options = write_options(remembered_in(schema, self.options, "write"), "batch")
         _check(options.service)
         with one_line():
-            columns = arrow_schema.of_dataframe(schema)
+            columns = arrow_schema.to_send(schema)
             rows = check_dataframe(partial(fitting_schema, client(options.service)), options, columns)
             return BatchWriter(options, rows)
 
@@ -96,7 +96,7 @@ class MetatxnDataSource(DataSource):
         options = write_options(self.options, "streaming")
         _check(options.service)
         with one_line():
-            return StreamWriter(options, arrow_schema.of_dataframe(schema))
+            return StreamWriter(options, arrow_schema.to_send(schema))
 
 
 def _check(service: Service) -> None:

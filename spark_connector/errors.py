@@ -41,7 +41,7 @@ def taken_over(app_id: str, cause: metatxn.MetatxnError) -> metatxn.ExpiredTrans
 
 
 def _worded(error: metatxn.MetatxnError) -> metatxn.MetatxnError:
-    code = str(error.code) if error.code is not None else "UNREACHABLE"
+    code = str(error.code or error.members.get("code") or "UNREACHABLE")
     if str(error).startswith(f"{code}: "):
         return error
     line = f"{code}: {error.detail}. {error.action}".replace("..", ".")

@@ -4,8 +4,10 @@ An offset is JSON that Spark keeps in its checkpoint:
 
     {"read_up_to": {"segment://public/default/orders/0000-ffff-0": "3:17"}, "since": {"segment://…-0": "3:9"}}
 
-`since` is where the batch that ends here began. Spark does not keep where its first batch began: it asks again after a
-crash, and `latest` is somewhere else by then. The place of a drained segment stays until its children take its place.
+`since` is where the batch that ends here began, also in the segments that it enters: what is trimmed behind that place
+before its tasks read it is lost. And Spark does not keep where its first batch began: it asks again after a crash, and
+`latest` is somewhere else by then. Offsets of earlier versions lack the beginnings in segments that are entered. The
+place of a drained segment stays until its children take its place.
 
 Keys are read in the order written, across splits and merges: a child is not read before its parents have been read
 to their end, in an earlier batch.
@@ -19,6 +21,7 @@ from typing import Any, Self
 
 from metatxn.horizons import SegmentHorizon
 from spark_connector.options import OptionError
+from spark_connector.places import order
 from spark_connector.topics import Topic
 
 Places = dict[str, str]
@@ -30,6 +33,12 @@ class Offset:
 
     read_up_to: Places
     since: Places | None = None
+
+    def begun(self, start: Offset) -> Places:
+        """Where the batch begins that ends here, and that Spark lets begin at `start`; see above."""
+        if start.since is None and self.since is not None:
+            return self.since
+        return {**(self.since or {}), **start.read_up_to}
 
     def to_json(self) -> dict[str, Any]:
         said = {"read_up_to": self.read_up_to}
@@ -69,6 +78,13 @@ class Lineage:
         return self._segments.keys() - places.keys() - passed
 
 
+def is_trimmed(place: str, horizon: SegmentHorizon) -> bool:
+    """Whether entries behind `place` are gone. A segment may also begin further on because nothing was there."""
+    if not horizon.trimmed:
+        return False
+    return order(place) < order(horizon.trimmed_up_to or horizon.start)  # earlier brokers do not tell it
+
+
 @dataclass(frozen=True, slots=True)
 class Readable:
     """`due`: segments that may be read on. `entering`: those of them that have no place yet. `news`: those of them that
@@ -95,14 +111,14 @@ def readable(places: Places, lineage: Lineage, horizons: Mapping[str, SegmentHor
     return Readable(due, due & unseen, news, drained)
 
 
-def next_places(
-    places: Places, found: Readable, ends: Mapping[str, str], lineage: Lineage, horizons: Mapping[str, SegmentHorizon]
-) -> Places:
-    """The places after a batch that reads the segments of `ends` up to there."""
-    places = {**places}
-    if not found.entering.isdisjoint(ends):
-        places.update({each: horizons[each].start for each in found.entering})
-    places.update(ends)
+def entered(found: Readable, ends: Mapping[str, str], horizons: Mapping[str, SegmentHorizon]) -> Places:
+    """Where a batch begins in the segments that it enters, when it reads those of `ends`: all children at once."""
+    return {} if found.entering.isdisjoint(ends) else {each: horizons[each].start for each in found.entering}
+
+
+def next_places(places: Places, found: Readable, ends: Mapping[str, str], lineage: Lineage) -> Places:
+    """The places after a batch that reads the segments of `ends` up to there; `places` has those that it enters."""
+    places = {**places, **ends}
     replaced = {
         each for each in found.drained if lineage.children(each) and places.keys() >= set(lineage.children(each))
     }

@@ -42,13 +42,13 @@ def everything(_described: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class SegmentRange(InputPartition):
-    """Entries behind `after`, up to `end`, inclusive. `after` None: from its beginning; `end` None: to wherever the
-    snapshot of `revision` ends. `columns`: of the topic, those that are wanted."""
+    """Entries behind `after`, up to `end`, inclusive; `end` None: to wherever the snapshot of `revision` ends. Both are
+    fixed on the driver, so that a task misses what was trimmed meanwhile. `columns`: of the topic, those wanted."""
 
     topic: str
     segment: str
     owner: str | None
-    after: str | None
+    after: str
     end: str | None
     revision: int | None
     columns: pa.Schema
@@ -69,24 +69,28 @@ def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa
 
     Raises `SchemaMismatch` for a column that the topic does not have, or has of another type.
     """
-    offered = arrow_schema.to_spark(topic.declared)
+    wanted = set(schema.names)
+    own = {field.name: field for field in topic.declared if field.name in wanted}
+    offered = arrow_schema.to_spark(pa.schema(own.values()))
     if options.include_metadata:
         offered = with_metadata(offered)
-    known = {field.name: field for field in arrow_schema.of_dataframe(offered)}
+    known = {field.name: field.type for field in arrow_schema.of_dataframe(offered)}
     problems = []
     for field in arrow_schema.of_dataframe(schema):
         if field.name not in known:
             problems.append(f"column {field.name} is not in topic {topic.name}")
-        elif known[field.name].type != field.type:
-            problems.append(f"column {field.name} is read as {field.type}, the topic has {known[field.name].type}")
+        elif known[field.name] != field.type and not _as_nanoseconds(own.get(field.name), field):
+            problems.append(f"column {field.name} is read as {field.type}, the topic has {known[field.name]}")
     if problems:
         raise metatxn.SchemaMismatch(
             "; ".join(problems), action="Leave .schema() out or correct it, or create the table or view again."
         )
-    own = set(topic.declared.names)
-    wanted = [topic.declared.field(name) for name in schema.names if name in own]
     # Where only metadata is wanted, the rows must still be counted by something.
-    return pa.schema(wanted or [topic.declared.field(0)])
+    return pa.schema([own[name] for name in schema.names if name in own] or [topic.declared.field(0)])
+
+
+def _as_nanoseconds(written: pa.Field[Any] | None, wanted: pa.Field[Any]) -> bool:
+    return written is not None and wanted.type == pa.int64() and arrow_schema.counts_nanoseconds(written.type)
 
 
 def rows(
@@ -110,7 +114,7 @@ def rows(
 
 
 def _rows(
-    partition: SegmentRange, after: str | None, options: ReadOptions, schema: StructType, let_through: EntryFilter
+    partition: SegmentRange, after: str, options: ReadOptions, schema: StructType, let_through: EntryFilter
 ) -> Iterator[pa.RecordBatch]:
     """Never behind the end that the driver fixed: what is decided later must not be seen by a task that runs later."""
     service, expected = client(options.service), arrow_schema.expected_by_spark(schema)
@@ -123,29 +127,53 @@ def _rows(
             isolation=options.isolation,
             revision=partition.revision,
         )
-        tables: list[pa.Table] = []
+        entries: list[tuple[str, pa.Table]] = []
         reached = page.end or page.next == after
         for frame in page.frames:
-            if end is not None and order(str(frame.position)) > end:
+            position = str(frame.position)
+            if end is not None and order(position) > end:
                 reached = True
                 break
             described = {
                 "__topic": partition.topic,
                 "__segment": partition.segment,
-                "__position": str(frame.position),
+                "__position": position,
                 "__publish_ms": frame.publish_ms,
                 "__txn_id": str(frame.txn_id) if frame.txn_id is not None else None,
             }
             if not let_through(described):
                 continue
-            decoded = decode(frame, partition.columns, keys=options.include_metadata)
+            decoded = decode(frame, partition.columns, segment=partition.segment, keys=options.include_metadata)
             table = decoded.table
-            tables.append(_with_metadata(table, decoded.keys, described) if options.include_metadata else table)
-        for batch in _combined(tables):
-            yield arrow_schema.conform(batch, expected)
+            if options.include_metadata:
+                table = _with_metadata(table, decoded.keys, described)
+            entries.append((position, table))
+        yield from _conformed(entries, partition.segment, expected)
         if reached or (end is not None and order(page.next.partition("@")[0]) >= end):
             return
         after = page.next
+
+
+def _conformed(entries: list[tuple[str, pa.Table]], segment: str, expected: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of entries, given with their positions. Raises `SchemaMismatch` for what Spark cannot hold, with the
+    position of the first entry that has it."""
+    for batch in _combined([table for _, table in entries]):
+        try:
+            conformed = arrow_schema.conform(batch, expected)
+        except metatxn.SchemaMismatch as error:
+            raise _placed(entries, segment, expected) or error from None
+        yield conformed
+
+
+def _placed(entries: list[tuple[str, pa.Table]], segment: str, expected: pa.Schema) -> metatxn.SchemaMismatch | None:
+    for position, table in entries:
+        try:
+            for batch in table.to_batches():
+                arrow_schema.conform(batch, expected)
+        except metatxn.SchemaMismatch as error:
+            members = {**error.members, "segment": segment, "position": position}
+            return metatxn.SchemaMismatch(f"at {position} of {segment}: {error.detail}", action=error.action, **members)
+    return None
 
 
 def _combined(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:

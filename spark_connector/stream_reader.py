@@ -26,9 +26,18 @@ from metatxn.horizons import HorizonPlace, SegmentHorizon
 from spark_connector.clients import client
 from spark_connector.errors import data_lost, one_line
 from spark_connector.horizons import Horizons, Looked, every_segment, starting_places
-from spark_connector.offsets import Lineage, Offset, Places, Readable, next_places, readable, shares
+from spark_connector.offsets import (
+    Lineage,
+    Offset,
+    Places,
+    Readable,
+    entered,
+    is_trimmed,
+    next_places,
+    readable,
+    shares,
+)
 from spark_connector.options import ReadOptions
-from spark_connector.places import order
 from spark_connector.segment_rows import SegmentRange, everything, rows, wanted_columns
 from spark_connector.topics import Topic, find_topic, find_topics, matching_topics
 from spark_connector.watch import Watch
@@ -142,7 +151,9 @@ class Planner:
             return Offset(places, start.read_up_to) if first or places != start.read_up_to else None
         self._idle_at = None
         ends = self._limited({each: horizons[each].end for each in found.news}, places, max_rows)
-        return Offset(next_places(places, found, ends, self._lineage, horizons), start.read_up_to)
+        begun = entered(found, ends, horizons)
+        after = next_places({**places, **begun}, found, ends, self._lineage)
+        return Offset(after, {**start.read_up_to, **begun})
 
     def _nothing_new(self, places: Places) -> bool:
         now = time.monotonic()
@@ -200,7 +211,7 @@ class Planner:
                 self._lost(segment, "it was deleted")
             elif segment not in self._lineage:
                 self._lost(segment, "its topic is not subscribed any more")
-            elif order(place) < order(looked.segments[segment].start):
+            elif is_trimmed(place, looked.segments[segment]):
                 self._lost(segment, f"entries behind {place} and up to {looked.segments[segment].start} were trimmed")
                 kept[segment] = looked.segments[segment].start
             else:
@@ -243,9 +254,7 @@ class Planner:
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Of a batch that may have been planned long ago, by another process."""
-        begun = start.read_up_to
-        if start.since is None and end.since is not None:
-            begun = end.since  # the first batch: where Spark lets it begin now is not where it began then
+        begun = end.begun(start)
         topic_of = {each.id: topic for topic in self._topics for each in topic.segments}
         if not end.read_up_to.keys() <= topic_of.keys():
             self._refresh_topics()
@@ -259,10 +268,22 @@ class Planner:
             if segment not in topic_of:
                 self._lost(segment, "it was deleted")
                 continue
+            if after is None and (after := self._beginning(segment)) is None:
+                continue
             topic = topic_of[segment]
             columns = wanted_columns(self._schema, topic, self._options)
             found.append(SegmentRange(topic.name, segment, owners[segment], after, place, None, columns))
         return found
+
+    def _beginning(self, segment: str) -> str | None:
+        """Of a segment that is entered by a batch whose offset does not tell where: an earlier version has planned it.
+        None: it was deleted."""
+        looked = self._horizons.look({segment: HorizonPlace()})
+        if segment in looked.gone:
+            self._lost(segment, "it was deleted")
+            return None
+        self._without_lost({}, looked)
+        return looked.segments[segment].start
 
     # -- topics ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 Without `txnId` the write is a transaction of its own, begun on the driver and committed with the list of task
 attempts that won. With `txnId` it is a part of a transaction someone else ends: the winners are remembered beside its
-header, so that whoever commits need not know them.
+header, so that whoever commits need not know them. That there is such a list is remembered before any task sends a row:
+from then on attempts are void unless their job has said otherwise, whatever becomes of the job, of its driver, and of
+what its `abort()` would have asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from spark_connector.messages import Written, winners
 from spark_connector.options import WriteOptions
 from spark_connector.table_writes import TableWrites, drain, fitting_schema, new_writer
 
+NOBODY = "nobody of a Spark job"
+"""A writer that never sends anything. Once it is remembered, only writers that are remembered count."""
+
 
 class BatchWriter(DataSourceArrowWriter):
     """Made on the driver when the job starts; the same one, pickled, writes in the tasks and commits."""
@@ -31,6 +36,8 @@ class BatchWriter(DataSourceArrowWriter):
         self._schema = schema
         self._own = options.txn_id is None
         self._txn_id = options.txn_id or self._begin()
+        if not self._own and not options.already_committed:
+            self._attach().remember_writers([NOBODY])
 
     def _begin(self) -> str:
         return client(self._options.service).begin(timeout_ms=self._options.timeout_ms).id
@@ -61,25 +68,19 @@ class BatchWriter(DataSourceArrowWriter):
             assert len(written) == len(messages), "every task of a committed job gives a message"
             if self._own:
                 self._attach().commit(writers=winners(written))
-            else:
-                # With no writer remembered at all the commit would count every attempt, so an empty DataFrame
-                # names a writer too, one that has sent nothing.
-                self._attach().remember_writers(winners(written) or [new_writer()])
+            elif counting := winners(written):
+                self._attach().remember_writers(counting)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        if self._options.already_committed:
+        """Whoever owns the transaction may still commit what else is in it; nothing of this job counts there."""
+        if not self._own:
             return
         with one_line():
             try:
-                if self._own:
-                    self._attach().abort(reason="the Spark job failed")
-                else:
-                    # Whoever owns the transaction may still commit what else is in it. A remembered writer makes
-                    # its list one that counts, and the attempts of this job are not on it.
-                    self._attach().remember_writers([new_writer()])
-            except (metatxn.InvalidTransactionState, metatxn.TransactionConflict, metatxn.ExpiredTransaction):
+                self._attach().abort(reason="the Spark job failed")
+            except (metatxn.InvalidTransactionState, metatxn.ExpiredTransaction):
                 # It is decided already. Spark calls abort() also after a commit() whose answer was lost, and such a
-                # commit stays; an aborted transaction takes no writers, and needs none.
+                # commit stays.
                 return
 
     def _attach(self) -> metatxn.Transaction:

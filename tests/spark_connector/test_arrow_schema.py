@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -30,6 +32,9 @@ from pyspark.sql.types import (
 
 import metatxn
 from spark_connector import arrow_schema
+from spark_connector.options import read_options
+from spark_connector.segment_rows import wanted_columns
+from spark_connector.topics import Topic
 
 
 def dataframe(nullable: bool) -> StructType:
@@ -148,6 +153,123 @@ def test_further_columns_come_behind_those_of_the_topic() -> None:
     given = of(pa.field("new", pa.large_string(), nullable=False), *reversed(list(topic)))
     arrow_schema.check_fits(given, "orders", topic)
     assert arrow_schema.with_added(topic, given) == of(*topic, pa.field("new", pa.string()))
+
+
+# -- nothing is changed or dropped in silence ----------------------------------------------------------------------
+
+UNITS = st.sampled_from(["s", "ms", "us", "ns"])
+LEAVES = st.one_of(
+    st.sampled_from([pa.int8(), pa.uint16(), pa.uint64(), pa.float16(), pa.bool_(), pa.string(), pa.large_binary()]),
+    st.sampled_from([pa.date32(), pa.date64(), pa.time32("ms"), pa.time64("us"), pa.string_view(), pa.binary(2)]),
+    st.builds(pa.timestamp, UNITS, st.sampled_from([None, "UTC", "Europe/Berlin"])),
+    st.builds(pa.duration, UNITS),
+    st.builds(pa.decimal128, st.integers(1, 38), st.just(1)),
+    st.sampled_from([pa.decimal256(50, 2), pa.month_day_nano_interval(), pa.dictionary(pa.int8(), pa.string())]),
+)
+TYPES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(pa.list_, inner),
+        st.builds(pa.large_list, inner),
+        st.builds(lambda kind: pa.struct([("x", kind)]), inner),
+        st.builds(lambda kind: pa.map_(pa.string(), kind), inner),
+    ),
+    max_leaves=2,
+)
+NUMBERS = st.one_of(st.integers(-3, 3), st.sampled_from([86_400_000, 1_001_000, 2**53, -(2**40)]))
+
+
+def cell(kind: pa.DataType, number: int) -> Any:
+    """A value of this type, as Python has it: its smallest unit counts."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [cell(kind.value_type, number)]
+    if pa.types.is_struct(kind):
+        return {"x": cell(kind.field(0).type, number)}
+    if pa.types.is_map(kind):
+        return [("k", cell(kind.item_type, number))]
+    try:
+        return pa.scalar(number, pa.int64()).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=TYPES, number=NUMBERS)
+def test_spark_is_given_what_is_in_a_topic_or_an_error_that_names_the_column(kind: pa.DataType, number: int) -> None:
+    schema = of(pa.field("c", kind))
+    batch = pa.RecordBatch.from_arrays([pa.array([cell(kind, number), None], kind)], schema=schema)
+    found = refused = None
+    try:
+        found = arrow_schema.conform(batch, arrow_schema.expected_by_spark(arrow_schema.to_spark(schema)))
+    except metatxn.SchemaMismatch as error:
+        refused = error
+    if found is not None:
+        assert found.column("c").cast(kind).equals(batch.column("c"))
+    if refused is not None:
+        assert refused.members["columns"] == ["c"] and "column c" in refused.detail
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.duration("ns")])
+def test_nanoseconds_are_read_as_numbers(kind: pa.DataType) -> None:
+    schema = of(pa.field("at", kind))
+    batch = pa.RecordBatch.from_arrays([pa.array([1_000_000_001, None], kind)], schema=schema)
+    with pytest.raises(metatxn.SchemaMismatch, match=r"column at of type .*\[ns.* has a value that .*\[us") as raised:
+        arrow_schema.conform(batch, arrow_schema.expected_by_spark(arrow_schema.to_spark(schema)))
+    assert "Read it as a number" in raised.value.action
+    wanted = StructType([StructField("at", LongType())])
+    topic = Topic("t", schema, ())
+    options = read_options({"url": "http://127.0.0.1:1", "subscribe": "t"}, None)
+    assert wanted_columns(wanted, topic, options) == schema
+    assert arrow_schema.conform(batch, arrow_schema.expected_by_spark(wanted))["at"].to_pylist() == [
+        1_000_000_001,
+        None,
+    ]
+    with pytest.raises(metatxn.SchemaMismatch, match="column at is read as string, the topic has"):
+        wanted_columns(StructType([StructField("at", StringType())]), topic, options)
+
+
+def test_a_column_that_spark_cannot_read_is_no_obstacle_to_the_others() -> None:
+    topic = Topic("t", of(pa.field("a", pa.month_day_nano_interval()), pa.field("b", pa.decimal256(50, 2))), ())
+    topic = Topic("t", topic.declared.append(pa.field("c", pa.int64())), ())
+    options = read_options({"url": "http://127.0.0.1:1", "subscribe": "t"}, None)
+    with pytest.raises(
+        metatxn.SchemaMismatch, match="column a of type month_day_nano_interval cannot be read by Spark"
+    ):
+        arrow_schema.to_spark(topic.declared)
+    with pytest.raises(metatxn.SchemaMismatch, match="column b of type decimal256"):
+        wanted_columns(StructType([StructField("b", StringType())]), topic, options)
+    assert wanted_columns(StructType([StructField("c", LongType())]), topic, options).names == ["c"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        StringType("UNICODE_CI"),
+        ArrayType(StringType("UNICODE_CI")),
+        MapType(StringType("UNICODE_CI"), LongType()),
+        MapType(LongType(), StringType("UNICODE_CI")),
+        StructType([StructField("x", StringType("UNICODE_CI"))]),
+    ],
+)
+def test_a_collation_is_not_dropped_in_silence(kind: DataType) -> None:
+    """Who reads may give one: it says how Spark compares, and nothing of what is in the topic."""
+    schema = StructType([StructField("id", LongType()), StructField("name", kind)])
+    with pytest.raises(
+        metatxn.SchemaMismatch, match="column name has the collation UNICODE_CI, and a topic keeps none"
+    ):
+        arrow_schema.to_send(schema)
+    topic = Topic("t", arrow_schema.of_dataframe(schema), ())
+    options = read_options({"url": "http://127.0.0.1:1", "subscribe": "t"}, None)
+    assert wanted_columns(schema, topic, options) == topic.declared
+
+
+@pytest.mark.timeout(60)
+def test_twenty_thousand_columns_are_compared_at_once() -> None:
+    """A fifth of a second; comparing each name with all of the others takes minutes."""
+    topic = of(*[pa.field(f"c{number}", pa.int64()) for number in range(20_000)])
+    given = of(pa.field("new", pa.int64()), *topic)
+    arrow_schema.check_fits(given, "orders", topic)
+    assert len(arrow_schema.with_added(topic, given)) == 20_001
 
 
 def test_double_and_long_stay_apart() -> None:

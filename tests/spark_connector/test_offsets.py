@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from metatxn.horizons import SegmentHorizon
-from spark_connector.offsets import Lineage, Offset, Places, next_places, readable, shares
+from spark_connector.offsets import Lineage, Offset, Places, entered, is_trimmed, next_places, readable, shares
 from spark_connector.options import OptionError
 from spark_connector.topics import Segment, Topic
 
@@ -51,15 +51,15 @@ class Log:
         horizons = self.horizons(places)
         found = readable(places, self.lineage, horizons)
         ends = {each: horizons[each].end for each in found.news}
-        after = next_places(places, found, ends, self.lineage, horizons) if found.news else places
-        begun = {name: place for name, place in places.items() if name in after}
+        begun = {**places, **entered(found, ends, horizons)}
+        after = next_places(begun, found, ends, self.lineage) if found.news else places
         return {
-            name: (_count(begun.get(name)), _count(place)) for name, place in after.items() if begun.get(name) != place
+            name: (_count(begun[name]), _count(place)) for name, place in after.items() if begun[name] != place
         }, after
 
 
-def _count(place: str | None) -> int:
-    return int(place.split(":")[1]) + 1 if place else 0
+def _count(place: str) -> int:
+    return int(place.split(":")[1]) + 1
 
 
 def test_the_children_of_a_split_take_over_without_an_empty_batch() -> None:
@@ -70,7 +70,7 @@ def test_the_children_of_a_split_take_over_without_an_empty_batch() -> None:
     log.segment("b", 2, ("a",)).segment("c", 0, ("a",))
     read, places = log.batch(places)
     assert read == {"a": (3, 5)}, "first the parent to its end"
-    assert log.batch(places)[0] == {"b": (0, 2), "c": (0, 0)}
+    assert log.batch(places)[0] == {"b": (0, 2)}
     places = log.batch(places)[1]
     assert places == {"b": "1:1", "c": "1:-1"}, "and nobody looks at the parent again"
     assert log.batch(places) == ({}, places)
@@ -153,3 +153,23 @@ def test_an_offset_is_what_the_checkpoint_says() -> None:
     assert Offset({"s": "1:2"}).to_json() == {"read_up_to": {"s": "1:2"}}
     with pytest.raises(OptionError, match="Option checkpointLocation leads to offsets of another source"):
         Offset.from_json({"logOffset": 7})
+
+
+def test_a_batch_begins_where_it_was_planned_to() -> None:
+    """In segments that it enters too. Spark says where it lets a batch begin; of the first one it knows no more than
+    where it would begin now; and earlier versions did not tell where they entered a segment."""
+    places = {"a": "1:2"}
+    assert Offset({"b": "1:5"}, {**places, "b": "1:-1"}).begun(Offset(places, {})) == {"a": "1:2", "b": "1:-1"}
+    assert Offset({"a": "1:9"}, {"a": "1:4"}).begun(Offset({"a": "1:7"})) == {"a": "1:4"}
+    assert Offset({"a": "1:9"}).begun(Offset({"a": "1:7"})) == {"a": "1:7"}
+    assert Offset({"b": "1:5"}, places).begun(Offset(places, {})) == places
+
+
+def test_what_is_gone_was_trimmed() -> None:
+    """A segment that held nothing begins further on after each start of its broker: that is no loss."""
+    moved = SegmentHorizon(start="2:-1", end="2:-1")
+    assert not is_trimmed("1:-1", moved)
+    trimmed = SegmentHorizon(start="5:-1", end="5:3", trimmed=True, trimmed_up_to="1:7")
+    assert is_trimmed("1:6", trimmed) and not is_trimmed("1:7", trimmed) and not is_trimmed("3:-1", trimmed)
+    from_before = SegmentHorizon(start="5:-1", end="5:3", trimmed=True)
+    assert is_trimmed("1:7", from_before) and not is_trimmed("5:-1", from_before)

@@ -5,14 +5,17 @@ Method: real DataFrames through a real service, and back.
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import metatxn
+from spark_connector.datasource import MetatxnDataSource
 from spark_connector.options import read_options
-from spark_connector.reader import dataframe_schema
+from spark_connector.reader import BatchReader, dataframe_schema
 from spark_connector.stream_reader import StreamReader
 from tests.spark_connector.conftest import TopicFactory
 from tests.spark_connector.helpers import column, open_transactions
@@ -96,4 +99,40 @@ def test_rows_of_ten_megabytes_and_one_that_is_too_large(
     with pytest.raises(PySparkException, match="PAYLOAD_TOO_LARGE"):
         save(rows(1, 17), url, name)
     assert column(client, name) == [0, 1]
+    assert not open_transactions(client)
+
+
+# -- without a Spark ---------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_that_spark_cannot_hold_is_named(url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    """Nanoseconds are not rounded in silence: the entry is named, and all of it can be read as numbers."""
+    name = topic(segments=1)
+    for at in (1_000, 2_000, 2_001, 3_000):
+        with client.transaction() as txn, client.table_writer(name, txn) as writer:
+            writer.write(pa.table({"at": pa.array([at], pa.timestamp("ns"))}))
+    (segment,) = client.topic(name).segments
+    wrong = client.read_frames(segment.segment).frames[2].position
+    options = read_options({"url": url, "subscribe": name}, "batch")
+
+    def read(schema: StructType) -> list[object]:
+        reader = BatchReader(options, schema)
+        (partition,) = reader.partitions()
+        return [value for batch in reader.read(partition) for value in batch.column("at").to_pylist()]
+
+    with pytest.raises(
+        metatxn.SchemaMismatch, match=rf"SCHEMA_MISMATCH: at {wrong} of {segment.segment}: column at of"
+    ):
+        read(dataframe_schema(options))
+    assert read(StructType([StructField("at", LongType())])) == [1_000, 2_000, 2_001, 3_000]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_collation_is_refused_before_anything_begins(
+    url: str, client: metatxn.Client, topic: TopicFactory, streams: bool
+) -> None:
+    source = MetatxnDataSource({"url": url, "topic": topic()})
+    schema = StructType([StructField("name", StringType("UNICODE_CI"))])
+    with pytest.raises(metatxn.SchemaMismatch, match="SCHEMA_MISMATCH: column name has the collation UNICODE_CI"):
+        (source.streamWriter if streams else source.writer)(schema, False)
     assert not open_transactions(client)

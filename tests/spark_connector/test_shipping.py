@@ -59,6 +59,13 @@ def test_an_installed_wheel_is_enough(wheel: Path, url: str, tmp_path: Path) -> 
     assert {Path(file).is_relative_to(tmp_path / "environment") for file in said["driver"] + said["task"]} == {True}
 
 
+def test_what_make_setup_has_installed_is_enough_from_anywhere(url: str, tmp_path: Path) -> None:
+    """The job runs in another directory than the checkout."""
+    said = _run([str(SPARK_HOME / "bin" / "spark-submit")], Path(sys.executable), url, tmp_path)
+    assert said["read"] == list(range(20))
+    assert {Path(file).is_relative_to(ROOT) for file in said["driver"] + said["task"]} == {True}
+
+
 def test_a_wheel_that_is_sent_along_is_enough_but_for_reading_streams(wheel: Path, url: str, tmp_path: Path) -> None:
     """Spark shows what was sent along to tasks and to those who plan, but for the one that plans streams."""
     python = _environment(tmp_path / "environment")
