@@ -76,6 +76,13 @@ class SimulatedBucket(Bucket):
             lambda: {name: len(content[name]) for name in sorted(content) if name.startswith(prefix)}
         )
 
+    async def put(self, name: str, content: bytes) -> None:
+        await self._may_fail(f"put {name}")
+        await self._travel(lambda: self._objects.content.update({name: bytes(content)}))
+
+    async def directories(self, directory: str) -> list[str]:
+        return sorted({name.removeprefix(f"{directory}/").split("/")[0] for name in await self.sizes(directory)})
+
     async def delete(self, names: Sequence[str]) -> None:
         await self._may_fail("delete")
         for name in names:

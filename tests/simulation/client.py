@@ -17,11 +17,11 @@ from urllib.parse import quote
 
 from participants.api.models import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
 from participants.ledger.frames import decode_all
-from tests.simulation.history import Seen
+from tests.simulation.history import Begun, History, Seen, connection
 from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
 from tests.simulation.world import World
 
-_PATIENCE_S = 25.0
+PATIENCE_S = 25.0
 _JSON = {"content-type": "application/json"}
 _BYTES = {"content-type": "application/octet-stream"}
 
@@ -29,13 +29,15 @@ _BYTES = {"content-type": "application/octet-stream"}
 class Refused(Exception):
     """This attempt certainly did nothing. `code` of the contract's table; UNREACHABLE when nobody listened at all.
 
-    `doubtful`: the answer to an earlier attempt was lost, and of that one nobody knows.
+    `doubtful`: the answer to an earlier attempt was lost, and of that one nobody knows. `holder`: the transaction that
+    is in the way.
     """
 
-    def __init__(self, code: str, detail: str, *, doubtful: bool) -> None:
+    def __init__(self, code: str, detail: str, *, doubtful: bool, holder: str | None = None) -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.doubtful = doubtful
+        self.holder = holder
 
 
 class Doubtful(Exception):
@@ -75,7 +77,13 @@ class Horizon:
 
 class Client:
     def __init__(
-        self, world: World, network: Network, coordinators: list[str], brokers: list[str], random: Random
+        self,
+        world: World,
+        network: Network,
+        coordinators: list[str],
+        brokers: list[str],
+        random: Random,
+        history: History,
     ) -> None:
         self._world = world
         self._network = network
@@ -84,6 +92,7 @@ class Client:
         self._owners: dict[str, str] = {}
         """Of each segment the broker that has answered last."""
         self._random = random
+        self._history = history
         self.layouts: dict[str, list[SegmentPlace]] = {}
         """Of each topic as it was when this client looked last: parents before their children."""
 
@@ -91,13 +100,22 @@ class Client:
 
     async def begin(self, timeout_ms: int) -> str:
         """A call that is repeated may leave a transaction that nobody knows; its timeout ends it."""
-        answer = await self._ask("POST", self._coordinators, "/v1/txns", body={"timeout_ms": timeout_ms})
-        txn_id: str = answer.json()["txn_id"]
+        by = f"{self._random.getrandbits(64):016x}"
+        header = await self._begin(by, {"timeout_ms": timeout_ms})
+        txn_id: str = header["txn_id"]
         return txn_id
+
+    async def _begin(self, by: str, body: dict[str, Any]) -> dict[str, Any]:
+        body["properties"] = {"by": by}
+        answer = await self._ask("POST", self._coordinators, "/v1/txns", body=body)
+        header: dict[str, Any] = answer.json()
+        if not header.get("already_committed"):
+            self._history.answered_begins.append(Begun(header["txn_id"], by, header.get("properties", {}).get("by")))
+        return header
 
     async def commit(self, txn_id: str, writers: tuple[str, ...] | None, *, patient: bool) -> dict[str, Any]:
         body = {} if writers is None else {"writers": list(writers)}
-        return await self._at_transaction(txn_id, "commit", body, patience_s=_PATIENCE_S if patient else 0.0)
+        return await self._at_transaction(txn_id, "commit", body, patience_s=PATIENCE_S if patient else 0.0)
 
     async def abort(self, txn_id: str) -> dict[str, Any]:
         return await self._at_transaction(txn_id, "abort", {})
@@ -112,7 +130,7 @@ class Client:
         await self._at_transaction(txn_id, "writers", {"add": list(writers)})
 
     async def _at_transaction(
-        self, txn_id: str, action: str, body: dict[str, Any], patience_s: float = _PATIENCE_S
+        self, txn_id: str, action: str, body: dict[str, Any], patience_s: float = PATIENCE_S
     ) -> dict[str, Any]:
         path = f"/v1/txns/{txn_id}/{action}"
         answer = await self._ask("POST", self._coordinators, path, body=body, patience_s=patience_s)
@@ -128,9 +146,11 @@ class Client:
 
     async def begin_version(self, key: str, epoch: int, version: int, timeout_ms: int) -> dict[str, Any]:
         body = {"transaction_key": key, "epoch": epoch, "version": version, "timeout_ms": timeout_ms}
-        answer = await self._ask("POST", self._coordinators, "/v1/txns", body=body)
-        header: dict[str, Any] = answer.json()
-        return header
+        return await self._begin(f"{connection(key, epoch)} for version {version}", body)
+
+    async def begin_unconnected(self, key: str, timeout_ms: int) -> dict[str, Any]:
+        """Without an epoch."""
+        return await self._begin("somebody", {"transaction_key": key, "timeout_ms": timeout_ms})
 
     # -- subscriptions -----------------------------------------------------------------------------------------
 
@@ -153,9 +173,11 @@ class Client:
         messages: list[dict[str, Any]] = answer["messages"]
         return messages
 
-    async def acknowledge(self, topic: str, name: str, ids: list[str], txn_id: str) -> None:
+    async def acknowledge(
+        self, topic: str, name: str, ids: list[str], txn_id: str, patience_s: float = PATIENCE_S
+    ) -> None:
         body = {"kind": "individual", "message_ids": ids, "txn_id": txn_id}
-        await self._at_subscription(topic, name, "POST", "/acks", body)
+        await self._at_subscription(topic, name, "POST", "/acks", body, patience_s=patience_s)
 
     async def acknowledge_up_to(
         self, topic: str, name: str, segment: str, position: tuple[int, int], txn_id: str
@@ -173,10 +195,19 @@ class Client:
         await self._at_subscription(topic, name, "POST", "/redeliver", {"message_ids": ids})
 
     async def _at_subscription(
-        self, topic: str, name: str, method: str, action: str, body: dict[str, Any] | None, *, once: bool = False
+        self,
+        topic: str,
+        name: str,
+        method: str,
+        action: str,
+        body: dict[str, Any] | None,
+        *,
+        once: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> dict[str, Any]:
         path = f"/v1/topics/{quote(topic, safe='')}/subscriptions/{name}{action}"
-        answer = await self._ask(method, self._brokers, path, body=body, segment=f"home of {topic}", once=once)
+        home = f"home of {topic}"
+        answer = await self._ask(method, self._brokers, path, body=body, segment=home, once=once, patience_s=patience_s)
         said: dict[str, Any] = answer.json()
         return said
 
@@ -246,7 +277,7 @@ class Client:
         writer: str | None = None,
         producer: str | None = None,
         sequence: int,
-        patience_s: float = _PATIENCE_S,
+        patience_s: float = PATIENCE_S,
     ) -> tuple[str, tuple[int, int]]:
         """Segment and position of an entry with the payload's `key`.
 
@@ -316,7 +347,7 @@ class Client:
         content: bytes = b"",
         segment: str | None = None,
         once: bool = False,
-        patience_s: float = _PATIENCE_S,
+        patience_s: float = PATIENCE_S,
     ) -> Answer:
         """Send it until there is an answer that is not to be repeated. All calls here may be repeated.
 
@@ -345,11 +376,11 @@ class Client:
                 problem = answer.json()
                 if segment is not None and "owner_url" in problem:
                     self._owners[segment] = problem["owner_url"]
-                retriable = problem["retriable"] or not problem["definite"]
+                retriable = problem["retriable"] or (not problem["definite"] and answer.status >= 500)
                 definite = problem["definite"] and not answer.copied
             doubtful = doubtful or not definite
             if not retriable:
-                raise Refused(problem["code"], problem["detail"], doubtful=doubtful)
+                raise Refused(problem["code"], problem["detail"], doubtful=doubtful, holder=problem.get("holder"))
             if loop.time() >= deadline or (once and doubtful):
                 if doubtful:
                     raise Doubtful(problem["detail"])

@@ -17,12 +17,14 @@ from tests.simulation.network import Network
 from tests.simulation.processes import Process
 from tests.simulation.services import SimulatedBroker, SimulatedCoordinator
 from tests.simulation.store import StoreServer
+from tests.simulation.survivor import Survivor
 from tests.simulation.world import World
 
 COORDINATORS = ("coordinator-1", "coordinator-2")
 BROKERS = ("broker-1", "broker-2")
 MAX_SKEW_MS = 600_000
 _SUPERVISOR_PAUSE_S = (0.05, 4.0)
+_ID_BLOCK_SIZES = (5, 40, 10_000)
 
 
 class Service(Protocol):
@@ -84,6 +86,8 @@ class Cluster:
         self.objects = Objects(world) if world.generator("storage").random() < 0.5 else None
         """What brokers share; None: each has its own disk."""
         random = world.generator("skew")
+        self._id_block_size = world.generator("bounds").choice(_ID_BLOCK_SIZES)
+        self.survivor = Survivor(self.store, self._id_block_size)
         self._most_ms = most_ms = random.choice((0, 200, MAX_SKEW_MS))
         self.roles: dict[str, Role] = {}
         for name in (*COORDINATORS, *BROKERS):
@@ -102,7 +106,9 @@ class Cluster:
 
     def _maker(self, name: str) -> Callable[[Process], Service]:
         if name in COORDINATORS:
-            return lambda process: SimulatedCoordinator(self.store, self.network, process, 2 * self._most_ms)
+            return lambda process: SimulatedCoordinator(
+                self.store, self.network, process, 2 * self._most_ms, self._id_block_size
+            )
         place = self.objects or self.devices[name]
         return lambda process: SimulatedBroker(self.store, self.network, process, place)
 

@@ -15,6 +15,12 @@ from typing import Any
 from metastore.txn import paths
 from metastore.txn.records import GcHorizon, Header, TransactionKey
 from metastore.types import Changes, Event, Revision
+from tests.simulation.efforts import Effort
+
+
+def connection(key: str, epoch: int) -> str:
+    """How a client that has connected names itself in what it begins."""
+    return f"epoch {epoch} of {key}"
 
 
 class Outcome(StrEnum):
@@ -89,6 +95,15 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What a begin was answered with: `by` is the property that says who began it, and `asked` what the caller gave."""
+
+    txn_id: str
+    asked: str
+    by: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class HorizonSeen:
     """How far readers might go in a segment, told by a broker between two times."""
 
@@ -116,10 +131,25 @@ class Decision:
         return self.committed and (counted is None or writer is None or writer in counted)
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedAck:
+    """An acknowledgement that was refused because another transaction, `holder`, has the message. `floor` and
+    `at_revision` are the store's when it was asked and answered."""
+
+    client: str
+    txn_id: str
+    holder: str
+    floor: Revision
+    at_revision: Revision
+
+
 @dataclass(slots=True)
 class History:
     writes: list[Write] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
+    answered_begins: list[Begun] = field(default_factory=list)
+    efforts: list[Effort] = field(default_factory=list)
+    """Of each request to a coordinator."""
     reads: list[Read] = field(default_factory=list)
     snapshots: list[list[Read]] = field(default_factory=list)
     """Each is all pages of all segments at one revision."""
@@ -127,6 +157,8 @@ class History:
     """What everybody sees once the faults have stopped and everything is done."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     begun: dict[str, Revision] = field(default_factory=dict)
+    under_keys: dict[str, Header] = field(default_factory=dict)
+    """As they began, those under a transaction key."""
     closed: dict[str, float] = field(default_factory=dict)
     """When somebody was told first that a transaction is prepared or has ended: it takes nothing any more."""
     horizons: list[HorizonSeen] = field(default_factory=list)
@@ -136,6 +168,7 @@ class History:
     """The values it had, one after the other."""
     pipes: list[tuple[str, str]] = field(default_factory=list)
     """Topics of which the second has one output for each entry of the first, by the entry's id."""
+    refused_acks: list[RefusedAck] = field(default_factory=list)
     marks: str | None = None
     """The topic of marks: entries whose key names a segment and a place, up to which it was acknowledged with them."""
     mark_deletes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -205,3 +238,5 @@ class History:
             self.broken.append(f"{txn_id} was begun twice, again at {revision}")
         else:
             self.begun[txn_id] = revision
+            if header.key is not None:
+                self.under_keys[txn_id] = header

@@ -139,7 +139,7 @@ MUTANTS = (
         "gc-without-horizon",
         "5.7: the horizon is advanced before headers are deleted",
         "coordinator/gc_sweep.py",
-        "        await self._advance_horizon(max(record.version for _, record in headers))\n",
+        "        await self._advance_horizon(reached)\n",
         "",
     ),
     Mutant(
@@ -225,7 +225,7 @@ MUTANTS = (
         "lost-decision-is-refused",
         "5.11: a decision whose answer was lost is looked up, not denied",
         "coordinator/settling.py",
-        "            return await self._resolve(batch, make, lost)",
+        "            return await self._resolve(batch, lost)",
         "            from metastore.errors import StoreUnavailable\n\n"
         '            raise StoreUnavailable("no answer") from lost',
     ),
@@ -303,12 +303,63 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "ids-in-use-are-adopted",
+        "4: ids are never reused, so what began under a new id is somebody else's",
+        "coordinator/settling.py",
+        "                taken(unsent)\n                unsent = None\n",
+        "                found = (await self.store.get_many([unsent.checks[0].key])).records[unsent.checks[0].key]\n"
+        "                return unsent, Applied(found.version)\n",
+        others=(
+            Edit(
+                "coordinator/transactions.py",
+                "        return Begun(answers.describe(txn_id, header, revision), created=True)\n",
+                "        return Begun(await self.get(txn_id), created=True)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "an-id-in-use-is-tried-for-ever",
+        "5.15: a begin under a key whose id is in use takes another one, and ends",
+        _KEYS,
+        "                        self._ids.in_use([txn_id])\n                        txn_id = None\n",
+        "                        pass\n",
+        "keyed",
+        (
+            Edit(
+                "coordinator/patience.py",
+                "        if self.rounds >= LEAST_ROUNDS:\n",
+                "        self.rounds += 1\n        return True\n        if self.rounds >= LEAST_ROUNDS:\n",
+            ),
+        ),
+    ),
+    Mutant(
         "begin-under-any-epoch",
         "5.15: a stale epoch begins nothing",
         _KEYS,
-        "    if request.epoch is not None:\n        _refuse_other_epoch(held, request.epoch)\n",
-        "    if request.epoch is not None:\n",
+        "                live = _live_at(held, epoch)\n",
+        "                live = held.live or _live_at(held, epoch)\n",
         "keyed",
+    ),
+    Mutant(
+        "key-without-epoch-is-current",
+        "5.15: whoever begins under a key has connected, and knows its epoch",
+        "coordinator/transactions.py",
+        '        raise answers.invalid("epoch", "a begin under a transaction key needs the key\'s epoch", '
+        "action=_CONNECT_FIRST)\n",
+        "        pass\n",
+        "keyed",
+        (
+            Edit(
+                "coordinator/transactions.py",
+                "        if request.transaction_key is not None and request.epoch is not None:\n"
+                "            return await self.keys.begin(request, request.transaction_key, request.epoch)\n",
+                "        if request.transaction_key is not None:\n"
+                "            epoch = request.epoch\n"
+                "            if epoch is None:\n"
+                "                epoch = (await self.keys.get(request.transaction_key, request.owner)).epoch\n"
+                "            return await self.keys.begin(request, request.transaction_key, epoch)\n",
+            ),
+        ),
     ),
     Mutant(
         "version-committed-again",
@@ -359,6 +410,22 @@ MUTANTS = (
         "passing",
     ),
     Mutant(
+        "lost-ack-between-brokers-is-denied",
+        "5.10: an acknowledgement whose answer was lost between brokers is unknown",
+        "participants/broker/peers.py",
+        "    if reads:\n        return _unavailable(what, reason)\n",
+        "    if True:\n        return _unavailable(what, reason)\n",
+        "consume",
+    ),
+    Mutant(
+        "partial-conflict-is-definite",
+        "5.10: a refusal says whether other parts of the request were carried out",
+        "participants/partly.py",
+        "return final if nothing_done else final.partly()",
+        "return final",
+        "consume",
+    ),
+    Mutant(
         "intent-after-prepare",
         "5.1: a prepared transaction takes nothing more",
         "metastore/txn/store.py",
@@ -369,8 +436,16 @@ MUTANTS = (
         "gc-horizon-goes-back",
         "5.7: the horizon of collected decisions only moves forward",
         "coordinator/gc_sweep.py",
-        "GcHorizon.decode(record.value).revision < revision:",
-        "GcHorizon.decode(record.value).revision != revision:",
+        "wanted = known.joined(reached) if known else reached",
+        "wanted = reached",
+    ),
+    Mutant(
+        "aborted-holder-believed",
+        "5.10: an aborted transaction is in nobody's way, also before the mirror has heard of it",
+        "participants/subscription/share.py",
+        "                if not await refused.part.freed_by_abort(refused.holder):\n                    raise\n",
+        "                raise\n",
+        "marks",
     ),
     Mutant(
         "remembered-writers-ignored",

@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 from starlette.types import ASGIApp, Message
 
+from tests.simulation.efforts import EFFORT, Effort
 from tests.simulation.processes import Process
 from tests.simulation.world import World
 
@@ -94,6 +95,8 @@ class Network:
     def __init__(self, world: World) -> None:
         self._world = world
         self._servers: dict[str, _Server] = {}
+        self.efforts: list[Effort] = []
+        self._served: list[tuple[Process, Effort]] = []
 
     def listen(self, base: str, process: Process, app: ASGIApp) -> None:
         self._servers[base] = _Server(process, app)
@@ -131,6 +134,10 @@ class Network:
         finally:
             timer.cancel()
 
+    def under_way(self) -> list[str]:
+        """Requests that a living process is serving."""
+        return [effort.request for process, effort in self._served if process.alive]
+
     def _arrive(self, request: Request, answer: asyncio.Future[Answer]) -> None:
         parts = urlsplit(request.url)
         server = self._servers.get(f"{parts.scheme}://{parts.netloc}")
@@ -145,7 +152,12 @@ class Network:
         server.process.spawn(self._serve(server, request, answer, broken), f"{request.method} {parts.path}")
 
     async def _serve(self, server: _Server, request: Request, answer: asyncio.Future[Answer], broken: Any) -> None:
-        given = await ask(server.app, request)
+        effort = Effort(f"{request.method} {request.url}")
+        EFFORT.set(effort)
+        self.efforts.append(effort)
+        self._served.append((server.process, effort))
+        given = await ask(server.app, request, answer)
+        self._served.remove((server.process, effort))
         server.process.on_death.remove(broken)
         world = self._world
         if world.faults.happens("net_lost_reply"):
@@ -157,15 +169,17 @@ class Network:
         world.later(world.faults.delay_s("net_slow"), _give, answer, given)
 
 
-async def ask(app: ASGIApp, request: Request) -> Answer:
-    """One request to an application, as a server makes it."""
+async def ask(app: ASGIApp, request: Request, waits: asyncio.Future[Answer]) -> Answer:
+    """One request to an application, as a server makes it, whose client hangs up when it no longer `waits`."""
     status, headers, chunks = 0, {}, []
     sent = False
 
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await asyncio.get_running_loop().create_future()  # nobody hangs up
+            if not waits.done():
+                await asyncio.wait([waits])
+            return {"type": "http.disconnect"}
         sent = True
         return {"type": "http.request", "body": request.body, "more_body": False}
 

@@ -25,7 +25,7 @@ from tests.simulation.loop import Stuck
 from tests.simulation.memory import transactions_in
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import LATE_S, TIMEOUT_S
-from tests.simulation.services import RECONCILE_INTERVAL_MS, SimulatedBroker
+from tests.simulation.services import RECONCILE_INTERVAL_MS, SURVEY_INTERVAL_MS, SimulatedBroker
 from tests.simulation.workloads import WORKLOADS
 from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.layout import Layout
@@ -39,6 +39,8 @@ LOOK_EVERY_S = 2.0
 CHECK_LAWS_EVERY_S = 7.0
 _LOOKS = 40
 _BETWEEN_LOOKS_S = 0.25
+_FORGOTTEN_WITHIN_S = max(2 * RECONCILE_INTERVAL_MS, 1.2 * SURVEY_INTERVAL_MS) / 1000
+"""What is gone from the store is forgotten by everybody's next look."""
 TEMPORARY = (paths.HEADERS, paths.LEASES, paths.PREPARED, paths.REMEMBERED_WRITERS, paths.OPS, "/idx/")
 """Nothing stays below these."""
 TRANSACTIONS = "transactions"
@@ -157,6 +159,8 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
             for workload in workloads:
                 await workload.finish()
             await asyncio.sleep(TIMEOUT_S + LATE_S)  # what is late arrives
+            await _until(lambda: not cluster.network.under_way())
+            cluster.survivor.end()
             for workload in workloads:
                 await workload.drain()
             await _until(lambda: set(history.begun) == set(history.decisions))
@@ -167,8 +171,9 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
                 await workload.read_everything()
     except TimeoutError:
         raise Unfinished(_what_is_left(cluster)) from None
-    await asyncio.sleep(2 * RECONCILE_INTERVAL_MS / 1000)
+    await asyncio.sleep(_FORGOTTEN_WITHIN_S)
     history.left |= _memory(cluster, history)
+    history.efforts = [effort for effort in cluster.network.efforts if "//coordinator-" in effort.request]
     await _check_laws(cluster, history)
 
 
@@ -214,7 +219,8 @@ def _what_is_left(cluster: Cluster) -> str:
     left = _leftovers(cluster)
     not_serving = [role.name for role in cluster.roles.values() if not role.started.is_set()]
     why = {name: broker.not_ready for name, broker in _brokers(cluster)}
-    return f"not serving: {not_serving}, not ready: {why}, {len(left)} records left: {left[:10]}"
+    asked = cluster.network.under_way()
+    return f"not serving: {not_serving}, not ready: {why}, asked: {asked}, {len(left)} records left: {left[:10]}"
 
 
 def _memory(cluster: Cluster, history: History) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tests.simulation.network import Network
 from tests.simulation.processes import Process
 from tests.simulation.store import SimulatedStore, StoreServer
 from tests.simulation.transport import SimulatedTransport
+from tests.stand import Stand
 
 DATA_DIR = Path("/data")
 MAX_CLOCK_SKEW_MS = 500
@@ -45,23 +46,6 @@ RECONCILE_INTERVAL_MS = 5_000
 
 class Service(Protocol):
     async def start(self) -> None: ...
-
-
-class Stand:
-    """Stands for the object that serves in its place now. `parts` are attributes that are stood for likewise, because
-    the routes take them when they are made."""
-
-    def __init__(self, **parts: Stand) -> None:
-        self._parts = parts
-        self._for: Any = None
-
-    def stand_for(self, served: Any) -> None:
-        self._for = served
-        for name, part in self._parts.items():
-            part.stand_for(getattr(served, name))
-
-    def __getattr__(self, name: str) -> Any:
-        return self._parts.get(name) or getattr(self._for, name)
 
 
 _STANDS: dict[str, Stand] = {}
@@ -102,7 +86,9 @@ class InProcessServer(HttpServer):
 class SimulatedCoordinator(CoordinatorService):
     """`skew_ms`: how far the clocks of two processes may be apart."""
 
-    def __init__(self, server: StoreServer, network: Network, process: Process, skew_ms: int) -> None:
+    def __init__(
+        self, server: StoreServer, network: Network, process: Process, skew_ms: int, id_block_size: int
+    ) -> None:
         self._name = process.name
         super().__init__(
             SimulatedStore(server, process),
@@ -112,6 +98,7 @@ class SimulatedCoordinator(CoordinatorService):
             gc_interval_ms=GC_INTERVAL_MS,
             gc_retention_ms=GC_RETENTION_MS + skew_ms,
             survey_interval_ms=SURVEY_INTERVAL_MS,
+            id_block_size=id_block_size,
         )
         self._server = InProcessServer(network, process, self.app, f"http://{process.name}")
 

@@ -39,6 +39,7 @@ from metastore.types import (
     WatchItem,
 )
 from metastore.watches import ChangeLog, Written
+from tests.simulation.efforts import EFFORT
 from tests.simulation.processes import Process
 from tests.simulation.world import World
 
@@ -275,6 +276,8 @@ class SimulatedStore(StoredIndexes):
         self._assert_open()
         self.refuse_unfit(batch)
         self.group_sent(1)
+        if (effort := EFFORT.get()) is not None:
+            effort.writes += 1
         return await self._call(lambda: run_now(self.server.truth.apply(batch)), _describe(batch), batch.puts, batch)
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
@@ -337,6 +340,7 @@ class SimulatedStore(StoredIndexes):
         return arrival - now
 
     def _assert_open(self) -> None:
+        super()._assert_open()
         if self._closed:
             raise StoreClosed("this store is closed")
 

@@ -14,7 +14,20 @@ import pytest
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from tests.simulation.checkers import CHECKERS, judge
-from tests.simulation.history import Decision, End, History, HorizonSeen, Outcome, Read, Seen, Write
+from tests.simulation.efforts import Effort
+from tests.simulation.history import (
+    Begun,
+    Decision,
+    End,
+    History,
+    HorizonSeen,
+    Outcome,
+    Read,
+    RefusedAck,
+    Seen,
+    Write,
+    connection,
+)
 
 TOPIC, MARKS = "public/default/t", "public/default/marks"
 SEGMENT, MARKS_SEGMENT = "segment://public/default/t/0000-ffff-0", "segment://public/default/marks/0000-ffff-0"
@@ -58,6 +71,10 @@ def true_story() -> History:
         T3: Decision(header(TxnState.ABORTED), 30),
     }
     history.epochs = {"nightly": [(1, 1)]}
+    by = {"by": f"{connection('nightly', 1)} for version 1"}
+    history.under_keys = {T1: header(TxnState.OPEN, key="nightly", epoch=1, properties=by)}
+    history.answered_begins = [Begun(T1, "client", "client")]
+    history.efforts = [Effort("POST /v1/txns", writes=20)]
     history.ends = [End(T1, True, "client", outcome=Outcome.OK), End(T2, True, "client", ("w",), outcome=Outcome.OK)]
     history.closed = {T1: 5.0, T2: 6.0, T3: 7.0}
     history.collected = {T1: (40, 30), T2: (41, 30), T3: (42, 30)}
@@ -75,6 +92,8 @@ def true_story() -> History:
         read([mark], segment=MARKS_SEGMENT),
     ]
     history.marks, history.mark_deletes = MARKS, {SEGMENT: (1, 1)}
+    history.refused_acks = [RefusedAck("client", T1, T3, 29, 31), RefusedAck("client", T1, T3, 41, 42)]
+    history.refused_acks.append(RefusedAck("client", T3, T2, 21, 22))
     history.horizons = [HorizonSeen(SEGMENT, "http://b", 1, 2, (1, 0)), HorizonSeen(SEGMENT, "http://b", 3, 4, (1, 1))]
     return history
 
@@ -88,6 +107,14 @@ Lie = Callable[[History], object]
 
 def second_decision(history: History) -> None:
     history.broken.append("decided twice")
+
+
+def transaction_of_somebody_else(history: History) -> None:
+    history.answered_begins.append(Begun(T1, "client", "rival"))
+
+
+def endless_request(history: History) -> None:
+    history.efforts.append(Effort("POST /v1/txns", writes=1_000))
 
 
 def aborted_entry(history: History) -> None:
@@ -136,6 +163,11 @@ def opposite_end_answered(history: History) -> None:
     history.ends.append(End(T1, False, "rival", outcome=Outcome.OK))
 
 
+def refused_because_of_an_aborted_one(history: History) -> None:
+    """The true story has one that was refused while that was open, and one when it was collected."""
+    history.refused_acks.append(RefusedAck("client", T2, T3, 30, 31))
+
+
 def refused_and_done(history: History) -> None:
     history.ends[0].outcome = Outcome.FAILED
 
@@ -155,6 +187,10 @@ def version_again(history: History) -> None:
 
 def under_a_stale_epoch(history: History) -> None:
     history.epochs["nightly"].append((15, 2))
+
+
+def begun_by_who_has_not_connected(history: History) -> None:
+    history.under_keys[T2] = header(TxnState.OPEN, key="nightly", epoch=1, properties={"by": "somebody"})
 
 
 def reader_is_sent_back(history: History) -> None:
@@ -183,6 +219,7 @@ def left_in_memory(history: History) -> None:
 
 LIES: dict[str, list[Lie]] = {
     "one decision": [second_decision],
+    "a begin answers its own transaction": [transaction_of_somebody_else],
     "no aborted read": [aborted_entry],
     "no early read": [entry_before_its_decision],
     "no cycle of reads": [read_from_each_other],
@@ -193,9 +230,11 @@ LIES: dict[str, list[Lie]] = {
     "snapshot sums": [half_a_snapshot],
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
+    "no request tries for ever": [endless_request],
     "acknowledged exactly when there is an output": [input_without_output],
     "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
-    "fencing": [version_again, under_a_stale_epoch],
+    "refused only for what was so": [refused_because_of_an_aborted_one],
+    "fencing": [version_again, under_a_stale_epoch, begun_by_who_has_not_connected],
     "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
     "nothing is left": [left_in_memory],
 }

@@ -18,7 +18,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from participants.api.routes import router
 from participants.service import BrokerService
-from tests.simulation.services import Stand
+from tests.stand import Stand
 
 
 def _calls(dependant: Dependant) -> Iterator[object]:

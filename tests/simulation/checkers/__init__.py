@@ -14,6 +14,7 @@ from tests.simulation.checkers import (
     consumption,
     cycles,
     early_reads,
+    efforts,
     ends,
     fencing,
     horizons,
@@ -22,6 +23,8 @@ from tests.simulation.checkers import (
     lost_writes,
     marks,
     order,
+    own_transactions,
+    refusals,
     repeated_writes,
     snapshots,
 )
@@ -29,6 +32,7 @@ from tests.simulation.history import History
 
 CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "one decision": laws.check,
+    "a begin answers its own transaction": own_transactions.check,
     "no aborted read": aborted_reads.check,
     "no early read": early_reads.check,
     "no cycle of reads": cycles.check,
@@ -39,8 +43,10 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "snapshot sums": snapshots.check,
     "order": order.check,
     "ends are idempotent": ends.check,
+    "no request tries for ever": efforts.check,
     "acknowledged exactly when there is an output": consumption.check,
     "acknowledged up to the highest mark": marks.check,
+    "refused only for what was so": refusals.check,
     "fencing": fencing.check,
     "horizons never go back": horizons.check,
     "nothing is left": leftovers.check,

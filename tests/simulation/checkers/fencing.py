@@ -1,14 +1,19 @@
 """Under a transaction key each version is committed once, in the order of the versions, and never under an epoch that
-had been taken over when it was decided."""
+had been taken over when it was decided. Nobody begins under an epoch but who has connected at it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.simulation.history import History
+from tests.simulation.history import History, connection
 
 
 def check(history: History) -> Iterable[str]:
+    for txn_id, began in history.under_keys.items():
+        assert began.key is not None and began.epoch is not None
+        by = (began.properties or {}).get("by", "")
+        if not by.startswith(connection(began.key, began.epoch)):
+            yield f"{by} began {txn_id}, which is the right of {connection(began.key, began.epoch)}"
     last: dict[tuple[str | None, str], tuple[int, int]] = {}
     for txn_id, decision in sorted(history.decisions.items(), key=lambda item: item[1].revision):
         header = decision.header

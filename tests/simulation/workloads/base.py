@@ -46,7 +46,8 @@ class Workload(ABC):
 
     def client(self, random: Random) -> Client:
         cluster = self.cluster
-        return Client(self.world, cluster.network, cluster.coordinator_urls, cluster.broker_urls, random)
+        urls = cluster.coordinator_urls, cluster.broker_urls
+        return Client(self.world, cluster.network, *urls, random, self.history)
 
     def employ(self, name: str, kind: type[Actor]) -> None:
         """One more client process."""

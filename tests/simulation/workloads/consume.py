@@ -1,6 +1,8 @@
 """Consume, transform, produce: a consumer writes an output for each input and acknowledges it in the same transaction.
 
 So every input has exactly one output in the end, whoever of the consumers was killed, frozen, fenced or left behind.
+Some acknowledge first, ask only once, and believe what they are told: what was certainly refused they do without, and
+commit the transaction all the same.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ import base64
 import json
 from typing import Any
 
-from tests.simulation.client import Doubtful, Refused
+from tests.simulation.client import PATIENCE_S, Doubtful, Refused
 from tests.simulation.workloads.base import Actor, Workload
 
 PRODUCERS = 1
 CONSUMERS = 3
 SUBSCRIPTION = "packing"
 TIMEOUT_MS = (4_000, 20_000)
+BELIEVING = 0.3
+"""How many of the packings acknowledge first, and go on without what is refused."""
 
 
 class Consume(Workload):
@@ -83,10 +87,13 @@ class Packer(Actor):
             await asyncio.sleep(1)
             return 0
         txn_id = await self.client.begin(self.random.choice(TIMEOUT_MS))
-        works = [self._output(txn_id, message) for message in given]
-        works.append(self._acknowledge(txn_id, given))
         try:
-            await asyncio.gather(*works)
+            if self.random.random() < BELIEVING:
+                await self._pack_what_is_taken(txn_id, given)
+            else:
+                works = [self._output(txn_id, message) for message in given]
+                works.append(self._acknowledge(txn_id, given))
+                await asyncio.gather(*works)
         except (Refused, Doubtful):
             await self.end(txn_id, commit=False)
             await self.client.redeliver(workload.orders, SUBSCRIPTION, [each["message_id"] for each in given])
@@ -98,13 +105,30 @@ class Packer(Actor):
             await self.end(txn_id, commit=False)
         return len(given)
 
+    async def _pack_what_is_taken(self, txn_id: str, given: list[dict[str, Any]]) -> None:
+        """Of two halves those whose acknowledgement is not certainly refused."""
+        half = len(given) // 2 or 1
+        for part in given[:half], given[half:]:
+            if part and await self._takes(txn_id, part):
+                await asyncio.gather(*(self._output(txn_id, message) for message in part))
+
+    async def _takes(self, txn_id: str, given: list[dict[str, Any]]) -> bool:
+        """Whether the acknowledgement is taken, asked once. Raises when nobody can tell."""
+        try:
+            await self._acknowledge(txn_id, given, patience_s=0)
+        except Refused as refused:
+            if refused.doubtful:
+                raise
+            return False
+        return True
+
     async def _output(self, txn_id: str, message: dict[str, Any]) -> None:
         assert isinstance(self.workload, Consume)
         as_bytes = message.get("value_base64")
         order = message["value"] if as_bytes is None else json.loads(base64.b64decode(as_bytes))
         await self.write(self.workload.parcels, order["id"], 0, txn_id=txn_id)
 
-    async def _acknowledge(self, txn_id: str, given: list[dict[str, Any]]) -> None:
+    async def _acknowledge(self, txn_id: str, given: list[dict[str, Any]], patience_s: float = PATIENCE_S) -> None:
         assert isinstance(self.workload, Consume)
         ids = [message["message_id"] for message in given]
-        await self.client.acknowledge(self.workload.orders, SUBSCRIPTION, ids, txn_id)
+        await self.client.acknowledge(self.workload.orders, SUBSCRIPTION, ids, txn_id, patience_s=patience_s)

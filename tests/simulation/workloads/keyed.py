@@ -1,7 +1,8 @@
 """Drivers under one transaction key, as a job that is restarted: each version is to be written exactly once.
 
 A driver connects, which fences the one before, and goes on behind the last version that was committed. Drivers are
-killed and frozen; one that wakes up believes that it is still the only one. There are always several of them.
+killed and frozen; one that wakes up believes that it is still the only one. There are always several of them, and an
+operator who begins under the key without having connected, as whoever knows nothing but its name.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Keyed(Workload):
     def start(self) -> None:
         for number in range(DRIVERS):
             self.employ(f"driver-{number}", Driver)
+        self.employ("operator-of-the-key", Operator)
 
 
 class Driver(Actor):
@@ -66,3 +68,12 @@ class Driver(Actor):
                 return
             if self.workload.stopping:
                 return
+
+
+class Operator(Actor):
+    """Must not get in anybody's way."""
+
+    pause_s = 3.0
+
+    async def act(self) -> None:
+        await self.client.begin_unconnected(KEY, self.random.choice(TIMEOUT_MS))

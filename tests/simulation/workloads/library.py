@@ -18,7 +18,7 @@ from metatxn.errors import MetatxnError
 from metatxn.producer import AsyncProducer
 from metatxn.transaction import AsyncTransaction
 from tests.simulation.client import Doubtful, Refused, parse_position
-from tests.simulation.history import End, Outcome, Write
+from tests.simulation.history import Begun, End, Outcome, Write
 from tests.simulation.transport import SimulatedTransport
 from tests.simulation.workloads.base import Actor, Workload
 from tests.simulation.workloads.consume import CONSUMERS, PRODUCERS, SUBSCRIPTION, TIMEOUT_MS, Consume
@@ -130,7 +130,9 @@ class Packer(User):
             raise
 
     async def _pack(self, messages: list[Message]) -> None:
-        txn = await self.library.begin(self.random.choice(TIMEOUT_MS))
+        by = f"{self.random.getrandbits(64):016x}"
+        txn = await self.library.begin(self.random.choice(TIMEOUT_MS), properties={"by": by})
+        self.history.answered_begins.append(Begun(txn.id, by, ((txn.header and txn.header.properties) or {}).get("by")))
         if self.random.random() < 0.05:
             await self._fill(txn, messages)
             return  # nobody ends it

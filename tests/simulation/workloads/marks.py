@@ -1,14 +1,15 @@
 """Readers that mark how far they have read, in segments that are trimmed.
 
 Authors write to a log, in transactions of which many are aborted. Each reader writes a mark, the place to which it has
-read a segment, and acknowledges everything up to there in the same transaction. So in the end a subscription stands at
-the highest mark that was committed, whoever was refused, aborted, killed or late. Meanwhile the oldest entries are
-trimmed, and with them what is remembered of their transactions.
+read a segment, and acknowledges everything up to there in the same transaction; when it has aborted that, it sometimes
+does it again at once. So in the end a subscription stands at the highest mark that was committed, whoever was refused,
+aborted, killed or late. Meanwhile the oldest entries are trimmed, and with them what is known of their transactions.
 """
 
 from __future__ import annotations
 
 from tests.simulation.client import Refused
+from tests.simulation.history import RefusedAck
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 
 AUTHORS = 2
@@ -85,14 +86,32 @@ class Reader(Seeker):
         assert isinstance(self.workload, Marks)
         if (found := await self.seek()) is None:
             return
-        segment, position = found
+        while await self._mark(*found):
+            pass
+
+    async def _mark(self, segment: str, position: tuple[int, int]) -> bool:
+        """In a transaction of its own. Whether it was aborted and is to be done again at once, as the next run of a job
+        does."""
         workload, txn_id = self.workload, await self.client.begin(self.random.choice(TIMEOUT_MS))
+        assert isinstance(workload, Marks)
         mark = f"{segment} {position[0]}:{position[1]}"
         await self.write(workload.marks, mark, 0, txn_id=txn_id)
-        await self.client.acknowledge_up_to(workload.log, SUBSCRIPTION, segment, position, txn_id)
+        await self._acknowledge_up_to(segment, position, txn_id)
         fate = self.random.random()
         if fate < 0.9:
             await self.end(txn_id, commit=fate < 0.65)
+        return 0.75 < fate < 0.9
+
+    async def _acknowledge_up_to(self, segment: str, position: tuple[int, int], txn_id: str) -> None:
+        assert isinstance(self.workload, Marks)
+        store = self.workload.cluster.store
+        floor = store.revision
+        try:
+            await self.client.acknowledge_up_to(self.workload.log, SUBSCRIPTION, segment, position, txn_id)
+        except Refused as refused:
+            if refused.holder not in (None, txn_id):
+                self.history.refused_acks.append(RefusedAck(self.name, txn_id, refused.holder, floor, store.revision))
+            raise
 
 
 class Janitor(Seeker):

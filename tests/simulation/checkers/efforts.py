@@ -1,0 +1,14 @@
+"""No request tries for ever, whoever is in its way: what it asks of the store is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.simulation.efforts import MOST_WRITES
+from tests.simulation.history import History
+
+
+def check(history: History) -> Iterable[str]:
+    for effort in history.efforts:
+        if effort.writes > MOST_WRITES:
+            yield f"{effort.request} was {effort.writes} writes"
