@@ -51,8 +51,8 @@ contract: setup  ## Only the store contract suite, over every backend
 simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOAD=bank WORKERS=2; SEED=7 replays one, TRACE=file)
 	$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST) --keep-going $(if $(WORKERS),--workers $(WORKERS)) $(if $(PUBLISH),--publish))
 
-mutants: setup  ## Deliberate bugs, each of which the simulation has to find; writes their table
-	$(BIN)/python -m tests.simulation.mutants
+mutants: setup  ## Deliberate bugs, each of which a test or the simulation has to find; writes their table (NAME=one)
+	$(BIN)/python -m tests.mutants $(NAME)
 
 chaos: setup  ## Real processes are killed, frozen and cut off (MINUTES=10, MIX=etcd, SEED=7)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(MIX),--mix $(MIX)) $(if $(SEED),--seed $(SEED))

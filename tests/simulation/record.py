@@ -135,12 +135,11 @@ def _table(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def source_digest(root: Path, *parameters: object) -> str:
-    """Of these, and of all the source below `root` that decides what seeds find. The mutants change nothing of it."""
+    """Of these, and of all the source below `root` that decides what seeds find."""
     digest = blake2b(repr(parameters).encode(), digest_size=8)
     for package in _DECIDING:
         for path in sorted((root / package).rglob("*.py")):
-            if path.name != "mutants.py":
-                digest.update(path.read_bytes())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -63,7 +63,7 @@ def test_a_failure_does_not_stop_a_run_and_is_told_with_its_command(tmp_path: Pa
 
 
 def test_another_source_begins_anew(tmp_path: Path) -> None:
-    rule, mutants = tmp_path / "coordinator" / "ends.py", tmp_path / "tests" / "simulation" / "mutants.py"
+    rule, mutants = tmp_path / "coordinator" / "ends.py", tmp_path / "tests" / "mutants" / "protocol.py"
     for path in (rule, mutants):
         path.parent.mkdir(parents=True)
         path.write_text("")

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS, ROOT, Mutant
+from tests.mutants.guards import GUARDS
+from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.protocol import PROTOCOL
 from tests.simulation.workloads import WORKLOADS
+
+MUTANTS = (*PROTOCOL, *GUARDS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
@@ -28,6 +32,10 @@ def test_a_mutant_fits_the_source(mutant: Mutant, tmp_path: Path) -> None:
 
 
 def test_the_table_is_in_order() -> None:
-    """A name is one row, and its workload is run."""
+    """A name is one row, its workload is run, and its tests are there."""
     assert not [name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1]
     assert {mutant.workload for mutant in MUTANTS} <= {kind.name for kind in WORKLOADS}
+    for test in {test for mutant in GUARDS for test in mutant.tests}:
+        path, _, node = test.partition("::")
+        assert not node or f"def {node.partition('[')[0]}(" in (ROOT / path).read_text(), test
+        assert (ROOT / path).exists(), test

@@ -1,76 +1,15 @@
-"""Deliberate bugs, one for each rule that must not be broken: the simulation has to find every one of them.
+"""Rules of the protocol, each broken on purpose: seeds of the simulation have to find every one of them.
 
-    python -m tests.simulation.mutants              all of them; writes the table of docs/simulation.md
-    python -m tests.simulation.mutants NAME …       these, without writing
-
-Each is applied to a copy of the source, in which seeds are run until one fails, at most `SEEDS`. That seed must pass
-without the mutant: otherwise it has found a bug of ours, which comes first. A mutant whose text is not found exactly
-once is an error: the rule has moved, and the mutant must move with it (`test_mutants.py`). What was found of a mutant
-is kept in build/mutants under the digest of that very copy, so that a run which was cut off goes on where it was.
+`rule` begins with its place in DESIGN §5.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from tests.mutants.mutant import Edit, Mutant
 
-from tests.simulation.record import source_digest
-from tests.simulation.run import run_seed
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "simulation.md"
-KEPT = ROOT / "build" / "mutants"
-SEEDS = 200
-_PACKAGES = ("metastore", "service", "coordinator", "participants", "metatxn", "tests")
 _KEYS = "coordinator/transaction_keys.py"
-_BEGIN, _END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 
-
-class Edit(NamedTuple):
-    """`before` becomes `after` in the file at `path`."""
-
-    path: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """An edit. `rule` is what that breaks, with its place in DESIGN §5.
-
-    `workload` is the one that can show it; the others would only take their turns. `others` are the edits that take
-    away what also holds the rule, where two guards are meant to."""
-
-    name: str
-    rule: str
-    path: str
-    before: str
-    after: str
-    workload: str = "bank"
-    others: tuple[Edit, ...] = ()
-
-    @property
-    def edits(self) -> tuple[Edit, ...]:
-        return Edit(self.path, self.before, self.after), *self.others
-
-    def apply(self, root: Path) -> None:
-        """To the source at `root`."""
-        for edit in self.edits:
-            source = root / edit.path
-            text = source.read_text()
-            assert text.count(edit.before) == 1, f"{self.name}: {text.count(edit.before)} places in {edit.path}"
-            source.write_text(text.replace(edit.before, edit.after))
-
-
-MUTANTS = (
+PROTOCOL = (
     Mutant(
         "intent-without-header-guard",
         "5.1: an operation is created only while the header is open",
@@ -487,89 +426,3 @@ MUTANTS = (
         "library",
     ),
 )
-
-
-def main() -> int:
-    wanted = sys.argv[1:]
-    chosen = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted]
-    rows = []
-    missed = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutant, row in zip(chosen, pool.map(caught, chosen), strict=True):
-            rows.append(row)
-            if row is None:
-                missed.append(mutant.name)
-            _say(f"{mutant.name}: {f'{row[0]}, seed {row[1]}' if row else 'NOT CAUGHT'}")
-    if missed:
-        _say(f"not caught within {SEEDS} seeds: {', '.join(missed)}")
-        return 1
-    if not wanted:
-        _write_table([(mutant, *row) for mutant, row in zip(chosen, rows, strict=True) if row])
-    return 0
-
-
-def caught(mutant: Mutant) -> tuple[str, int] | None:
-    """The promise that was seen broken, and the seed that showed it; None when all seeds passed."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
-        copy = Path(place)
-        for package in _PACKAGES:
-            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-        mutant.apply(copy)
-        kept = KEPT / f"{mutant.name}-{source_digest(copy, SEEDS, mutant.workload)}.json"
-        if not kept.exists():
-            found = _find_in(copy, 1, SEEDS, mutant.workload)
-            if found is not None:
-                for edit in mutant.edits:
-                    shutil.copy(ROOT / edit.path, copy / edit.path)
-                ours = _find_in(copy, found[1], found[1], mutant.workload)
-                assert ours is None, f"{mutant.name}: without it, too, this is found: {ours}"
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(found))
-    found = json.loads(kept.read_text())
-    return None if found is None else (found[0], found[1])
-
-
-def find(first: int, last: int, workload: str) -> tuple[str, int] | None:
-    """The promise that the first of these seeds to fail shows broken, and that seed; None when all pass."""
-    for seed in range(first, last + 1):
-        if violations := run_seed(seed, workload).violations:
-            return violations[0].partition(":")[0], seed
-    return None
-
-
-def _find_in(copy: Path, first: int, last: int, workload: str) -> tuple[str, int] | None:
-    """`find` in a copy of the source."""
-    asked = f"print(json.dumps(mutants.find({first}, {last}, {workload!r})))"
-    run = subprocess.run(
-        [sys.executable, "-c", f"import json; from tests.simulation import mutants; {asked}"],
-        cwd=copy,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found = json.loads(run.stdout.splitlines()[-1])
-    return None if found is None else (found[0], found[1])
-
-
-def _write_table(rows: list[tuple[Mutant, str, int]]) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.strip()
-    lines = [f"Of the source at {commit}: {len(rows)} mutants, all caught, with at most {SEEDS} seeds each.\n\n"]
-    lines += ["| mutant | rule | workload | caught by | seeds |\n", "|---|---|---|---|---:|\n"]
-    lines += [
-        f"| `{mutant.name}` | {mutant.rule} | {mutant.workload} | {promise} | {seed} |\n"
-        for mutant, promise, seed in rows
-    ]
-    page = PAGE.read_text()
-    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
-    PAGE.write_text(page[:begin] + "".join(lines) + page[end:])
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Looks for what catches a mutant: the tests, and seeds of the simulation.
+
+What catches it must pass without the mutant: otherwise it has found a bug of ours, which comes first. What was found is
+kept in build/mutants under the digest of the mutated source, so that a run which was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.mutants.mutant import ROOT, Mutant
+from tests.simulation.record import source_digest
+from tests.simulation.run import run_seed
+
+SEEDS = 200
+TESTS_S = 240
+"""How long a mutant's own tests may take."""
+TESTS_BESIDE_S = 60
+"""How long to look for a test that catches what the simulation has to catch: what takes longer is no quick answer."""
+_KEPT = ROOT / "build" / "mutants"
+_COPIED = (
+    "metastore",
+    "service",
+    "coordinator",
+    "participants",
+    "metatxn",
+    "spark_connector",
+    "tests",
+    "pyproject.toml",
+)
+
+
+class Catch(NamedTuple):
+    """What failed, and after how many seconds; `seed` when the simulation did."""
+
+    by: str
+    seconds: float
+    seed: int = 0
+
+
+class Found(NamedTuple):
+    by_tests: Catch | None
+    by_seeds: Catch | None
+
+
+def hunt(mutant: Mutant) -> Found:
+    """Where the mutant has to be found, and where it might be: tests beside the file of a rule of the protocol."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
+        copy = Path(place)
+        for name in _COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, copy / name)
+        mutant.apply(copy)
+        digest = source_digest(copy, mutant.workload, mutant.tests)
+        if mutant.tests:
+            return Found(_kept(mutant, f"tests-{digest}", lambda: _by_tests(mutant, copy, mutant.tests, TESTS_S)), None)
+        return Found(
+            _kept(mutant, f"beside-{digest}", lambda: _by_tests(mutant, copy, (mutant.tests_beside,), TESTS_BESIDE_S)),
+            _kept(mutant, f"seeds-{digest}", lambda: _by_seeds(mutant, copy)),
+        )
+
+
+def find(first: int, last: int, workload: str) -> tuple[str, int] | None:
+    """The promise that the first of these seeds to fail shows broken, and that seed; None when all pass."""
+    for seed in range(first, last + 1):
+        if violations := run_seed(seed, workload).violations:
+            return violations[0].partition(":")[0], seed
+    return None
+
+
+def _kept(mutant: Mutant, digest: str, look: Callable[[], Catch | None]) -> Catch | None:
+    kept = _KEPT / f"{mutant.name}-{digest}.json"
+    if not kept.exists():
+        found = look()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found))
+    known = json.loads(kept.read_text())
+    return None if known is None else Catch(*known)
+
+
+def _by_seeds(mutant: Mutant, copy: Path) -> Catch | None:
+    begun = time.monotonic()
+    found = _find_in(copy, 1, SEEDS, mutant.workload)
+    seconds = time.monotonic() - begun
+    if found is None:
+        return None
+    promise, seed = found
+    mutant.take_back(copy)
+    ours = _find_in(copy, seed, seed, mutant.workload)
+    mutant.apply(copy)
+    assert ours is None, f"{mutant.name}: without it, too, this is found: {ours}"
+    return Catch(promise, seconds, seed)
+
+
+def _find_in(copy: Path, first: int, last: int, workload: str) -> tuple[str, int] | None:
+    """`find` in a copy of the source."""
+    asked = f"print(json.dumps(hunt.find({first}, {last}, {workload!r})))"
+    command = [sys.executable, "-c", f"import json; from tests.mutants import hunt; {asked}"]
+    run = subprocess.run(command, cwd=copy, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(run.stdout.splitlines()[-1])
+    return None if found is None else (found[0], found[1])
+
+
+def _by_tests(mutant: Mutant, copy: Path, tests: tuple[str, ...], at_most_s: int) -> Catch | None:
+    begun = time.monotonic()
+    test = _first_to_fail(copy, tests, at_most_s)
+    seconds = time.monotonic() - begun
+    if test is None:
+        return None
+    mutant.take_back(copy)
+    ours = _first_to_fail(copy, (test,), at_most_s)
+    mutant.apply(copy)
+    assert ours is None, f"{mutant.name}: without it, too, this fails: {ours}"
+    return Catch(test, seconds)
+
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
+
+
+def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | None:
+    """None when all pass, or none has failed within `at_most_s`; one that waits for ever fails after half of that."""
+    patience = ("--timeout", str(at_most_s // 2), "--timeout-method", "signal")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *patience, *tests]
+    try:
+        run = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False, timeout=at_most_s)
+    except subprocess.TimeoutExpired:
+        return None
+    if run.returncode == 0:
+        return None
+    failed = _FAILED.search(run.stdout)
+    assert failed, f"these tests did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+    return failed[1]

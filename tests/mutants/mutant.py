@@ -1,0 +1,60 @@
+"""What a mutant is: an edit that breaks one rule, and where to look for what catches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Edit(NamedTuple):
+    """`before` becomes `after` in the file at `path`."""
+
+    path: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """An edit. `rule` is what that breaks.
+
+    `tests` are files or nodes of which one has to fail. Without them seeds of `workload` have to, the one that can show
+    it; the others would only take their turns. `others` are the edits that take away what also holds the rule, where
+    two guards are meant to.
+    """
+
+    name: str
+    rule: str
+    path: str
+    before: str
+    after: str
+    workload: str = "bank"
+    others: tuple[Edit, ...] = ()
+    tests: tuple[str, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        return Edit(self.path, self.before, self.after), *self.others
+
+    @property
+    def tests_beside(self) -> str:
+        """The directory of tests that is nearest to the file."""
+        place = Path("tests") / Path(self.path).parent
+        while not (ROOT / place).is_dir():
+            place = place.parent
+        return str(place)
+
+    def apply(self, root: Path) -> None:
+        """To the source at `root`."""
+        for edit in self.edits:
+            source = root / edit.path
+            text = source.read_text()
+            assert text.count(edit.before) == 1, f"{self.name}: {text.count(edit.before)} places in {edit.path}"
+            source.write_text(text.replace(edit.before, edit.after))
+
+    def take_back(self, root: Path) -> None:
+        for edit in self.edits:
+            (root / edit.path).write_text((ROOT / edit.path).read_text())
