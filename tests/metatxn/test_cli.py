@@ -30,7 +30,7 @@ PATIENT = ("--timeout-ms", "600000")
 def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("METATXN_")}
     return subprocess.run(
-        [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=240, env=inherited | environment
+        [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120, env=inherited | environment
     )
 
 
