@@ -344,6 +344,19 @@ async def test_a_lost_reply_of_many_ends_is_resolved_for_each(
     assert ended == (7 if rival and fault is not Fault.LOSE_REPLY else 8)
 
 
+async def test_a_lost_reply_of_many_ends_is_not_called_off_by_the_reads_behind_it(
+    transactions: Transactions, store: FaultyStore
+) -> None:
+    """The probe says that they have changed, and then the store goes away."""
+    txn_ids = await opened(transactions, 2)
+    store.faults.append(Fault.LOSE_REPLY)
+    store.before_reads.extend([None, None, *[unavailable] * 100])
+    for answer in await run_batch(transactions, commits(txn_ids)):
+        assert isinstance(answer, ServiceError) and answer.code is ErrorCode.OUTCOME_UNKNOWN
+    store.before_reads.clear()
+    assert {(await transactions.get(txn_id)).state for txn_id in txn_ids} == {"COMMITTED"}
+
+
 @pytest.mark.parametrize("fault", LOST)
 async def test_a_lost_reply_of_many_begins_is_resolved_for_each(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, fault: Fault

@@ -302,6 +302,18 @@ async def test_deleting_a_key_is_resolved(transactions: Transactions, store: Fau
     assert (await transactions.get(id_of(header))).state == "ABORTED"
 
 
+async def test_deleting_a_key_is_not_called_off_by_the_reads_behind_it(
+    transactions: Transactions, store: FaultyStore
+) -> None:
+    """The probe says that the key has changed, and then the store goes away."""
+    header = (await under_key(transactions)).header
+    store.faults.append(Fault.LOSE_REPLY)
+    store.before_reads.extend([None, None, None, *[unavailable] * 100])
+    await refusal(transactions.keys.delete("k"), ErrorCode.OUTCOME_UNKNOWN)
+    store.before_reads.clear()
+    assert (await transactions.get(id_of(header))).state == "ABORTED"
+
+
 async def test_a_decision_that_landed_unheard_is_counted_once(transactions: Transactions, store: FaultyStore) -> None:
     txn_id = await begin(transactions)
     store.faults.append(Fault.LOSE_REPLY)

@@ -70,11 +70,11 @@ class Late:
     """Loses a request, and delivers it when the test says so."""
 
     async def __call__(self, request: TxnRequest, send: Send) -> TxnResponse:
-        self._request, self._send = request, send
+        self.request, self._send = request, send
         raise lost()
 
     async def deliver(self) -> TxnResponse:
-        return await self._send(self._request)
+        return await self._send(self.request)
 
 
 def inject(store: EtcdStore, *faults: Fault, on_fences: Fault | None = None) -> None:
@@ -191,6 +191,20 @@ async def test_a_request_that_lost_against_the_fence_never_lands(
     applied = await store.apply(store.batch().put("/a", b"once"))
     assert not (await late.deliver()).succeeded
     record = await store.get("/a")
+    assert record is not None and record.first and record.version == applied.revision
+
+
+async def test_a_request_that_lost_against_the_fence_never_lands_after_its_store_was_closed(
+    etcd_server: EtcdServer, open_store: OpenStore
+) -> None:
+    """It compares the version of a marker that was never put; so the marker stays, though its store removes others."""
+    store, observer = await open_store(etcd_server, "/closed"), await open_store(etcd_server, "/closed")
+    late = Late()
+    inject(store, late)
+    applied = await store.apply(store.batch().put("/a", b"once"))
+    await store.close()
+    assert not (await observer._connection.kv.Txn(late.request, timeout=5)).succeeded
+    record = await observer.get("/a")
     assert record is not None and record.first and record.version == applied.revision
 
 
