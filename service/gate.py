@@ -33,6 +33,9 @@ CALLER = "metatxn.caller"
 """Where the principal stands in the scope of a request."""
 BODY = "metatxn.body"
 """Where its whole body stands."""
+LOST_BODY = "metatxn.lost_body"
+"""In the scope of a request that names the type of a body and sends none, not even an empty one: something on its way
+has lost it, and to a verb whose body may be left out it says something else now."""
 ADMIN_PATHS = "/admin/"
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 _OPEN_ASSETS = "/docs-assets/"
@@ -118,6 +121,8 @@ class Gate:
                 return  # the client has gone
             scope[BODY] = body
             receive = _replayed(body, receive)
+        elif _header(scope, b"content-type") is not None and _header(scope, b"content-length") is None:
+            scope[LOST_BODY] = True
         await _InTime(scope, send).run(self._app, receive, self._limits.request_timeout_ms / 1000)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from service.answers import model_response
-from service.gate import BODY, CALLER
+from service.gate import BODY, CALLER, LOST_BODY
 from service.http import CONTENT_TYPE, JSON, Caller
 from service.strict import StrictRoute
 
@@ -66,7 +66,7 @@ class QuickRoute(StrictRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["method"] not in (self.methods or ()):
+            if scope["method"] not in (self.methods or ()) or LOST_BODY in scope:
                 raise Unfit
             query = _query(scope["query_string"], self._asked) if scope["query_string"] else {}
             calls = [

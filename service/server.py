@@ -7,6 +7,7 @@ import socket
 import ssl
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -127,6 +128,10 @@ class _BoundedHead(HttpToolsProtocol):
     uvicorn times idle connections only between two requests, and its parser collects a head of any length. So a head
     has a time and a size here; and the rest of a body whose request is answered already is taken for a moment only
     (closing at once would reset the connection before the client has read the answer).
+
+    A request that offers an upgrade is answered as if it did not, which a server may always do (RFC 9110 §7.8). The
+    parser takes what follows such a head for another protocol, and uvicorn would serve the request without its body;
+    so the head is parsed once more without `Upgrade`, and the body behind it.
     """
 
     _in_head = True
@@ -172,13 +177,41 @@ class _BoundedHead(HttpToolsProtocol):
         if self._in_head and self._timer is None:
             self._close_in(HEAD_TIMEOUT_S)
         self._arriving = len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._in_head:
             self._head_bytes += self._arriving
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.close()
 
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Raises `HttpParserError`."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                data = memoryview(data)[stopped.args[0] :]
+                head = self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser.feed_data(head)
+
+    def _head_without_upgrade(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError("there is no tunnel here")
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_head = False
         self._keep()
         super().on_headers_complete()
@@ -190,6 +223,8 @@ class _BoundedHead(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_head = True
         self._head_bytes = -self._arriving  # what has come with the end of this request does not count
         self._keep()

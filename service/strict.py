@@ -1,4 +1,4 @@
-"""Routes that refuse query parameters they do not know."""
+"""Routes that refuse query parameters they do not know, and requests that have lost their body."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from service.gate import LOST_BODY
 from service.problems import ErrorCode, ServiceError
 
 
 class StrictRoute(APIRoute):
     """A misspelt `txn_id` must not become a publish outside of any transaction, and the `writers` of a commit that were
-    put into the URL must not be passed over: then all would count."""
+    put into the URL must not be passed over, nor those in a body that did not arrive: then all would count."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         known = set(self._query_names())
+        takes_body = self.body_field is not None or "requestBody" in (self.openapi_extra or {})
 
         async def strict(request: Request) -> Response:
+            if takes_body and LOST_BODY in request.scope:
+                raise _lost_body()
             _check_query(request.scope["query_string"].decode("latin-1"), known)
             return await handle(request)
 
@@ -56,3 +60,12 @@ def _check_query(query: str, known: set[str]) -> None:
         if problem:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"{name}: {problem}", field=name)
         seen.add(name)
+
+
+def _lost_body() -> ServiceError:
+    return ServiceError(
+        ErrorCode.INVALID_ARGUMENT,
+        "body: there is none, and Content-Type names the type of one",
+        action="Send it with Content-Length, or leave out Content-Type.",
+        field="body",
+    )
