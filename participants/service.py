@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
+from participants.providers import Providers
 from participants.records import ProcessRecord
 from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
@@ -46,6 +48,8 @@ class BrokerService:
 
     Its ledgers are local files in `data_dir`, or objects below the URL `storage` (see `Bucket.open`); one of the two.
     `peer_token` is what it shows to other brokers where it asks in nobody's name.
+    `transaction_buffers` and `pending_ack_stores` are names of providers, by namespace (see `participants.providers`);
+    raises `ValueError` for one that is not installed.
     Without `exposure` only this machine may connect; raises `InvalidExposure` for another `host` then.
     """
 
@@ -62,6 +66,8 @@ class BrokerService:
         reconcile_interval_ms: int = 5_000,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
         peer_token: str | None = None,
+        transaction_buffers: Mapping[str, str] | None = None,
+        pending_ack_stores: Mapping[str, str] | None = None,
         clock: Clock = wall_clock_ms,
     ) -> None:
         self._store = store
@@ -79,6 +85,7 @@ class BrokerService:
         self._reconcile_interval_ms = reconcile_interval_ms
         self._max_ledger_bytes = max_ledger_bytes
         self._peer_token = peer_token
+        self._providers = Providers.load(transaction_buffers or {}, pending_ack_stores or {})
         self._registration: Ephemeral | None = None
         self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
         self._memory: StoreMemory | None = None
@@ -109,6 +116,7 @@ class BrokerService:
             reconcile_interval_ms=self._reconcile_interval_ms,
             max_ledger_bytes=self._max_ledger_bytes,
             peer_token=self._peer_token,
+            providers=self._providers,
         )
         self._route_to(self.broker)
         await self._guard.start()

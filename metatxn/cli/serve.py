@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -50,6 +51,19 @@ PeerTokenOption = Annotated[
         metavar="TOKEN",
         help="What it shows to other brokers when it puts dead letters into their segments. Better in the variable.",
     ),
+]
+_PROVIDER_FORM = "[TENANT/NAMESPACE=]NAME"
+BufferOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=_PROVIDER_FORM,
+        help="Whose transaction buffer a namespace has, or all others: an entry point of metatxn.transaction_buffers. "
+        "May be given several times. [default: memory]",
+    ),
+]
+PendingAckOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar=_PROVIDER_FORM, help="The same for pending acknowledgements: metatxn.pending_ack_stores."),
 ]
 
 
@@ -159,6 +173,8 @@ def broker(
     max_ledger_bytes: MaxLedgerOption = None,
     advertise_url: AdvertiseOption = None,
     peer_token: PeerTokenOption = None,
+    transaction_buffer: BufferOption = None,
+    pending_ack_store: PendingAckOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -167,6 +183,10 @@ def broker(
     exposed = exposure.open(host)
     if (data_dir is None) == (storage is None):
         raise CliError("a broker keeps its ledgers in one place. Give --data-dir or --storage.")
+    providers = {
+        "transaction_buffers": by_namespace("--transaction-buffer", transaction_buffer),
+        "pending_ack_stores": by_namespace("--pending-ack-store", pending_ack_store),
+    }
     if data_dir is not None:
         make_directory(data_dir)
 
@@ -174,8 +194,12 @@ def broker(
         opened = await services.open_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url, "peer_token": peer_token}
+        where |= {"data_dir": data_dir, "storage": storage}
         settings = {"max_ledger_bytes": max_ledger_bytes}
-        service = made("broker", opened, settings, data_dir=data_dir, storage=storage, **where, exposure=exposed)
+        try:
+            service = made("broker", opened, settings, **where, **providers, exposure=exposed)
+        except ValueError as error:
+            raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
         data = storage or str(data_dir and data_dir.resolve())
         announce({"broker": service.url, "data": data, "access": exposed.describe(host)}, output_of(context, output))
@@ -190,6 +214,18 @@ def made(name: str, store: services.Store, settings: dict[str, int | None], **ar
     given = {option: value for option, value in settings.items() if value is not None and option in known}
     service: services.Service = factory(store, **arguments, **given)
     return service
+
+
+def by_namespace(option: str, given: list[str] | None) -> dict[str, str]:
+    """The names of providers; `*` for the namespaces that are not named."""
+    chosen: dict[str, str] = {}
+    for text in given or ():
+        namespace, _, name = text.rpartition("=")
+        namespace = namespace or "*"
+        if not name or (namespace != "*" and not re.fullmatch("[^/]+/[^/]+", namespace)) or namespace in chosen:
+            raise CliError(f"{option} {text}: give each namespace once, as {_PROVIDER_FORM}.")
+        chosen[namespace] = name
+    return chosen
 
 
 async def started(

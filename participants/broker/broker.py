@@ -31,6 +31,7 @@ from participants.broker.topics import Topics, segment_not_found
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
+from participants.providers import Providers
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
 from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
@@ -68,6 +69,7 @@ class Broker:
         settle_ms: int = SETTLE_MS,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
         peer_token: str | None = None,
+        providers: Providers | None = None,
     ) -> None:
         self.store = store
         self.topics = Topics(store)
@@ -90,7 +92,9 @@ class Broker:
                 seen=self._seen,
                 settle_ms=settle_ms,
             )
-        self._around = Surroundings(self.id, url, storage, store, self._mirror, clock, metrics, max_ledger_bytes)
+        self._around = Surroundings(
+            self.id, url, storage, store, self._mirror, clock, metrics, max_ledger_bytes, providers or Providers()
+        )
         self._metrics = metrics
         self.layout = Layout(self)
         self._reconcile_interval_s = reconcile_interval_ms / 1000

@@ -18,7 +18,7 @@ the length of the last ledger; not on the history of transactions. The order mat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from metastore.api import MetadataStore
@@ -33,6 +33,7 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.metrics import BrokerMetrics
+from participants.providers import Providers
 from participants.records import LedgerRecord, OwnerRecord, SegmentRecord
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, load_snapshot, write_snapshot
@@ -70,6 +71,7 @@ class Surroundings:
     clock: Clock
     metrics: BrokerMetrics
     max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES
+    providers: Providers = field(default_factory=Providers)
 
 
 async def open_segment(segment_id: str, around: Surroundings) -> Segment:
@@ -94,6 +96,7 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         mirror=around.mirror,
         clock=around.clock,
         metrics=around.metrics,
+        providers=around.providers,
         shared=not around.storage.exclusive,
     )
     segment.max_ledger_bytes = around.max_ledger_bytes

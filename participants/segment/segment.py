@@ -39,11 +39,12 @@ from participants.ledger.storage import (
     StorageFull,
 )
 from participants.metrics import BrokerMetrics
+from participants.providers import Providers
 from participants.records import SegmentRecord
 from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
 from participants.signal import Signal
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
-from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
+from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.materializer import materialize
 from participants.txn.refusals import prepared, refusal
@@ -110,6 +111,7 @@ class Segment:
         mirror: HeaderMirror,
         clock: Clock,
         metrics: BrokerMetrics,
+        providers: Providers,
         shared: bool = False,
     ) -> None:
         """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
@@ -117,7 +119,7 @@ class Segment:
         self.record = record
         self.ownership = ownership
         self.ledgers = ledgers
-        self.buffer = TransactionBuffer(ledgers.last_durable)
+        self.buffer = providers.transaction_buffer(segment_id, ledgers.last_durable)
         self.dedup = DedupTable()
         self.changed = Signal()
         self.lost: str | None = None
@@ -128,7 +130,7 @@ class Segment:
         self._headers = Follower(mirror, self._on_final)
         self._clock = clock
         self._metrics = metrics
-        self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics)
+        self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics, providers)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishes: set[asyncio.Task[Position]] = set()
         self._begun: set[asyncio.Task[Any]] = set()

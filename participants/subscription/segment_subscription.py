@@ -40,7 +40,7 @@ from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
 from participants.subscription.deliveries import Deliveries
 from participants.subscription.message_counts import MessageCounts
-from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAcks
+from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import START, Place, Span, entry_span, message_span
 from participants.subscription.ranges import RangeSet
 from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
@@ -104,6 +104,7 @@ class SegmentSubscription:
         segment: Segment,
         definition: Definition,
         cursor: Cursor,
+        pending: PendingAckStore,
         versions: dict[str, int],
         *,
         store: MetadataStore,
@@ -116,7 +117,7 @@ class SegmentSubscription:
         self.segment = segment
         self.definition = definition
         self.cursor = cursor
-        self.pending = PendingAcks()
+        self.pending = pending
         self.deliveries = Deliveries(cursor.mark_delete, definition.record.max_redeliveries)
         self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
         """Told of messages that were given too often; they are `buried` once they are published elsewhere."""

@@ -13,6 +13,7 @@ import structlog
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from participants.metrics import BrokerMetrics
+from participants.providers import Providers
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.message_counts import MessageCounts
@@ -28,11 +29,19 @@ log = structlog.get_logger()
 
 
 class SegmentSubscriptions:
-    def __init__(self, segment: Segment, store: MetadataStore, mirror: HeaderMirror, metrics: BrokerMetrics) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        store: MetadataStore,
+        mirror: HeaderMirror,
+        metrics: BrokerMetrics,
+        providers: Providers,
+    ) -> None:
         self._segment = segment
         self._store = store
         self._mirror = mirror
         self._metrics = metrics
+        self._providers = providers
         self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
         self.on_close: dict[str, Callable[[], None]] = {}
@@ -68,6 +77,7 @@ class SegmentSubscriptions:
                 self._segment,
                 definition,
                 cursor,
+                self._providers.pending_ack_store(self._segment.id, definition.name),
                 versions,
                 store=self._store,
                 mirror=self._mirror,

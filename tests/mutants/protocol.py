@@ -28,7 +28,7 @@ PROTOCOL = (
     Mutant(
         "frames-do-not-pin",
         "5.4: a transaction that is undecided holds readers back below its first frame",
-        "participants/txn/buffer.py",
+        "participants/txn/memory_buffer.py",
         "            del transaction.intents[intent]\n            self._add_frame(transaction, position, writer)\n",
         "            del transaction.intents[intent]\n        self._add_frame(transaction, position, writer)\n",
     ),
@@ -56,7 +56,7 @@ PROTOCOL = (
     Mutant(
         "unknown-is-aborted",
         "5.6: a transaction that nobody remembers is committed",
-        "participants/txn/buffer.py",
+        "participants/txn/memory_buffer.py",
         "        if outcome is None:\n            return False",
         "        if outcome is None:\n            return txn_id not in self._tracked",
     ),
@@ -208,7 +208,7 @@ PROTOCOL = (
     Mutant(
         "acknowledged-twice",
         "5.10: what a transaction has acknowledged no other one can",
-        "participants/subscription/pending_acks.py",
+        "participants/subscription/memory_pending_acks.py",
         "            if holder != txn_id:\n                raise",
         "            if False:\n                raise",
         "consume",
@@ -216,7 +216,7 @@ PROTOCOL = (
     Mutant(
         "acknowledged-again",
         "5.10: what is deleted cannot be acknowledged in a transaction",
-        "participants/subscription/pending_acks.py",
+        "participants/subscription/memory_pending_acks.py",
         "        if txn_id is not None and cursor.overlaps(span):",
         "        if False:",
         "consume",
@@ -412,7 +412,7 @@ PROTOCOL = (
     Mutant(
         "trim-forgets-every-outcome",
         "5.6: outcomes are kept until their entries are trimmed",
-        "participants/txn/buffer.py",
+        "participants/txn/memory_buffer.py",
         "            if Position.parse(outcome.highest) <= trimmed:",
         "            if trimmed:",
         "marks",

@@ -16,7 +16,7 @@ import pytest
 from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from participants.ledger.position import Position
-from participants.txn.buffer import TransactionBuffer
+from participants.txn.memory_buffer import MemoryTransactionBuffer
 from tests.simulation.loop import Stuck
 from tests.simulation.memory import transactions_in
 from tests.simulation.world import World
@@ -33,7 +33,7 @@ def test_who_waits_for_what_never_comes_is_found_to_hang() -> None:
 
 
 def test_a_transaction_is_found_wherever_a_service_remembers_it() -> None:
-    buffer = TransactionBuffer(Position(0, -1))
+    buffer = MemoryTransactionBuffer(Position(0, -1))
     service = SimpleNamespace(segments={"s": [buffer]}, waiting={paths.header(TXN)}, name=str(TxnId(1, 8)))
     assert set(transactions_in(service, [str(TXN)])) == {".waiting[]"}
     buffer.pin(buffer.track(TXN, 0), Position(0, -1))

@@ -21,6 +21,7 @@ from participants.ledger.frames import MIN_FRAME_BYTES, RawFrame
 from participants.records import SegmentRecord
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
+from participants.txn.memory_buffer import MemoryTransactionBuffer
 from service.problems import ServiceError
 from tests.participants.devices import on_local_files
 from tests.participants.ledger.faults import broken, no_space
@@ -350,5 +351,7 @@ async def test_an_open_transaction_is_released_in_the_ledger_it_wrote_to_last(wo
     await released(segment, txn)
     assert await committed(segment) == [str(number) for number in range(6)]
     assert await uncommitted(segment) == ["a", *map(str, range(6)), "b"]
-    outcome = await world.outcome(txn) or segment.buffer._outcomes[txn]
+    buffer = segment.buffer
+    assert isinstance(buffer, MemoryTransactionBuffer)
+    outcome = await world.outcome(txn) or buffer._outcomes[txn]
     assert outcome.highest == str(segment.buffer.last_durable)

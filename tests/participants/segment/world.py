@@ -318,7 +318,7 @@ async def materialized(segment: Segment, *txn_ids: TxnId) -> None:
 def assert_at_the_floor(segment: Segment, node: Node) -> None:
     """Nothing of decided transactions is left in memory, outcomes aside."""
     assert list(segment.buffer.tracked()) == []
-    assert not segment.buffer._pins
+    assert segment.buffer.pinned_by is None
     assert not node.mirror._listeners
     assert not segment.dedup._transactions
     assert not segment.dedup._in_flight

@@ -1,23 +1,25 @@
-"""Goal: the pending-ack store decides every conflict as DESIGN §5.10 says, and forgets exactly what ends.
+"""Goal: every pending-ack store decides every conflict as DESIGN §5.10 says, and forgets exactly what ends.
 
-Method: the rules one by one; then a state machine against a table of (transaction, writer, message) that is looked
-through from the beginning every time. Scenarios 50, 51, 63, 64, 67, 68.
+Method: for the one that is built in, and one that looks through lists: the rules one by one; then a state machine
+against a table of (transaction, writer, message) that is looked through from the beginning every time. Scenarios 50,
+51, 63, 64, 67, 68.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from metastore.txn.ids import TxnId
 from participants.ledger.position import Position
 from participants.subscription.cursor import Cursor
-from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAcks
+from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import START, Place
+from tests.participants.plain_providers import PENDING_ACKS
 
 T1, T2, T3 = (TxnId(0, number) for number in (1, 2, 3))
 SIZE = 3
@@ -34,8 +36,9 @@ def up_to(entry: int, index: int | None = None, writer: str | None = None) -> Ac
 class Store:
     """A pending-ack store with its cursor, as the owner of a segment uses them."""
 
-    def __init__(self) -> None:
-        self.pending = PendingAcks()
+    def __init__(self, open_pending: Callable[[], PendingAckStore]) -> None:
+        self.open_pending = open_pending
+        self.pending = open_pending()
         self.cursor = Cursor(START)
 
     def ack(self, txn_id: TxnId | None, ack: Ack) -> None:
@@ -58,9 +61,9 @@ class Store:
             self.cursor.add(ack.span)
 
 
-@pytest.fixture
-def store() -> Store:
-    return Store()
+@pytest.fixture(params=sorted(PENDING_ACKS))
+def store(request: pytest.FixtureRequest) -> Store:
+    return Store(PENDING_ACKS[request.param])
 
 
 def test_50_a_message_that_is_pending_elsewhere_conflicts_and_its_neighbours_do_not(store: Store) -> None:
@@ -177,9 +180,9 @@ def messages(ack: Ack) -> set[tuple[int, int]]:
 class PendingMachine(RuleBasedStateMachine):
     """The model: a list of the stored acknowledgements of each open transaction, and a set of deleted messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_pending: Callable[[], PendingAckStore]) -> None:
         super().__init__()
-        self.store = Store()
+        self.store = Store(open_pending)
         self.held: dict[TxnId, list[Ack]] = {}
         self.deleted: set[tuple[int, int]] = set()
 
@@ -244,7 +247,7 @@ class PendingMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Recovery takes up the operations that are stored."""
-        self.store.pending = PendingAcks()
+        self.store.pending = self.store.open_pending()
         for txn_id, acks in self.held.items():
             for ack in acks:
                 self.store.pending.restore(txn_id, ack)
@@ -260,5 +263,10 @@ class PendingMachine(RuleBasedStateMachine):
                 assert (place in self.store.cursor) == ((entry, index) in self.deleted)
 
 
-TestPendingMachine = PendingMachine.TestCase
-TestPendingMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize("kind", sorted(PENDING_ACKS))
+def test_any_order(kind: str) -> None:
+    class OfKind(PendingMachine):
+        def __init__(self) -> None:
+            super().__init__(PENDING_ACKS[kind])
+
+    run_state_machine_as_test(OfKind, settings=settings(max_examples=60, stateful_step_count=40))

@@ -1,27 +1,35 @@
-"""Goal: the transaction buffer alone keeps DESIGN §5.4-6, whatever order its events come in.
+"""Goal: every transaction buffer keeps DESIGN §5.4-6 alone, whatever order its events come in.
 
-Method: stories for the rules, then a state machine that plays a segment at random against a model: the horizon never
-moves back, nothing of an undecided transaction is at or below it, decided is what the decision said, unknown is
-committed.
+Method: for the one that is built in, and one that looks through lists: stories for the rules, then a state machine that
+plays a segment at random against a model: the horizon never moves back, nothing of an undecided transaction is at or
+below it, decided is what the decision said, unknown is committed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Outcome
 from metastore.txn.states import TxnState
 from participants.ledger.position import Position
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
+from tests.participants.plain_providers import BUFFERS
 
 EMPTY = Position(1, -1)
 T1, T2 = TxnId(0, 1), TxnId(0, 2)
+OpenBuffer = Callable[[Position], TransactionBuffer]
+
+
+@pytest.fixture(params=sorted(BUFFERS))
+def open_buffer(request: pytest.FixtureRequest) -> OpenBuffer:
+    return BUFFERS[request.param]
 
 
 def at(entry: int) -> Position:
@@ -44,16 +52,16 @@ def appended(buffer: TransactionBuffer, txn_id: TxnId, entry: int, writer: str |
     return transaction
 
 
-def test_a_fresh_buffer_reads_up_to_where_it_began() -> None:
-    buffer = TransactionBuffer(EMPTY)
+def test_a_fresh_buffer_reads_up_to_where_it_began(open_buffer: OpenBuffer) -> None:
+    buffer = open_buffer(EMPTY)
     assert buffer.max_read_position == EMPTY
     buffer.durable_up_to(at(0))
     assert buffer.max_read_position == at(0)
     assert buffer.pinned_by is None
 
 
-def test_the_lowest_pin_of_any_undecided_transaction_is_the_horizon() -> None:
-    buffer = TransactionBuffer(EMPTY)
+def test_the_lowest_pin_of_any_undecided_transaction_is_the_horizon(open_buffer: OpenBuffer) -> None:
+    buffer = open_buffer(EMPTY)
     buffer.durable_up_to(at(0))
     first = appended(buffer, T1, 1)
     second = appended(buffer, T2, 2)
@@ -68,8 +76,8 @@ def test_the_lowest_pin_of_any_undecided_transaction_is_the_horizon() -> None:
     assert buffer.hides(T2, None) and not buffer.hides(T1, None)
 
 
-def test_a_pin_moves_up_from_the_intent_to_just_below_the_frame() -> None:
-    buffer = TransactionBuffer(EMPTY)
+def test_a_pin_moves_up_from_the_intent_to_just_below_the_frame(open_buffer: OpenBuffer) -> None:
+    buffer = open_buffer(EMPTY)
     transaction = buffer.track(T1, 0)
     intent = buffer.pin(transaction, EMPTY)
     buffer.durable_up_to(at(4))
@@ -79,8 +87,8 @@ def test_a_pin_moves_up_from_the_intent_to_just_below_the_frame() -> None:
     assert buffer.max_read_position == at(6)
 
 
-def test_a_refused_intent_is_forgotten_and_an_unknown_one_is_not() -> None:
-    buffer = TransactionBuffer(EMPTY)
+def test_a_refused_intent_is_forgotten_and_an_unknown_one_is_not(open_buffer: OpenBuffer) -> None:
+    buffer = open_buffer(EMPTY)
     for maybe_stored in (False, True):
         transaction = buffer.track(T1, 0)
         intent = buffer.pin(transaction, buffer.last_durable)
@@ -90,9 +98,9 @@ def test_a_refused_intent_is_forgotten_and_an_unknown_one_is_not() -> None:
         assert buffer.max_read_position == buffer.last_durable
 
 
-def test_an_outcome_that_was_found_stands_against_one_made_from_fewer_frames() -> None:
+def test_an_outcome_that_was_found_stands_against_one_made_from_fewer_frames(open_buffer: OpenBuffer) -> None:
     """Recovery sees the frames behind the operations that are left; the outcome record was made from all of them."""
-    buffer = TransactionBuffer(at(9))
+    buffer = open_buffer(at(9))
     buffer.restore_outcome(T1, Outcome(highest="1:9", counted_writers=("good",)))
     transaction = buffer.track(T1, 0)
     buffer.recovered_frame(transaction, at(9), "void")
@@ -115,8 +123,10 @@ def test_an_outcome_that_was_found_stands_against_one_made_from_fewer_frames() -
     ],
     ids=["committed", "aborted", "all count", "one counts", "none counts", "collected"],
 )
-def test_an_outcome_is_kept_only_for_what_is_not_simply_committed(header: Decision, expected: Outcome | None) -> None:
-    buffer = TransactionBuffer(EMPTY)
+def test_an_outcome_is_kept_only_for_what_is_not_simply_committed(
+    header: Decision, expected: Outcome | None, open_buffer: OpenBuffer
+) -> None:
+    buffer = open_buffer(EMPTY)
     appended(buffer, T1, 0, "v")
     transaction = appended(buffer, T1, 1, "w")
     buffer.close(transaction, header)
@@ -124,8 +134,8 @@ def test_an_outcome_is_kept_only_for_what_is_not_simply_committed(header: Decisi
     assert expected is None or Outcome.decode(expected.encode()) == expected
 
 
-def test_a_transaction_without_frames_has_no_outcome() -> None:
-    buffer = TransactionBuffer(EMPTY)
+def test_a_transaction_without_frames_has_no_outcome(open_buffer: OpenBuffer) -> None:
+    buffer = open_buffer(EMPTY)
     transaction = buffer.track(T1, 0)
     transaction.stored = True
     buffer.close(transaction, ABORTED)
@@ -134,8 +144,8 @@ def test_a_transaction_without_frames_has_no_outcome() -> None:
     assert not list(buffer.tracked())
 
 
-def test_what_nobody_remembers_is_committed() -> None:
-    assert not TransactionBuffer(EMPTY).hides(T1, "w")
+def test_what_nobody_remembers_is_committed(open_buffer: OpenBuffer) -> None:
+    assert not open_buffer(EMPTY).hides(T1, "w")
 
 
 WRITERS = (None, "v", "w")
@@ -154,9 +164,9 @@ class Model:
 class BufferMachine(RuleBasedStateMachine):
     """Plays the segment: positions are given out, some roll back for lack of space, decisions come at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_buffer: OpenBuffer) -> None:
         super().__init__()
-        self.buffer = TransactionBuffer(EMPTY)
+        self.buffer = open_buffer(EMPTY)
         self.assigned = -1
         self.owner: dict[Position, TxnId | None] = {}
         self.model: dict[TxnId, Model] = {}
@@ -301,8 +311,12 @@ class BufferMachine(RuleBasedStateMachine):
                 self.buffer.close(transaction, ABORTED)
                 self._release_if_drained(txn_id)
         assert self.buffer.max_read_position == self.buffer.last_durable
-        assert not self.buffer._pins
+        assert self.buffer.pinned_by is None
 
 
-TestBufferMachine = BufferMachine.TestCase
-TestBufferMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_any_order(open_buffer: OpenBuffer) -> None:
+    class OfKind(BufferMachine):
+        def __init__(self) -> None:
+            super().__init__(open_buffer)
+
+    run_state_machine_as_test(OfKind, settings=settings(max_examples=50, stateful_step_count=40))

@@ -1,0 +1,88 @@
+"""Whose transaction buffer and pending-ack store a namespace has: the two SPIs of PIP-471.
+
+An installed package offers its own under a name, as an entry point that is called for each segment, or for each
+subscription on a segment:
+
+    [project.entry-points."metatxn.transaction_buffers"]
+    spilling = "example.buffers:open_buffer"        (segment: str, empty_at: Position) -> TransactionBuffer
+
+    [project.entry-points."metatxn.pending_ack_stores"]
+    spilling = "example.acks:open_pending_acks"     (segment: str, subscription: str) -> PendingAckStore
+
+An operator chooses it for a namespace, and with `*` for all that are not named. `memory` is the one that is built in,
+and the default. What a provider keeps is a view of records and ledgers, which recovery feeds anew whenever a segment is
+opened; so a namespace may get another one at any restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TypeVar, cast
+
+from participants.ledger.position import Position
+from participants.subscription.memory_pending_acks import MemoryPendingAcks
+from participants.subscription.pending_acks import PendingAckStore
+from participants.txn.buffer import TransactionBuffer
+from participants.txn.memory_buffer import MemoryTransactionBuffer
+
+T = TypeVar("T")
+
+BUFFERS = "metatxn.transaction_buffers"
+PENDING_ACKS = "metatxn.pending_ack_stores"
+BUILT_IN = "memory"
+ALL_OTHERS = "*"
+
+OpenBuffer = Callable[[str, Position], TransactionBuffer]
+"""Of a segment, by its id; readable up to that position before anything is known."""
+OpenPendingAcks = Callable[[str, str], PendingAckStore]
+"""Of a segment, by its id, and a subscription, by its name."""
+
+
+def _built_in_buffer(segment: str, empty_at: Position) -> TransactionBuffer:
+    return MemoryTransactionBuffer(empty_at)
+
+
+def _built_in_pending_acks(segment: str, subscription: str) -> PendingAckStore:
+    return MemoryPendingAcks()
+
+
+@dataclass(frozen=True, slots=True)
+class Providers:
+    """By namespace, `tenant/namespace`, or `*`."""
+
+    buffers: Mapping[str, OpenBuffer] = field(default_factory=dict)
+    pending_acks: Mapping[str, OpenPendingAcks] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, buffers: Mapping[str, str], pending_acks: Mapping[str, str]) -> Providers:
+        """Both by namespace: the names of providers. Raises `ValueError`, naming what is not installed."""
+        return cls(
+            {namespace: _loaded(BUFFERS, name, _built_in_buffer) for namespace, name in buffers.items()},
+            {
+                namespace: _loaded(PENDING_ACKS, name, _built_in_pending_acks)
+                for namespace, name in pending_acks.items()
+            },
+        )
+
+    def transaction_buffer(self, segment: str, empty_at: Position) -> TransactionBuffer:
+        return _chosen(self.buffers, segment, _built_in_buffer)(segment, empty_at)
+
+    def pending_ack_store(self, segment: str, subscription: str) -> PendingAckStore:
+        return _chosen(self.pending_acks, segment, _built_in_pending_acks)(segment, subscription)
+
+
+def _chosen(by_namespace: Mapping[str, T], segment: str, built_in: T) -> T:
+    namespace = segment.removeprefix("segment://").rsplit("/", 2)[0]
+    return by_namespace.get(namespace, by_namespace.get(ALL_OTHERS, built_in))
+
+
+def _loaded(group: str, name: str, built_in: T) -> T:
+    if name == BUILT_IN:
+        return built_in
+    installed = entry_points(group=group)
+    if name not in installed.names:
+        names = ", ".join(sorted({BUILT_IN, *installed.names}))
+        raise ValueError(f"no package offers {name!r} as one of {group}; there are: {names}")
+    return cast(T, installed[name].load())
