@@ -267,13 +267,24 @@ class HorizonsAnswer(BaseModel):
     gone: list[str] = []
 
 
+class AppendedPart(BaseModel):
+    """An entry of `count` messages: those that were sent under its sequence and whose keys hash into `ranges`."""
+
+    segment: str
+    position: str
+    count: int
+    ranges: list[tuple[int, int]]
+
+
 class PublishAnswer(BaseModel):
-    """Where the entry stands; `duplicate` when an earlier attempt has put it there."""
+    """Where the entry stands; `duplicate` when an earlier attempt has put it there. `appended`, when it was put into
+    segments that this one took over from: there are its messages, and `position` is the first of those places."""
 
     model_config = example(position="7:12", duplicate=False)
 
     position: str
     duplicate: bool = False
+    appended: list[AppendedPart] | None = None
 
 
 class Message(Request):

@@ -23,8 +23,10 @@ from participants.api.models import (
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
     REVISION_HEADER,
+    AppendedPart,
     CreateTopicRequest,
     Isolation,
+    Message,
     OpenTransaction,
     PublishAnswer,
     PublishMessagesAnswer,
@@ -41,10 +43,11 @@ from participants.broker import names, schemas
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions, check_values
 from participants.broker.names import BrowseToken, ReadPlace, topic_name
-from participants.broker.payloads import decode_messages, inspect_arrow
+from participants.broker.payloads import decode_messages, hashes_of, inspect_arrow
 from participants.broker.reading import read_page, snapshot_revision
 from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
+from participants.segment.dedup import AppendedBefore
 from participants.segment.segment import Entry, Page, Segment
 from service.gate import BODY
 from service.http import Caller, PathText, problems
@@ -186,9 +189,28 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         await check_transaction(broker, txn_id, caller)
         target = await broker.segment(segment)
         payload: bytes = request.scope[BODY]
-        kind, rows = await _inspected(broker, target, request, payload, txn_id, count)
-        position, duplicate = await target.publish(Entry(payload, kind, rows, txn_id, writer, producer, sequence))
+        kind, rows, messages = await _inspected(broker, target, request, payload, txn_id, count)
+        hashes = _hashes(target, messages, producer, sequence)
+        entry = Entry(payload, kind, rows, txn_id, writer, producer, sequence, hashes)
+        try:
+            position, duplicate = await target.publish(entry)
+        except AppendedBefore as before:
+            if not before.complete:
+                raise
+            parts = [AppendedPart(**part.wire()) for part in before.parts]
+            return PublishAnswer(position=parts[0].position, duplicate=True, appended=parts)
         return PublishAnswer(position=str(position), duplicate=duplicate)
+
+
+def _hashes(
+    segment: Segment, messages: list[Message] | None, producer: str | None, sequence: int | None
+) -> frozenset[int] | None:
+    """Of the keys of an entry that may be a retry. None: nobody knows, or they are not what brought it here."""
+    if messages is None or sequence is None:
+        return None
+    low, high = segment.record.range
+    found = frozenset(hashes_of(messages, producer, sequence))
+    return found if all(low <= hashed <= high for hashed in found) else None
 
 
 def _read_route(api: APIRouter, broker: Broker) -> None:
@@ -337,25 +359,25 @@ def _detail(segment: Segment, last_visible: Position | None, broker: Broker) -> 
 
 async def _inspected(
     broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None, count: int | None
-) -> tuple[PayloadKind, int]:
-    """The kind and the number of rows of a payload that fits the topic's schema."""
-    kind, rows = await _fitting(broker, segment, request, payload, txn_id)
+) -> tuple[PayloadKind, int, list[Message] | None]:
+    """The kind and the number of rows of a payload that fits the topic's schema; the messages, if it is some."""
+    kind, rows, messages = await _fitting(broker, segment, request, payload, txn_id)
     if rows is not None and count not in (None, rows):
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"count: {count}, but the body holds {rows}", field="count")
-    return kind, rows if rows is not None else count or 1
+    return kind, rows if rows is not None else count or 1, messages
 
 
 async def _fitting(
     broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None
-) -> tuple[PayloadKind, int | None]:
-    """The kind of a payload that fits the topic's schema, and its rows where they can be counted."""
+) -> tuple[PayloadKind, int | None, list[Message] | None]:
+    """The kind of a payload that fits the topic's schema, and its rows and messages where they can be counted."""
     media_type = request.headers.get("content-type", BYTES_MEDIA_TYPE).partition(";")[0].strip().lower()
     kind = _KINDS.get(media_type, PayloadKind.BYTES)
     name = segment.record.topic
     if kind is PayloadKind.MESSAGES:
         found = decode_messages(payload)
         await check_values(broker, name, [message.value for message in found])
-        return kind, len(found)
+        return kind, len(found), found
     if kind is PayloadKind.ARROW:
         stream = inspect_arrow(payload)
         topic = await broker.topic(name)
@@ -368,7 +390,7 @@ async def _fitting(
             assert topic.arrow_schema is not None
             known = schemas.decode_schema(topic.arrow_schema)
         schemas.check_fits(name, known, stream.schema)
-        return kind, stream.rows
+        return kind, stream.rows, None
     topic = await broker.topic(name)
     if topic.arrow_schema is not None:
         raise ServiceError(
@@ -377,4 +399,4 @@ async def _fitting(
             action=f"Send an Arrow stream ({ARROW_MEDIA_TYPE}) or JSON messages.",
             topic=name,
         )
-    return kind, None
+    return kind, None, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -16,13 +16,14 @@ from participants.broker import schemas
 from participants.broker.broker import Broker
 from participants.broker.compaction import CompactedViews
 from participants.broker.names import BrowseToken, MessageId
-from participants.broker.payloads import encode_messages, message_count, read_messages
+from participants.broker.payloads import encode_messages, hashes_of, message_count, read_messages
 from participants.broker.peers import RemoteSegment
 from participants.broker.reading import BROWSE_BYTES, Part, read_page, snapshot_revision, start_of
 from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
 from participants.partly import one_error
 from participants.records import SegmentRecord, TopicRecord
+from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Entry, Segment
 from service.problems import ErrorCode, ServiceError
 
@@ -62,7 +63,7 @@ class Messages:
 
         Message ids in the order sent. When one segment refuses although others have taken theirs, that is
         OUTCOME_UNKNOWN: send again under the same producer and sequence, or abort the transaction. A retry falls into
-        the same segments, or into those that took over from them.
+        the same segments, or into those that took over from them and know what had been appended (DESIGN §5.13).
         """
         values = [message.value for message in messages]
 
@@ -72,13 +73,13 @@ class Messages:
 
         segments = await self._broker.in_layout(topic_name, look)
         hashes = self._hashes(messages, options, segments)
-        ids = self._appended_before(messages, hashes, options, segments)
-        while left := [index for index in range(len(messages)) if index not in ids]:
+        places: dict[int, _Place] = {}
+        while left := [index for index in range(len(messages)) if index not in places]:
             routed: defaultdict[str, list[int]] = defaultdict(list)
             owners = {segment.id: segment for segment in segments}
             for index in left:
                 routed[_covering(segments, hashes[index]).id].append(index)
-            taken_before = bool(ids)
+            taken_before = bool(places)
             results = await asyncio.gather(
                 *(
                     owners[segment_id].publish(_entry(messages, hashes, indexes, options))
@@ -89,43 +90,25 @@ class Messages:
             errors: list[BaseException] = []
             for (segment_id, indexes), result in zip(routed.items(), results, strict=True):
                 if not isinstance(result, BaseException):
-                    ids |= _ids(segment_id, result[0], indexes)
+                    places |= dict.fromkeys(indexes, _Place(segment_id, result[0], len(indexes)))
+                elif isinstance(result, AppendedBefore) and (told := _told(result, hashes, indexes)):
+                    places |= told
                 elif not _moved_on(result):
                     errors.append(result)
             if errors:
                 raise _one_error(errors, len(results) + taken_before, options)
-            if len(ids) < len(messages):
+            if any(isinstance(result, BaseException) and _moved_on(result) for result in results):
                 self._broker.forget_topic(topic_name)
                 topic = await self._broker.topic(topic_name)
                 segments = await self._segments(topic, authorization=options.authorization)
-        return [ids[index] for index in range(len(messages))]
+        return _ids([places[index] for index in range(len(messages))], options)
 
     def _hashes(self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[Part]) -> list[int]:
-        """Where each message goes. Those without a key go together: with a sequence where a retry goes too."""
         if options.sequence is not None:
-            default = hash_of_key(f"{options.producer}/{options.sequence}")
-        else:
-            active = [segment for segment in segments if segment.record.state == "active"]
-            default = active[next(self._round_robin) % len(active)].record.range[0] if active else 0
+            return hashes_of(messages, options.producer, options.sequence)
+        active = [segment for segment in segments if segment.record.state == "active"]
+        default = active[next(self._round_robin) % len(active)].record.range[0] if active else 0
         return [default if message.key is None else hash_of_key(message.key) for message in messages]
-
-    def _appended_before(
-        self,
-        messages: Sequence[Message],
-        hashes: Sequence[int],
-        options: PublishOptions,
-        segments: Sequence[Part],
-    ) -> dict[int, str]:
-        """A retry is asked first where it may have been appended: at segments sealed since (DESIGN §5.13)."""
-        ids: dict[int, str] = {}
-        for segment in segments:
-            if options.sequence is None or segment.record.state == "active":
-                continue
-            indexes = [i for i, hashed in enumerate(hashes) if i not in ids and _holds(segment.record, hashed)]
-            known = segment.remembered(_entry(messages, hashes, indexes, options)) if indexes else None
-            if known is not None and known.inherited is None and known.count == len(indexes):
-                ids |= _ids(segment.id, known.position, indexes)
-        return ids
 
     async def browse(
         self,
@@ -254,7 +237,6 @@ async def _first_change(
 def _entry(
     messages: Sequence[Message], hashes: Sequence[int], indexes: Sequence[int], options: PublishOptions
 ) -> Entry:
-    within = [hashes[index] for index in indexes]
     return Entry(
         encode_messages([messages[index] for index in indexes]),
         PayloadKind.MESSAGES,
@@ -263,12 +245,42 @@ def _entry(
         None,
         options.producer,
         options.sequence,
-        (min(within), max(within)),
+        frozenset(hashes[index] for index in indexes),
     )
 
 
-def _ids(segment_id: str, position: Position, indexes: Sequence[int]) -> dict[int, str]:
-    return {index: str(MessageId(segment_id, position, place)) for place, index in enumerate(indexes)}
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An entry of so many messages."""
+
+    segment: str
+    position: Position
+    count: int
+
+
+def _told(before: AppendedBefore, hashes: Sequence[int], indexes: Sequence[int]) -> dict[int, _Place]:
+    """Where those of the messages stand that were appended before."""
+    return {
+        index: _Place(part.segment or "", part.position, part.count)
+        for index in indexes
+        for part in before.parts
+        if part.tells_of(hashes[index])
+    }
+
+
+def _ids(places: Sequence[_Place], options: PublishOptions) -> list[str]:
+    """In an entry the messages stand in the order in which they were sent. Raises INVALID_ARGUMENT when there are more,
+    or fewer, than it has: then it was not of these messages."""
+    counts = Counter(places)
+    for place, found in counts.items():
+        if found != place.count:
+            raise sequence_used(options.sequence, place.count, found).partly()
+    before: Counter[_Place] = Counter()
+    ids = []
+    for place in places:
+        ids.append(str(MessageId(place.segment, place.position, before[place])))
+        before[place] += 1
+    return ids
 
 
 def _moved_on(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
-from participants.api.models import Message, ReadMessage
+from participants.api.models import Message, ReadMessage, hash_of_key
 from participants.broker.names import MessageId
 from participants.ledger.frames import FrameHeader, PayloadKind, RawFrame
 from service.problems import ErrorCode, ServiceError
@@ -55,6 +55,12 @@ def decode_messages(payload: bytes | memoryview) -> list[Message]:
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body.{where}: {first['msg']}", field="body") from None
     encode_messages(messages)
     return messages
+
+
+def hashes_of(messages: Sequence[Message], producer: str | None, sequence: int | None) -> list[int]:
+    """Where each of them goes. Those without a key go together, to where a retry goes too."""
+    default = hash_of_key(f"{producer}/{sequence}")
+    return [default if message.key is None else hash_of_key(message.key) for message in messages]
 
 
 def inspect_arrow(payload: bytes) -> ArrowPayload:

@@ -31,7 +31,7 @@ from participants.ledger import frames
 from participants.ledger.frames import PayloadKind, RawFrame
 from participants.ledger.position import Position
 from participants.records import SegmentRecord
-from participants.segment.dedup import Remembered
+from participants.segment.dedup import AppendedBefore, Remembered
 from participants.segment.segment import Entry, Page
 from service.problems import ErrorCode, ServiceError
 
@@ -116,11 +116,8 @@ class RemoteSegment:
         ends = [ledger.last for ledger in self.record.ledgers]
         return self.record.state == "sealed" and all(end is not None and position >= end for end in ends)
 
-    def remembered(self, entry: Entry) -> Remembered | None:
-        """Not known here. The children of a sealed segment remember what it had taken."""
-        return None
-
     async def publish(self, entry: Entry) -> tuple[Position, bool]:
+        """As `Segment.publish`. The owner finds the hashes of a retry in its messages."""
         params = {
             "txn_id": str(entry.txn_id) if entry.txn_id is not None else None,
             "writer": entry.writer,
@@ -128,8 +125,15 @@ class RemoteSegment:
             "sequence": entry.sequence,
             "count": entry.count,
         }
-        answer = await self._request("POST", params, bytes(entry.payload), _MEDIA_TYPES[entry.kind])
+        try:
+            answer = await self._request("POST", params, bytes(entry.payload), _MEDIA_TYPES[entry.kind])
+        except ServiceError as error:
+            if "appended" not in error.members:
+                raise
+            raise _appended_before(entry, error.members["appended"], complete=False) from None
         said = answer.json()
+        if "appended" in said:
+            raise _appended_before(entry, said["appended"], complete=True)
         return Position.parse(said["position"]), said["duplicate"]
 
     async def read(
@@ -209,6 +213,10 @@ def _problem_of(answer: httpx.Response) -> ServiceError | None:
         return error if problem["definite"] or not error.definite else error.partly()
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _appended_before(entry: Entry, wire: Any, *, complete: bool) -> AppendedBefore:
+    return AppendedBefore(entry.sequence, [Remembered.parse(part) for part in wire], complete=complete)
 
 
 def _raw_frames(content: bytes) -> list[RawFrame]:

@@ -7,20 +7,23 @@ Inside a transaction every sequence is remembered until the transaction is decid
 `REMEMBERED_SEQUENCES` of a producer, and of all producers together `REMEMBERED_IN_ALL`; those of the producer that
 has been silent for longest are forgotten first. A retry must arrive within that window.
 
-A child inherits what its parents remember. Such a sequence counts for the part of the hash range in which the parent
-took it: the child of a split lies in its parent's range, so all counts; in the child of a merge a sequence that only
-one parent has seen says nothing about messages of the other one's range.
+A child inherits what its parents remember, each sequence for the part of the hash range in which a parent took it, with
+the segment in which it lies. In the child of a split all of it counts; in the child of a merge a sequence that only one
+parent has seen says nothing about messages of the other one's range. Those it takes itself then, so under one sequence
+there may be several entries, which tell of different hashes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from metastore.txn.ids import TxnId
 from participants.ledger.position import Position
+from service.problems import ErrorCode, ServiceError
 
 REMEMBERED_SEQUENCES = 1_000
 REMEMBERED_IN_ALL = 100_000
@@ -40,54 +43,106 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Where a sequence was appended, and how many messages it held: a retry must hold as many.
-
-    `inherited`: the position is one in a parent, which took the sequence for these parts of the hash range. The retry
-    may hold fewer messages then: those of the parent's entry that fall into the child.
-    """
+    """An entry that was appended under a sequence, of so many messages: all of those that were sent under it and whose
+    keys hash into `ranges`. It lies in `segment`, one that this one took over from; None: in this one."""
 
     position: Position
     count: int
-    inherited: tuple[HashRange, ...] | None = None
+    ranges: tuple[HashRange, ...]
+    segment: str | None = None
 
-    def covers(self, hashes: HashRange) -> bool:
-        return self.inherited is None or any(low <= hashes[0] and hashes[1] <= high for low, high in self.inherited)
+    def tells_of(self, hashed: int) -> bool:
+        return any(low <= hashed <= high for low, high in self.ranges)
 
-    def within(self, hashes: HashRange, own: HashRange) -> Remembered | None:
-        """What a child with the range `hashes` inherits of it from a segment with the range `own`."""
-        parts = [(max(low, hashes[0]), min(high, hashes[1])) for low, high in self.inherited or (own,)]
+    def inherited(self, parent: str, hashes: HashRange) -> Remembered | None:
+        """What a child with the range `hashes` inherits of it from `parent`."""
+        parts = ((max(low, hashes[0]), min(high, hashes[1])) for low, high in self.ranges)
         found = tuple(part for part in parts if part[0] <= part[1])
-        return replace(self, inherited=found) if found else None
+        return replace(self, ranges=found, segment=self.segment or parent) if found else None
 
-    def joined(self, other: Remembered) -> Remembered:
-        """The same sequence, inherited from two parents."""
-        return replace(self, inherited=_joined((*(self.inherited or ()), *(other.inherited or ()))))
+    def wire(self) -> dict[str, Any]:
+        return {
+            "segment": self.segment,
+            "position": str(self.position),
+            "count": self.count,
+            "ranges": [list(part) for part in self.ranges],
+        }
+
+    @classmethod
+    def parse(cls, wire: Mapping[str, Any]) -> Remembered:
+        ranges = tuple((low, high) for low, high in wire["ranges"])
+        return cls(Position.parse(wire["position"]), wire["count"], ranges, wire["segment"])
 
 
-def _joined(ranges: tuple[HashRange, ...]) -> tuple[HashRange, ...]:
-    joined: list[HashRange] = []
+class AppendedBefore(ServiceError):
+    """Messages of an entry were appended under its sequence before, not by one entry of this segment: those that
+    `parts` tell of, which all name their segment. Nothing was appended now."""
+
+    def __init__(self, sequence: int | None, parts: Sequence[Remembered], *, complete: bool) -> None:
+        where = ", ".join(f"{part.segment} at {part.position}" for part in parts)
+        super().__init__(
+            ErrorCode.INVALID_ARGUMENT,
+            f"sequence: {sequence} was used for {'this' if complete else 'a part of these messages'}: {where}",
+            action="Publish them to the topic: the broker finds those that are there, and appends the others.",
+            field="sequence",
+            appended=[part.wire() for part in parts],
+        )
+        self.parts = parts
+        self.complete = complete
+        """They tell of all messages of the entry."""
+
+
+def sequence_used(sequence: int | None, before: int, now: int) -> ServiceError:
+    """For another entry: it held another number of messages."""
+    return ServiceError(
+        ErrorCode.INVALID_ARGUMENT,
+        f"sequence: {sequence} was used for an entry of {before} messages, this one has {now}",
+        action="Send a retry unchanged, and something new under the next sequence.",
+        field="sequence",
+    )
+
+
+def joined(ranges: Iterable[HashRange]) -> tuple[HashRange, ...]:
+    """The same hashes, in order, in as few ranges as need be."""
+    found: list[HashRange] = []
     for low, high in sorted(ranges):
-        if joined and low <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(high, found[-1][1]))
         else:
-            joined.append((low, high))
-    return tuple(joined)
+            found.append((low, high))
+    return tuple(found)
+
+
+def without(whole: HashRange, ranges: Iterable[HashRange]) -> tuple[HashRange, ...]:
+    """The hashes of `whole` that are not in `ranges`."""
+    found: list[HashRange] = []
+    first = whole[0]
+    for low, high in joined(ranges):
+        if first < low:
+            found.append((first, low - 1))
+        first = high + 1
+    if first <= whole[1]:
+        found.append((first, whole[1]))
+    return tuple(found)
 
 
 class DedupTable:
-    def __init__(self) -> None:
-        self._producers: OrderedDict[Scope, dict[int, Remembered]] = OrderedDict()
+    def __init__(self, own: HashRange) -> None:
+        """Of a segment with the range `own`."""
+        self.own = own
+        self._all_of_it = (own,)
+        self._producers: OrderedDict[Scope, dict[int, tuple[Remembered, ...]]] = OrderedDict()
         self._remembered = 0
-        self._transactions: dict[TxnId, dict[Scope, dict[int, Remembered]]] = {}
+        self._transactions: dict[TxnId, dict[Scope, dict[int, tuple[Remembered, ...]]]] = {}
         self._in_flight: dict[tuple[Scope, int], asyncio.Task[Position]] = {}
 
-    def find(self, scope: Scope, sequence: int, hashes: HashRange) -> Remembered | None:
-        """Of an entry whose keys have hashes within `hashes`."""
-        if scope.txn_id is not None:
-            found = self._transactions.get(scope.txn_id, {}).get(scope, {}).get(sequence)
-        else:
-            found = self._producers.get(scope, {}).get(sequence)
-        return found if found is not None and found.covers(hashes) else None
+    def find(self, scope: Scope, sequence: int, hashes: frozenset[int] | None) -> tuple[Remembered, ...]:
+        """What was appended under the sequence of messages whose keys have these hashes, each of them looked at. None:
+        nobody knows the hashes; then it must be all that the segment can hold of them."""
+        found = self._scope(scope).get(sequence, ())
+        if hashes is None:
+            return found if joined(part for each in found for part in each.ranges) == self._all_of_it else ()
+        return tuple(each for each in found if any(map(each.tells_of, hashes)))
 
     def in_flight(self, scope: Scope, sequence: int) -> asyncio.Task[Position] | None:
         return self._in_flight.get((scope, sequence))
@@ -98,28 +153,27 @@ class DedupTable:
         publish.add_done_callback(lambda _: self._in_flight.pop(key, None))
 
     def durable(self, scope: Scope, sequence: int, position: Position, count: int) -> None:
-        """A frame of `count` messages with this sequence is durable at `position`."""
-        self.restore(scope, sequence, Remembered(position, count))
+        """A frame of `count` messages with this sequence is durable at `position`: of all that were sent under it, but
+        for those that were there already."""
+        others = [each for each in self._scope(scope).get(sequence, ()) if each.segment is not None]
+        ranges = without(self.own, (part for each in others for part in each.ranges)) if others else self._all_of_it
+        self.restore(scope, sequence, Remembered(position, count, ranges))
 
     def restore(self, scope: Scope, sequence: int, remembered: Remembered) -> None:
-        """Call it in the order of the appends: the oldest are forgotten first."""
+        """Beside what other segments have taken under the sequence. Call it in the order of the appends: the oldest are
+        forgotten first."""
         if scope.txn_id is not None:
-            self._transactions.setdefault(scope.txn_id, {}).setdefault(scope, {})[sequence] = remembered
+            _add(self._transactions.setdefault(scope.txn_id, {}).setdefault(scope, {}), sequence, remembered)
             return
         sequences = self._producers.setdefault(scope, {})
         self._producers.move_to_end(scope)
         self._remembered += sequence not in sequences
-        sequences[sequence] = remembered
+        _add(sequences, sequence, remembered)
         if len(sequences) > REMEMBERED_SEQUENCES:
             del sequences[next(iter(sequences))]
             self._remembered -= 1
         while self._remembered > REMEMBERED_IN_ALL:
             self._remembered -= len(self._producers.popitem(last=False)[1])
-
-    def inherit(self, scope: Scope, sequence: int, remembered: Remembered) -> None:
-        """As `restore`, from a parent: what another parent has told stands beside it."""
-        known = self._scope(scope).get(sequence)
-        self.restore(scope, sequence, remembered.joined(known) if known is not None else remembered)
 
     def forget_transaction(self, txn_id: TxnId) -> None:
         """The transaction is decided: no publish of it can succeed any more."""
@@ -136,10 +190,25 @@ class DedupTable:
         for transaction in self._transactions.values():
             scopes += transaction.items()
         for scope, sequences in scopes:
-            for sequence, remembered in sequences.items():
-                yield scope, sequence, remembered
+            for sequence, entries in sequences.items():
+                for remembered in entries:
+                    yield scope, sequence, remembered
 
-    def _scope(self, scope: Scope) -> dict[int, Remembered]:
+    def _scope(self, scope: Scope) -> dict[int, tuple[Remembered, ...]]:
         if scope.txn_id is not None:
             return self._transactions.get(scope.txn_id, {}).get(scope, {})
         return self._producers.get(scope, {})
+
+
+def _add(sequences: dict[int, tuple[Remembered, ...]], sequence: int, new: Remembered) -> None:
+    """As the latest one. It takes the place of one that the segment itself remembers of before; an entry of another
+    segment may be inherited in pieces."""
+    others = []
+    for each in sequences.pop(sequence, ()):
+        if each.segment != new.segment:
+            others.append(each)
+        elif new.segment is not None and each.position == new.position:
+            new = replace(new, ranges=joined((*each.ranges, *new.ranges)))
+        elif new.segment is not None:
+            others.append(each)
+    sequences[sequence] = (*others, new)

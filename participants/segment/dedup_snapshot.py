@@ -2,9 +2,12 @@
 
     /segment-state/<segment>/dedup/<name>/<chunk>   {"rows": [row, …]}      about CHUNK_BYTES each
 
-    row    {"txn_id"?, "writer"?, "producer"?, "runs": [[sequence, length, messages, ledger, entry, ranges?], …]}
-    run    `length` sequences from `sequence` on, in entries one after another from `ledger:entry` on, of so many
-           messages each; `ranges` ([[lo, hi], …]) when they were inherited
+    row    {"txn_id"?, "writer"?, "producer"?, "segment"?, "runs": [run, …]}
+    run    [sequence, length, messages, ledger, entry, ranges?]
+           `length` sequences from `sequence` on, in entries one after another from `ledger:entry` on, of so many
+           messages each; of those that hash into `ranges` ([[lo, hi], …]), unless that is the segment's whole range
+
+`segment` is the one in which those entries lie, when they were inherited.
 
 A snapshot counts once the segment's record names it (`DedupSnapshot`); it is complete by then. It is written when an
 opening has sealed the ledger of the owner before, and before a segment is sealed. Each has a name of its own, is
@@ -13,7 +16,10 @@ written once by one owner under that owner's check, and never changed. What no r
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
@@ -33,23 +39,27 @@ _RUN_BYTES = 60
 DELETED_PER_APPLY = 40
 
 Run = tuple[int, int, int, int, int, tuple[HashRange, ...] | None]
+Told = tuple[Scope, int, Remembered]
 
 
 class Row(JsonRecord):
-    """Sequences of one scope."""
+    """Sequences of one scope, of entries in one segment."""
 
     txn_id: str | None = None
     writer: str | None = None
     producer: str | None = None
+    segment: str | None = None
     runs: tuple[Run, ...]
 
     def scope(self) -> Scope:
         return Scope(TxnId.parse(self.txn_id) if self.txn_id else None, self.writer, self.producer)
 
-    def sequences(self) -> Iterator[tuple[int, Remembered]]:
+    def sequences(self, own: HashRange) -> Iterator[tuple[int, Remembered]]:
+        """As a segment with the range `own` remembers them."""
         for first, length, count, ledger, entry, ranges in self.runs:
             for step in range(length):
-                yield first + step, Remembered(Position(ledger, entry + step), count, ranges)
+                position = Position(ledger, entry + step)
+                yield first + step, Remembered(position, count, (own,) if ranges is None else ranges, self.segment)
 
 
 class Chunk(JsonRecord):
@@ -64,7 +74,7 @@ class SnapshotMissing(Exception):
 
 def chunks_of(table: DedupTable) -> list[Chunk]:
     """The table as it is now: it changes while it is being written."""
-    return list(_chunks(_rows(table)))
+    return list(_chunks(_rows(table, table.own)))
 
 
 async def write_snapshot(
@@ -85,34 +95,59 @@ async def write_snapshot(
     return DedupSnapshot(name=name, chunks=len(chunks), through=through)
 
 
-async def load_snapshot(
-    store: MetadataStore, segment: str, snapshot: DedupSnapshot
-) -> list[tuple[Scope, int, Remembered]]:
-    """In the order in which they are to be restored. Raises `SnapshotMissing`, store errors."""
-    found = []
+async def restore(
+    store: MetadataStore, segment: str, record: SegmentRecord, snapshot: DedupSnapshot, table: DedupTable
+) -> None:
+    """What the segment remembered when its snapshot was taken. Raises `SnapshotMissing`, store errors."""
+    _fill(table, [await _load(store, segment, record, snapshot)])
+
+
+async def _load(store: MetadataStore, segment: str, record: SegmentRecord, snapshot: DedupSnapshot) -> list[Told]:
+    found: list[Told] = []
     for number in range(snapshot.chunks):
         key = paths.dedup_chunk(segment, snapshot.name, number)
-        record = await store.get(key)
-        if record is None:
+        stored = await store.get(key)
+        if stored is None:
             raise SnapshotMissing(f"segment {segment} cannot tell retries: {key} is missing")
-        for row in Chunk.decode(record.value).rows:
+        for row in Chunk.decode(stored.value).rows:
             scope = row.scope()
-            found += [(scope, sequence, remembered) for sequence, remembered in row.sequences()]
+            found += [(scope, sequence, remembered) for sequence, remembered in row.sequences(record.range)]
     return found
 
 
 async def inherit(store: MetadataStore, record: SegmentRecord, table: DedupTable) -> None:
     """What the parents of a segment remember of its range. Raises `SnapshotMissing`, store errors."""
+    told: list[list[Told]] = []
     for parent in record.parents:
         stored = await store.get(paths.segment(parent))
         if stored is None:
             raise SnapshotMissing(f"the parent {parent} does not exist")
         parent_record = SegmentRecord.decode(stored.value)
         assert parent_record.state == "sealed" and parent_record.dedup is not None, "children come after the seal"
-        for scope, sequence, remembered in await load_snapshot(store, parent, parent_record.dedup):
-            inherited = remembered.within(record.range, parent_record.range)
+        told.append([])
+        for scope, sequence, remembered in await _load(store, parent, parent_record, parent_record.dedup):
+            inherited = remembered.inherited(parent, record.range)
             if inherited is not None:
-                table.inherit(scope, sequence, inherited)
+                told[-1].append((scope, sequence, inherited))
+    _fill(table, told)
+
+
+def _fill(table: DedupTable, snapshots: Sequence[Sequence[Told]]) -> None:
+    """In the order of the appends, because the oldest are forgotten first. Nobody knows it of two segments: then a
+    lower sequence of a producer is taken for the older one, and of two producers the one that was silent for longer in
+    its segment. What a segment has inherited is older than all that it took itself."""
+    silent: dict[Scope, int] = {}
+    told: dict[Scope, dict[tuple[int, str] | None, list[tuple[int, Remembered]]]] = {}
+    for number, snapshot in enumerate(snapshots):
+        for scope, sequence, remembered in snapshot:
+            source = (number, remembered.segment) if remembered.segment is not None else None
+            told.setdefault(scope, {}).setdefault(source, []).append((sequence, remembered))
+        for rank, scope in enumerate(reversed(dict.fromkeys(scope for scope, _, _ in snapshot))):
+            silent[scope] = min(rank, silent.get(scope, rank))
+    for scope in sorted(told, key=silent.__getitem__, reverse=True):
+        own = told[scope].pop(None, [])
+        for sequence, remembered in chain(heapq.merge(*told[scope].values(), key=itemgetter(0)), own):
+            table.restore(scope, sequence, remembered)
 
 
 async def delete_stale(store: MetadataStore, segment: str, ownership: AtVersion, keep: DedupSnapshot | None) -> None:
@@ -128,32 +163,35 @@ async def delete_stale(store: MetadataStore, segment: str, ownership: AtVersion,
         await store.apply(batch)
 
 
-def _rows(table: Iterable[tuple[Scope, int, Remembered]]) -> Iterator[Row]:
-    scope: Scope | None = None
-    runs: list[Run] = []
-    for of, sequence, remembered in table:
-        if scope is not None and runs and (of != scope or len(runs) == _RUNS_PER_ROW):
-            yield _row(scope, runs)
-            runs = []
-        scope = of
-        if runs and (longer := _continued(runs[-1], sequence, remembered)) is not None:
-            runs[-1] = longer
-        else:
-            position = remembered.position
-            runs.append((sequence, 1, remembered.count, position.ledger, position.entry, remembered.inherited))
-    if scope is not None:
-        yield _row(scope, runs)
+def _rows(table: Iterable[Told], own: HashRange) -> Iterator[Row]:
+    for scope, told in groupby(table, itemgetter(0)):
+        by_segment: dict[str | None, list[Run]] = {}
+        for _, sequence, remembered in told:
+            runs = by_segment.setdefault(remembered.segment, [])
+            run = _run(sequence, remembered, own)
+            if runs and _goes_on(runs[-1], run):
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1, *runs[-1][2:])
+            else:
+                runs.append(run)
+        for segment, runs in by_segment.items():
+            for start in range(0, len(runs), _RUNS_PER_ROW):
+                yield _row(scope, segment, runs[start : start + _RUNS_PER_ROW])
 
 
-def _row(scope: Scope, runs: list[Run]) -> Row:
+def _row(scope: Scope, segment: str | None, runs: Sequence[Run]) -> Row:
     txn_id = str(scope.txn_id) if scope.txn_id is not None else None
-    return Row(txn_id=txn_id, writer=scope.writer, producer=scope.producer, runs=tuple(runs))
+    return Row(txn_id=txn_id, writer=scope.writer, producer=scope.producer, segment=segment, runs=tuple(runs))
 
 
-def _continued(run: Run, sequence: int, remembered: Remembered) -> Run | None:
+def _run(sequence: int, remembered: Remembered, own: HashRange) -> Run:
+    position = remembered.position
+    ranges = remembered.ranges if remembered.ranges != (own,) else None
+    return (sequence, 1, remembered.count, position.ledger, position.entry, ranges)
+
+
+def _goes_on(run: Run, single: Run) -> bool:
     first, length, count, ledger, entry, ranges = run
-    next_one = (first + length, Remembered(Position(ledger, entry + length), count, ranges))
-    return (first, length + 1, count, ledger, entry, ranges) if next_one == (sequence, remembered) else None
+    return single == (first + length, 1, count, ledger, entry + length, ranges)
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[Chunk]:
@@ -164,6 +202,7 @@ def _chunks(rows: Iterable[Row]) -> Iterator[Chunk]:
             yield Chunk(rows=tuple(chunk))
             chunk, size = [], 0
         chunk.append(row)
-        size += _RUN_BYTES * len(row.runs) + len(row.writer or "") + len(row.producer or "") + 100
+        names = (row.writer, row.producer, row.segment)
+        size += _RUN_BYTES * len(row.runs) + sum(len(name or "") for name in names) + 100
     if chunk:
         yield Chunk(rows=tuple(chunk))

@@ -36,7 +36,7 @@ from participants.metrics import BrokerMetrics
 from participants.providers import Providers
 from participants.records import LedgerRecord, OwnerRecord, SegmentRecord
 from participants.segment.dedup import Scope
-from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, load_snapshot, write_snapshot
+from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Clock, Ownership, Segment
 from participants.segment.trimming import delete_trimmed, without_trimmed
@@ -203,8 +203,7 @@ async def _recover_dedup(
     if snapshot is None:
         await inherit(around.store, record, segment.dedup)
     else:
-        for scope, sequence, remembered in await load_snapshot(around.store, segment.id, snapshot):
-            segment.dedup.restore(scope, sequence, remembered)
+        await restore(around.store, segment.id, record, snapshot, segment.dedup)
     through = snapshot.through if snapshot else 0
     remembers_more = await _read_frames(segment, operations, through, around)
     sealed = segment.ledgers.sealed

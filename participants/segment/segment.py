@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -41,7 +41,7 @@ from participants.ledger.storage import (
 from participants.metrics import BrokerMetrics
 from participants.providers import Providers
 from participants.records import SegmentRecord
-from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
+from participants.segment.dedup import AppendedBefore, DedupTable, Scope, sequence_used
 from participants.signal import Signal
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.buffer import Decision, TrackedTransaction
@@ -66,8 +66,8 @@ STALE_READ_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry to append. `writer` and `sequence` as in DESIGN §5.12-13. The hashes of its keys lie within `hashes`;
-    None: nobody looked."""
+    """One entry to append. `writer` and `sequence` as in DESIGN §5.12-13. `hashes` are those of its keys; None: nobody
+    looked."""
 
     payload: bytes | memoryview
     kind: PayloadKind
@@ -76,7 +76,7 @@ class Entry:
     writer: str | None = None
     producer: str | None = None
     sequence: int | None = None
-    hashes: HashRange | None = None
+    hashes: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Segment:
         self.ownership = ownership
         self.ledgers = ledgers
         self.buffer = providers.transaction_buffer(segment_id, ledgers.last_durable)
-        self.dedup = DedupTable()
+        self.dedup = DedupTable(record.range)
         self.changed = Signal()
         self.lost: str | None = None
         """Why this object must not be used any more (deposed, or its ledger failed); None while it serves."""
@@ -161,6 +161,7 @@ class Segment:
         When this returns the entry is durable. Raises `ServiceError`: TXN_NOT_FOUND, TXN_CONFLICT,
         EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE, SEGMENT_SEALED: nothing was appended,
         nothing of it will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
+        `AppendedBefore`: it was there already, or a part of it, and not, or not only, in this segment.
         """
         self.assert_serving()
         if len(entry.payload) > MAX_PAYLOAD_BYTES:
@@ -171,12 +172,11 @@ class Segment:
             )
         scope = Scope(entry.txn_id, entry.writer, entry.producer)
         if entry.sequence is not None:
-            if (known := self.remembered(entry)) is not None:
-                return _same(entry, known), True
+            if (position := self._appended_before(entry, entry.sequence)) is not None:
+                return position, True
             if (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:
                 position = await self._answer(in_flight)
-                known = self.remembered(entry)
-                return (_same(entry, known) if known else position), True
+                return self._appended_before(entry, entry.sequence) or position, True
         if self._closing or self.ledgers.open is None:
             raise await self._sealed()
         publish = self.spawn(self._publish(entry, scope))
@@ -186,12 +186,20 @@ class Segment:
             self.dedup.begin(scope, entry.sequence, publish)
         return await self._answer(publish), False
 
-    def remembered(self, entry: Entry) -> Remembered | None:
-        """What is known of the entry's sequence, if it was appended before."""
-        if entry.sequence is None:
+    def _appended_before(self, entry: Entry, sequence: int) -> Position | None:
+        """Where the entry stands, if it was appended here before; an entry of which nobody knows the hashes is rather
+        taken for one of this segment than for one that was inherited. Raises `AppendedBefore`, INVALID_ARGUMENT."""
+        found = self.dedup.find(Scope(entry.txn_id, entry.writer, entry.producer), sequence, entry.hashes)
+        own = next((each for each in found if each.segment is None), None)
+        if own is not None and (len(found) == 1 or entry.hashes is None):
+            if own.count != entry.count:
+                raise sequence_used(sequence, own.count, entry.count)
+            return own.position
+        if not found:
             return None
-        scope = Scope(entry.txn_id, entry.writer, entry.producer)
-        return self.dedup.find(scope, entry.sequence, entry.hashes or self.record.range)
+        told = all(any(each.tells_of(hashed) for each in found) for hashed in entry.hashes or ())
+        parts = [replace(each, segment=each.segment or self.id) for each in found]
+        raise AppendedBefore(sequence, parts, complete=told)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """A caller that goes away does not end the work; a segment that closes does, with nothing known."""
@@ -807,15 +815,3 @@ class Segment:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _same(entry: Entry, known: Remembered) -> Position:
-    """The position of an entry that is there already, if it can be the same one: it holds as many messages."""
-    if known.inherited is None and entry.count != known.count:
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT,
-            f"sequence: {entry.sequence} was used for an entry of {known.count} messages, this one has {entry.count}",
-            action="Send a retry unchanged, and something new under the next sequence.",
-            field="sequence",
-        )
-    return known.position

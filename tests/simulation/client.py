@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from participants.api.models import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
+from participants.broker.names import MessageId
 from participants.ledger.frames import decode_all
 from tests.simulation.history import Begun, History, Seen, connection
 from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
@@ -309,6 +310,15 @@ class Client:
                 raise Doubtful("the segment is sealed and nobody has taken over")
             layout = newest
 
+    async def publish_to_topic(
+        self, topic: str, messages: list[dict[str, Any]], producer: str, sequence: int, patience_s: float
+    ) -> list[MessageId]:
+        """Through any broker, and another one each time: where the messages lie."""
+        body = {"messages": messages, "producer": producer, "sequence": sequence}
+        path = f"/v1/topics/{quote(topic, safe='')}/messages"
+        answer = await self._ask("POST", self._brokers, path, body=body, patience_s=patience_s)
+        return [MessageId.parse(each) for each in answer.json()["message_ids"]]
+
     async def read(self, place: SegmentPlace, after: str | None, isolation: str, revision: int | None = None) -> Page:
         query = {"after": after, "isolation": isolation, "revision": revision, "max_bytes": 4096}
         path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
@@ -398,7 +408,8 @@ def frames_of(segment: str, body: bytes) -> list[Seen]:
     found = []
     for frame in decode_all(body):
         content = json.loads(bytes(frame.payload))
-        for payload in [message["value"] for message in content] if isinstance(content, list) else [content]:
+        payloads = [message["value"] for message in content] if isinstance(content, list) else [content]
+        for index, payload in enumerate(payloads):
             found.append(
                 Seen(
                     segment,
@@ -408,6 +419,7 @@ def frames_of(segment: str, body: bytes) -> list[Seen]:
                     payload["id"],
                     payload["key"],
                     payload["amount"],
+                    index,
                 )
             )
     return found

@@ -73,6 +73,20 @@ class Seen:
     id: str
     key: str
     amount: int
+    index: int = 0
+    """Which one of the messages of its entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retold:
+    """The answer when something that was acknowledged is sent again under its sequence: where it lies, or the `code` of
+    a refusal that says that it will be refused again."""
+
+    write: Write
+    segment: str | None = None
+    position: tuple[int, int] | None = None
+    index: int = 0
+    code: str | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -146,6 +160,7 @@ class RefusedAck:
 @dataclass(slots=True)
 class History:
     writes: list[Write] = field(default_factory=list)
+    retold: list[Retold] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     answered_begins: list[Begun] = field(default_factory=list)
     efforts: list[Effort] = field(default_factory=list)

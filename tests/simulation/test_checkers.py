@@ -24,6 +24,7 @@ from tests.simulation.history import (
     Outcome,
     Read,
     RefusedAck,
+    Retold,
     Seen,
     Write,
     connection,
@@ -64,6 +65,7 @@ def true_story() -> History:
         write("c", 2, T3, "k", 7, 3.0),
     )
     history.writes = [a, b, c]
+    history.retold = [Retold(a, a.segment, a.position)]
     history.begun = {T1: 1, T2: 2, T3: 3}
     history.decisions = {
         T1: Decision(header(TxnState.COMMITTED, key="nightly", epoch=1, version=1), 10),
@@ -149,6 +151,14 @@ def certainly_refused(history: History) -> None:
     history.writes[0].outcome = Outcome.FAILED
 
 
+def told_another_place(history: History) -> None:
+    history.retold[0] = replace(history.retold[0], index=1)
+
+
+def retry_refused(history: History) -> None:
+    history.retold.append(Retold(history.writes[0], code="INVALID_ARGUMENT"))
+
+
 def half_a_snapshot(history: History) -> None:
     history.snapshots[0][0].frames.pop()
 
@@ -227,6 +237,7 @@ LIES: dict[str, list[Lie]] = {
     "atomic visibility": [entry_that_comes_later],
     "no lost write": [lost],
     "no repeated write": [twice, certainly_refused],
+    "a retry is told where the first one lies": [told_another_place, retry_refused],
     "snapshot sums": [half_a_snapshot],
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],

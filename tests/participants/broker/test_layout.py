@@ -18,6 +18,7 @@ from metastore.txn import paths
 from metastore.txn.ids import TxnId
 from participants.broker.layout import CLAIM_PATIENCE_MS
 from participants.ledger.frames import PayloadKind
+from participants.segment.dedup import AppendedBefore, Scope
 from participants.segment.segment import Entry
 from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.process import BrokerProcess
@@ -395,8 +396,10 @@ async def test_children_remember_what_their_parents_took(process: BrokerProcess,
     for child_name in children:
         child = await process.broker.segment(child_name)
         for sequence in (3, 4, 7):
-            assert (await child.publish(entry("x", producer="p", sequence=sequence)))[1]
-            assert (await child.publish(entry("x", txn, writer="w", sequence=sequence)))[1]
+            for retry in (entry("x", producer="p", sequence=sequence), entry("x", txn, writer="w", sequence=sequence)):
+                with pytest.raises(AppendedBefore) as before:
+                    await child.publish(retry)
+                assert before.value.complete and [part.segment for part in before.value.parts] == [name]
         assert not (await child.publish(entry("new", producer="p", sequence=5)))[1]
         assert not (await child.publish(entry("new", txn, writer="w", sequence=5)))[1]
     await ended(process, world, txn, True)
@@ -416,11 +419,14 @@ async def test_the_child_of_a_merge_holds_a_sequence_against_the_keys_of_the_par
         child = await process.broker.segment(merged)
 
         def keyed(at: int) -> Entry:
-            return Entry(b"?", PayloadKind.BYTES, 1, producer="p", sequence=1, hashes=(at, at))
+            return Entry(b"?", PayloadKind.BYTES, 1, producer="p", sequence=1, hashes=frozenset({at}))
 
-        assert (await child.publish(keyed(5)))[1], "the lower half has it"
-        assert child.remembered(keyed(0x9000)) is None
-        assert child.remembered(entry("?", producer="p", sequence=1)) is None, "nobody knows which half it is of"
+        with pytest.raises(AppendedBefore) as before:
+            await child.publish(keyed(5))
+        assert [part.segment for part in before.value.parts] == [names[0]], "the lower half has it"
+        scope = Scope(None, None, "p")
+        assert not child.dedup.find(scope, 1, frozenset({0x9000}))
+        assert not child.dedup.find(scope, 1, None), "nobody knows which half it is of"
         process = await process.crash()
     assert not (await (await process.broker.segment(merged)).publish(keyed(0x9000)))[1]
     await process.stop()

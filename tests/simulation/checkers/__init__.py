@@ -26,6 +26,7 @@ from tests.simulation.checkers import (
     own_transactions,
     refusals,
     repeated_writes,
+    retries,
     snapshots,
 )
 from tests.simulation.history import History
@@ -40,6 +41,7 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "atomic visibility": atomic_visibility.check,
     "no lost write": lost_writes.check,
     "no repeated write": repeated_writes.check,
+    "a retry is told where the first one lies": retries.check,
     "snapshot sums": snapshots.check,
     "order": order.check,
     "ends are idempotent": ends.check,
