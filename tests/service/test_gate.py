@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 import metatxn
 from service import server
@@ -300,6 +300,26 @@ async def test_an_answer_that_takes_too_long_is_unknown_and_the_work_goes_on(
         handler.may_answer.set()
         await handler.finished.wait()
         assert (await caller.get("/slow")).json() == "done"
+
+
+async def test_an_answer_that_has_begun_is_not_given_up() -> None:
+    """However long the rest of it takes: another head in the middle of it would be nonsense."""
+    sent: list[str] = []
+
+    async def streams(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.002)  # behind the gate's timer, which began before it and is shorter
+        await send({"type": "http.response.body", "body": b"all of it"})
+
+    async def note(message: Message) -> None:
+        sent.append(message["type"])
+
+    async def nothing() -> Message:
+        raise AssertionError("there is no body")
+
+    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    await Gate(streams, Limits(request_timeout_ms=1), authenticator=None)(scope, nothing, note)
+    assert sent == ["http.response.start", "http.response.body"]
 
 
 async def test_requests_at_once_are_bounded(serve: Callable[..., Served], handler: Handler) -> None:

@@ -8,7 +8,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from participants.txn.refusals import refusal
-from service.problems import KINDS, ErrorCode
+from service.problems import KINDS, ErrorCode, ServiceError
 
 
 @pytest.mark.parametrize("code", ErrorCode)
@@ -24,3 +24,10 @@ def test_nobody_is_told_to_abort_what_is_decided(state: TxnState) -> None:
     problem = refusal(TxnId(0, 7), header).problem()
     assert problem.code is ErrorCode.TXN_CONFLICT
     assert "Abort" not in problem.action and "new one" in problem.action and "read its state" in problem.action
+
+
+def test_a_refusal_of_a_part_says_nothing_of_the_whole() -> None:
+    """Whoever believes that nothing was done would do all of it again."""
+    refused = ServiceError(ErrorCode.TXN_CONFLICT, "the second of two messages is held by another transaction")
+    assert refused.definite and refused.problem().definite
+    assert not refused.partly().definite and not refused.partly().problem().definite

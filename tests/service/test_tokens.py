@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from service.problems import ErrorCode, ServiceError
-from service.security import watched_file
+from service.security import signed_tokens, watched_file
 from service.security.authentication import Authenticator
 from service.security.principal import ANYONE, Grants, Principal
 from service.security.signed_tokens import LEEWAY_S, InvalidToken, SignedTokens
@@ -234,6 +234,16 @@ def test_a_remembered_token_ends_with_its_time(tmp_path: Path) -> None:
     now[0] = 1_000_000_000.0
     with pytest.raises(InvalidToken, match="expired"):
         tokens.principal(expired)
+
+
+def test_no_more_tokens_are_remembered_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may sign could fill it; one that was forgotten is verified once more."""
+    monkeypatch.setattr(signed_tokens, "REMEMBERED", 2)
+    tokens = verifier(tmp_path, ED_KEY)
+    all_of_them = [signed(ED_KEY, "EdDSA", sub=f"service-{number}") for number in range(4)]
+    for _ in range(2):
+        assert [tokens.principal(token).name for token in all_of_them] == [f"service-{number}" for number in range(4)]
+        assert len(tokens._verified) == 2
 
 
 def test_alg_none_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import metatxn
+from spark_connector.messages import Written
+from spark_connector.stream_writer import the_transaction
 from tests.spark_connector.conftest import TopicFactory
 from tests.spark_connector.helpers import (
     KEPT_ALIVE_MS,
@@ -217,6 +219,14 @@ def test_a_topic_that_gets_a_column_while_a_query_runs_refuses_the_next_batch(
     assert not open_transactions(client)
     run(to_topic(rows().withColumn("more", F.lit(2)), url, tmp_path / "checkpoint", **options))
     assert column(client, name) == [*range(11), *range(20, 30)]
+
+
+def test_a_batch_whose_transaction_ended_half_way_is_not_committed() -> None:
+    """A task that came later has begun the batch again, in another one: each holds a part of the rows."""
+    one, other = (Written(txn_id, writer=txn_id[0], rows=1) for txn_id in ("a" * 32, "b" * 32))
+    assert the_transaction([one, one], batch_id=7) == one.txn_id
+    with pytest.raises(metatxn.ExpiredTransaction, match="micro-batch 7"):
+        the_transaction([one, other], batch_id=7)
 
 
 def test_an_empty_batch_is_committed_too(

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_connector.table_writes import PIECE_BYTES, pieces
+import metatxn
+from spark_connector.options import TOPIC_COLUMN
+from spark_connector.table_writes import PIECE_BYTES, _by_topic, pieces
 
 
 @given(rows=st.integers(0, 5000), width=st.integers(0, 5000))
@@ -26,3 +28,10 @@ def test_no_piece_is_a_small_rest(share: float) -> None:
     sizes = [piece.nbytes for piece in pieces(batch)]
     assert max(sizes) < 2 * PIECE_BYTES
     assert min(sizes) > 0.9 * max(sizes)
+
+
+def test_a_row_without_a_topic_is_an_error() -> None:
+    """It would be in no topic, and the job would succeed."""
+    batch = pa.RecordBatch.from_pydict({TOPIC_COLUMN: ["orders", None, "orders"], "id": [1, 2, 3]})
+    with pytest.raises(metatxn.InvalidArgument, match="null in 1 rows"):
+        list(_by_topic(batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.guards.client import CLIENT
+from tests.mutants.guards.service import SERVICE
 
-GUARDS: tuple[Mutant, ...] = ()
+GUARDS = (*SERVICE, *CLIENT)

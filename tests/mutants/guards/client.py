@@ -1,0 +1,235 @@
+"""The client library and the command line."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_HTTP = "metatxn/http.py"
+_TRANSACTION = "metatxn/transaction.py"
+_CLUSTER = "metatxn/cluster.py"
+_DELIVERY = "metatxn/delivery.py"
+_TEST_HTTP = ("tests/metatxn/test_http.py",)
+_TEST_OUTCOME = ("tests/metatxn/test_commit_outcome.py",)
+_TEST_BATCHING = ("tests/metatxn/test_batching.py",)
+_TEST_CONCURRENCY = ("tests/metatxn/test_concurrency.py",)
+
+CLIENT = (
+    Mutant(
+        "word-of-a-proxy-is-definite",
+        "an answer of 500 and above that is none of ours is an unknown outcome",
+        "metatxn/answers.py",
+        "if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.request.method != QUESTION:",
+        "if status < 0:",
+        tests=_TEST_HTTP,
+    ),
+    Mutant(
+        "repeated-what-must-not-be",
+        "what is not idempotent is not sent again when nobody knows what became of it",
+        _HTTP,
+        "return call.idempotent and status != HTTPStatus.INTERNAL_SERVER_ERROR",
+        "return status != HTTPStatus.INTERNAL_SERVER_ERROR",
+        tests=_TEST_HTTP,
+    ),
+    Mutant(
+        "refusal-hides-the-first-attempt",
+        "a refusal says nothing of an earlier attempt without an answer",
+        _HTTP,
+        "first = request.unanswered\n",
+        "first = None\n",
+        tests=_TEST_HTTP,
+    ),
+    Mutant(
+        "retry-after-is-not-waited-for",
+        "who is told to come back later comes back later",
+        _HTTP,
+        "return max(pause_s(state.attempt_number, self._randomness), asked or 0.0)",
+        "return pause_s(state.attempt_number, self._randomness)",
+        tests=_TEST_HTTP,
+    ),
+    Mutant(
+        "token-without-tls",
+        "a token that was given for TLS is not sent without, wherever a service sends us",
+        _HTTP,
+        'if self._only_tls and not (location or base).startswith("https://"):',
+        'if self._only_tls and not base.startswith("http"):',
+        tests=("tests/service/test_gate.py::test_a_token_for_tls_is_never_sent_without",),
+    ),
+    Mutant(
+        "time-runs-in-the-queue",
+        "the time of a call is not spent waiting for others",
+        _HTTP,
+        "            request.end += _now() - came\n",
+        "",
+        tests=_TEST_CONCURRENCY,
+    ),
+    Mutant(
+        "calls-at-once-unbounded",
+        "so many calls are on their way at once",
+        _HTTP,
+        "asyncio.Semaphore(MAX_ON_THEIR_WAY)",
+        "asyncio.Semaphore(1 << 30)",
+        tests=_TEST_CONCURRENCY,
+    ),
+    Mutant(
+        "long-polls-hold-up-commits",
+        "who waits for messages takes no place of those who commit",
+        _HTTP,
+        'return "long polls" if self.wait_s else "calls"',
+        'return "calls"',
+        tests=_TEST_CONCURRENCY,
+    ),
+    Mutant(
+        "never-sent-is-unknown",
+        "what was never sent has certainly done nothing",
+        _HTTP,
+        "if not sent.yes or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):",
+        "if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):",
+        tests=_TEST_CONCURRENCY,
+    ),
+    Mutant(
+        "stays-with-the-dead",
+        "when a process does not answer it is the next one's turn",
+        _CLUSTER,
+        '        """The next one\'s turn; after the last one the list is read anew."""\n'
+        "        urls = self._urls.get(role, [])\n        if url in urls:",
+        '        """The next one\'s turn; after the last one the list is read anew."""\n'
+        "        urls = self._urls.get(role, [])\n        if url not in urls:",
+        tests=_TEST_HTTP,
+    ),
+    Mutant(
+        "stays-with-who-lost-its-store",
+        "when a process cannot serve it is the next one's turn",
+        _CLUSTER,
+        "            urls.remove(url)\n            urls.append(url)\n",
+        "            pass\n",
+        tests=_TEST_HTTP,
+    ),
+    Mutant(
+        "only-the-first-is-asked",
+        "the cluster is told by any service that can",
+        _CLUSTER,
+        "if not error.retriable and not isinstance(error, ServiceUnreachable):",
+        "if error is not None:",
+        tests=_TEST_HTTP,
+    ),
+    Mutant(
+        "committed-without-what-failed",
+        "a transaction of which a send failed is not committed",
+        _TRANSACTION,
+        "            self._check_complete()\n",
+        "",
+        tests=_TEST_OUTCOME,
+    ),
+    Mutant(
+        "lost-commit-is-denied",
+        "a refusal of the second attempt says nothing of the commit that was lost",
+        _TRANSACTION,
+        "                    if unknown is None:\n                        raise\n",
+        "                    if error is not None:\n                        raise\n",
+        tests=_TEST_OUTCOME,
+    ),
+    Mutant(
+        "anothers-commit-is-ours",
+        "a commit has succeeded when our writers count",
+        _TRANSACTION,
+        "            void = header.writers is None or set(header.writers) != set(writers)\n",
+        "            void = False\n",
+        tests=_TEST_OUTCOME,
+    ),
+    Mutant(
+        "remembered-writers-are-void",
+        "a commit without a list has succeeded when the writers that were remembered here count",
+        _TRANSACTION,
+        "        self._remembered.update(writers)\n",
+        "",
+        tests=_TEST_OUTCOME,
+    ),
+    Mutant(
+        "aborts-what-may-be-committed",
+        "leaving does not abort a transaction whose commit has no answer",
+        _TRANSACTION,
+        "if failure.definite and self._failure is None:",
+        "if self._failure is None:",
+        tests=_TEST_OUTCOME,
+    ),
+    Mutant(
+        "committed-version-takes-more",
+        "a version that is committed takes nothing more",
+        _TRANSACTION,
+        "        self.check_takes_operations()\n        self._senders[sender] = None\n",
+        "        self._senders[sender] = None\n",
+        tests=_TEST_OUTCOME,
+    ),
+    Mutant(
+        "hole-during-a-merge",
+        "a key has somewhere to go while two segments are merged",
+        "metatxn/topics.py",
+        "if s.segment not in ended and known.isdisjoint(s.children)]",
+        'if s.segment not in ended and s.state == "active"]',
+        tests=("tests/metatxn/test_sealed_segments.py",),
+    ),
+    Mutant(
+        "mixed-column-becomes-text",
+        "a column of several types is an error that names the value",
+        "metatxn/columns.py",
+        "    if not _is_one_type(cells):\n",
+        "    if not cells:\n",
+        tests=("tests/metatxn/test_columns.py",),
+    ),
+    Mutant(
+        "null-where-none-may-be",
+        "a column that takes no nulls gets none",
+        "metatxn/frames.py",
+        "if not field.nullable and column.null_count:",
+        "if not field.name:",
+        tests=("tests/metatxn/test_columns.py",),
+    ),
+    Mutant(
+        "pending-unbounded",
+        "what waits to be sent has a bound",
+        _DELIVERY,
+        "if self.pending_bytes >= self.max_pending_bytes:",
+        "if self.pending_bytes < 0:",
+        tests=_TEST_BATCHING,
+    ),
+    Mutant(
+        "overtaken-on-the-way-to-a-child",
+        "nothing is routed anew before what was sent earlier has its answer",
+        _DELIVERY,
+        "        if any(lane.busy for lane in stranded):\n            return\n",
+        "",
+        tests=_TEST_BATCHING,
+    ),
+    Mutant(
+        "closed-producer-is-silent",
+        "a send that failed is told by the flush, at the latest",
+        _DELIVERY,
+        "        if failures:\n            raise failures[0]\n",
+        "",
+        tests=_TEST_BATCHING,
+    ),
+    Mutant(
+        "held-message-comes-twice",
+        "what a consumer holds is not handed out again",
+        "metatxn/consumer.py",
+        "if each.message_id not in self._held",
+        "if each.message_id",
+        tests=("tests/metatxn/test_redelivery.py",),
+    ),
+    Mutant(
+        "recovery-decides-unasked",
+        "a recovery that is carried out is told what becomes of open transactions",
+        "metatxn/cli/recover.py",
+        "if yes and undecided is None:",
+        "if yes is None:",
+        tests=("tests/metatxn/test_cli_store.py::test_recover_a_store_that_was_restored",),
+    ),
+    Mutant(
+        "terminal-obeys-a-client",
+        "what a client has written is no command to the terminal",
+        "metatxn/cli/output.py",
+        "char if char.isprintable() else char.encode",
+        "char if char else char.encode",
+        tests=("tests/metatxn/test_cli.py::test_what_a_client_says_is_no_command_to_the_terminal",),
+    ),
+)

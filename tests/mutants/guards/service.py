@@ -1,0 +1,182 @@
+"""The shell of both services: the gate, tokens, rights, and what a failure is called."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_GATE = "service/gate.py"
+_PRINCIPAL = "service/security/principal.py"
+_SIGNED = "service/security/signed_tokens.py"
+_TEST_TOKENS = ("tests/service/test_tokens.py",)
+
+SERVICE = (
+    Mutant(
+        "admin-without-the-right",
+        "what is below /admin/ needs the right admin",
+        _GATE,
+        "if path.startswith(ADMIN_PATHS) and not caller.superuser:",
+        "if path == ADMIN_PATHS and not caller.superuser:",
+        tests=("tests/coordinator/test_security.py::test_everything_below_admin_needs_the_right",),
+    ),
+    Mutant(
+        "strangers-without-a-rate",
+        "whoever is refused for the token is counted too: guessing has a rate",
+        _GATE,
+        "        except ServiceError as error:\n            self._count(address)\n",
+        "        except ServiceError as error:\n",
+        tests=("tests/service/test_gate.py::test_each_principal_has_a_rate_of_its_own",),
+    ),
+    Mutant(
+        "body-bounded-by-its-word",
+        "a body is counted as it arrives, whatever its length was said to be",
+        _GATE,
+        "if size > self._limits.max_body_bytes:",
+        "if size < 0:",
+        tests=("tests/service/test_gate.py::test_a_body_at_the_limit_passes_and_one_byte_more_does_not",),
+    ),
+    Mutant(
+        "requests-at-once-unbounded",
+        "the requests under way are bounded",
+        _GATE,
+        "if self._under_way >= self._limits.max_requests:",
+        "if self._under_way < 0:",
+        tests=("tests/service/test_gate.py::test_requests_at_once_are_bounded",),
+    ),
+    Mutant(
+        "requests-never-end",
+        "a request that ends, ends for the bound on those under way",
+        _GATE,
+        "            self._under_way -= 1",
+        "            pass",
+        tests=("tests/service/test_gate.py::test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing",),
+    ),
+    Mutant(
+        "answered-twice-when-late",
+        "an answer that has begun is not given up",
+        _GATE,
+        "        if self._begun:\n            return\n",
+        "",
+        tests=("tests/service/test_gate.py::test_an_answer_that_has_begun_is_not_given_up",),
+    ),
+    Mutant(
+        "headers-unbounded",
+        "a head has a bound in count and in bytes",
+        _GATE,
+        "if len(headers) > limits.max_headers or size > limits.max_header_bytes:",
+        "if len(headers) > limits.max_headers:",
+        tests=("tests/service/test_gate.py::test_too_many_and_too_large_headers_are_431",),
+    ),
+    Mutant(
+        "callers-are-kept",
+        "a bucket is kept for so many callers and no more",
+        "service/limits.py",
+        "if len(self._buckets) > self.MAX_CALLERS:",
+        "if len(self._buckets) < 0:",
+        tests=("tests/service/test_gate.py::test_a_million_addresses_do_not_fill_the_memory",),
+    ),
+    Mutant(
+        "secret-not-compared",
+        "a token is the one whose hash is listed, not any that has its id",
+        "service/security/tokens.py",
+        "return principal if hmac.compare_digest(_hash(token), expected) else None",
+        "return principal",
+        tests=_TEST_TOKENS,
+    ),
+    Mutant(
+        "remembered-beyond-its-end",
+        "a signed token that was verified once ends when it says",
+        _SIGNED,
+        "is not None and self._now() < known[1]:",
+        "is not None:",
+        tests=_TEST_TOKENS,
+    ),
+    Mutant(
+        "remembered-beyond-its-key",
+        "what was signed with a key that is gone is refused",
+        _SIGNED,
+        "            self._verified.clear()\n",
+        "",
+        tests=_TEST_TOKENS,
+    ),
+    Mutant(
+        "verified-tokens-unbounded",
+        "so many verified tokens are remembered and no more",
+        _SIGNED,
+        "if len(self._verified) > REMEMBERED:",
+        "if len(self._verified) < 0:",
+        tests=_TEST_TOKENS,
+    ),
+    Mutant(
+        "one-of-two-tokens",
+        "a request with two tokens is refused: another layer may have read the other one",
+        "service/security/authentication.py",
+        "if len(values) > 1:",
+        "if len(values) > 2:",
+        tests=_TEST_TOKENS,
+    ),
+    Mutant(
+        "half-a-file-locks-out",
+        "a token file that is half written changes nothing",
+        "service/security/watched_file.py",
+        "        except InvalidSecurityFile as error:\n            log.error(",
+        '        except InvalidSecurityFile as error:\n            self._value = self._parse(b"")\n'
+        "            log.error(",
+        tests=_TEST_TOKENS,
+    ),
+    Mutant(
+        "everybodys-transactions",
+        "what belongs to another principal is not the caller's",
+        _PRINCIPAL,
+        "return owner is None or owner == self.name or self.superuser",
+        "return owner is None or self.name is not None",
+        tests=("tests/coordinator/test_security.py::test_b14_another_principal_changes_nothing_and_the_owner_goes_on",),
+    ),
+    Mutant(
+        "one-right-is-every-right",
+        "each right opens its own endpoints",
+        _PRINCIPAL,
+        "            right in rights and fnmatchcase",
+        "            rights and fnmatchcase",
+        tests=("tests/participants/test_security.py::test_each_right_opens_its_own_endpoints_and_no_other",),
+    ),
+    Mutant(
+        "every-topic-is-shown",
+        "the name of a topic is shown to whom it has given a right",
+        _PRINCIPAL,
+        "            rights and fnmatchcase",
+        "            True or fnmatchcase",
+        tests=("tests/participants/test_security.py::test_a_list_of_topics_shows_what_one_has_a_right_on",),
+    ),
+    Mutant(
+        "open-to-other-machines",
+        "without authentication a service listens on this machine only",
+        "service/exposure.py",
+        "if self.authenticator is None and not self.allow_anonymous and not is_loopback(host):",
+        "if self.authenticator is None and not self.allow_anonymous and not host:",
+        tests=("tests/coordinator/test_security.py::test_without_configuration_only_this_machine_may_connect",),
+    ),
+    Mutant(
+        "unknown-outcome-called-nothing",
+        "an unknown outcome of the store is an unknown outcome for the client",
+        "service/http.py",
+        "if isinstance(error, OutcomeUnknown):",
+        "if error is None:",
+        tests=("tests/participants/api/test_rest.py::test_what_the_store_fails_with_is_told",),
+    ),
+    Mutant(
+        "partly-done-called-nothing",
+        "a request of which a part may have been carried out is not definite",
+        "service/problems.py",
+        "return KINDS[self.code].definite and not self._partly",
+        "return KINDS[self.code].definite",
+        tests=("tests/service/test_problems.py",),
+    ),
+    Mutant(
+        "parameter-given-twice",
+        "a query parameter stands once: which of two would be meant?",
+        "service/strict.py",
+        "elif name in seen:",
+        "elif not name:",
+        tests=("tests/coordinator/test_rest.py::test_a_query_that_an_endpoint_does_not_have_is_not_passed_over",),
+    ),
+)
