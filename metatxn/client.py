@@ -406,12 +406,13 @@ class AsyncClient:
     async def acknowledge_up_to(
         self, topic: str, subscription: str, positions: Mapping[str, str], txn: AsyncTransaction
     ) -> None:
-        """Inside `txn`: everything up to a position of each segment, which readers must have been shown.
+        """Inside `txn`: everything up to a position of each segment, which readers must have been shown, in the place
+        of all consumers of the subscription.
 
         Raises `NotFound` without the subscription, `TransactionConflict`; whatever is raised, `txn` must be aborted.
         """
         txn.check_takes_operations()
-        body = {"kind": "cumulative", "positions": dict(positions), "txn_id": txn.id}
+        body = {"kind": "cumulative", "positions": dict(positions), "for_all": True, "txn_id": txn.id}
         call = post(subscription_path(topic, subscription, "acks"), body, settled_by=ACKS_SETTLED_BY)
         with inside(txn):
             await self._connection.broker(call)

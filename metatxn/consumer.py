@@ -137,7 +137,10 @@ class AsyncConsumer:
     async def acknowledge_cumulative(
         self, message: Message, txn: AsyncTransaction | None = None, writer: str | None = None
     ) -> None:
-        """This message and all before it in its segment. As `acknowledge`."""
+        """This message and all before it in its segment. As `acknowledge`.
+
+        Raises `InvalidArgument` on a shared subscription, where other consumers may have what lies before it.
+        """
         held = list(self._held)
         if message.message_id in self._held:  # those of other segments too, which may then come twice, as ever
             self._settle(held[: held.index(message.message_id)])

@@ -51,6 +51,7 @@ def ack_request(request: AckMessagesRequest) -> AckRequest:
         _txn_id(request.txn_id),
         request.writer,
         _places(request.positions or {}),
+        request.for_all,
     )
 
 

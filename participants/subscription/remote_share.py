@@ -60,6 +60,7 @@ class RemoteShare:
         body: dict[str, Any] = {"kind": kind}
         if request.up_to:
             body["positions"] = {segment: str(place) for segment, place in request.up_to.items()}
+            body["for_all"] = request.for_all or None
         else:
             body["message_ids"] = [str(each) for each in request.ids]
         if request.txn_id is not None:

@@ -22,13 +22,15 @@ from service.problems import ErrorCode, ServiceError
 
 @dataclass(frozen=True, slots=True)
 class AckRequest:
-    """Messages, or with `up_to` everything up to a place of each segment; the latter is always cumulative."""
+    """Messages, or with `up_to` everything up to a place of each segment; the latter is always cumulative. With
+    `for_all` it speaks for all consumers of the subscription, without it for the one that was given the messages."""
 
     ids: Sequence[MessageId] = ()
     cumulative: bool = False
     txn_id: TxnId | None = None
     writer: str | None = None
     up_to: Mapping[str, Position] = field(default_factory=dict)
+    for_all: bool = False
 
     @property
     def segments(self) -> list[str]:
@@ -127,7 +129,8 @@ class Share:
     # -- acknowledging -----------------------------------------------------------------------------------------
 
     async def acknowledge(self, request: AckRequest) -> None:
-        """All of it, or nothing when any message conflicts."""
+        """All of it, or nothing when any message conflicts, or its kind does not fit the subscription."""
+        self._assert_fits(request)
         acks = await self._acks(request)
         await self._check(request.txn_id, acks)
         # From the last check to the reservations nothing is awaited: who comes first wins, on all segments.
@@ -143,6 +146,23 @@ class Share:
         )
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
             raise acks_error(errors, len(outcomes))
+
+    def _assert_fits(self, request: AckRequest) -> None:
+        """Raises INVALID_ARGUMENT for one that covers what other consumers have: where messages of one segment are
+        given to several of them, none can tell what it would lose for the others. Pulsar refuses it likewise."""
+        if request.for_all or not (request.cumulative or request.up_to):
+            return
+        for part in map(self._parts.__getitem__, request.segments):
+            if part.definition.record.type == "shared":
+                raise ServiceError(
+                    ErrorCode.INVALID_ARGUMENT,
+                    f"kind: subscription {part.definition.name} is shared, so a cumulative acknowledgement would cover "
+                    "what other consumers have",
+                    action="Acknowledge each message, with kind `individual`; or, if no consumer needs what lies "
+                    "before a place, give `positions` and `for_all`.",
+                    field="kind",
+                    subscription=part.definition.name,
+                )
 
     async def _check(self, txn_id: TxnId | None, acks: Iterable[tuple[SegmentSubscription, list[Ack]]]) -> None:
         """Raises what `SegmentSubscription.check` does. Nothing is awaited behind the last check.

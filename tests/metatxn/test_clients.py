@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import metatxn
+from participants.broker.names import MessageId
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.flavours import ASYNCHRONOUS, Connect
 
@@ -101,6 +102,26 @@ async def test_cumulative_acknowledgement(client: metatxn.AsyncClient, new_topic
         held = [await received(consumer) for _ in range(4)]
         async with client.transaction() as txn:
             await consumer.acknowledge_cumulative(held[2], txn)
+
+    async def backlog() -> int:
+        return (await client.subscription(topic, "s")).segments[0].backlog
+
+    await eventually(backlog, 2)
+
+
+async def test_a_reader_acknowledges_for_all_consumers(client: metatxn.AsyncClient, new_topic: NewTopic) -> None:
+    """Of a shared subscription, where a consumer cannot."""
+    topic = await new_topic()
+    async with client.producer(topic, max_entry_messages=1) as producer:
+        for number in range(5):
+            await producer.send(number)
+    async with await client.subscribe(topic, "s", "shared", "earliest") as consumer:
+        held = [await received(consumer) for _ in range(4)]
+        with pytest.raises(metatxn.InvalidArgument, match=r"^kind: .*shared"):
+            await consumer.acknowledge_cumulative(held[2])
+        third = MessageId.parse(held[2].message_id)
+        async with client.transaction() as txn:
+            await client.acknowledge_up_to(topic, "s", {third.segment: str(third.position)}, txn)
 
     async def backlog() -> int:
         return (await client.subscription(topic, "s")).segments[0].backlog

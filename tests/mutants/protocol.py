@@ -434,6 +434,14 @@ PROTOCOL = (
         "marks",
     ),
     Mutant(
+        "shared-takes-cumulative-acks",
+        "5.10: on a shared subscription nobody acknowledges what others have",
+        "participants/subscription/share.py",
+        '            if part.definition.record.type == "shared":\n',
+        "            if False:\n",
+        "consume",
+    ),
+    Mutant(
         "trim-forgets-every-outcome",
         "5.6: outcomes are kept until their entries are trimmed",
         "participants/txn/memory_buffer.py",

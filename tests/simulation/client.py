@@ -180,11 +180,15 @@ class Client:
         body = {"kind": "individual", "message_ids": ids, "txn_id": txn_id}
         await self._at_subscription(topic, name, "POST", "/acks", body, patience_s=patience_s)
 
+    async def acknowledge_cumulative(self, topic: str, name: str, message_id: str, txn_id: str) -> None:
+        body = {"kind": "cumulative", "message_ids": [message_id], "txn_id": txn_id}
+        await self._at_subscription(topic, name, "POST", "/acks", body)
+
     async def acknowledge_up_to(
         self, topic: str, name: str, segment: str, position: tuple[int, int], txn_id: str
     ) -> None:
         positions = {segment: f"{position[0]}:{position[1]}"}
-        body = {"kind": "cumulative", "positions": positions, "txn_id": txn_id}
+        body = {"kind": "cumulative", "positions": positions, "for_all": True, "txn_id": txn_id}
         await self._at_subscription(topic, name, "POST", "/acks", body)
 
     async def mark_deletes(self, topic: str, name: str) -> dict[str, tuple[int, int]]:

@@ -48,7 +48,7 @@ def backlog(client: metatxn.Client, topic: str) -> int:
 @pytest.fixture
 def source(client: metatxn.Client, topic: TopicFactory) -> str:
     name = topic("source")
-    client.subscribe(name, SUBSCRIPTION, initial="earliest").close()
+    client.subscribe(name, SUBSCRIPTION, "shared", initial="earliest").close()
     return name
 
 

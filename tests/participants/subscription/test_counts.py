@@ -185,7 +185,7 @@ async def test_62_63_65_cumulative_acks(consuming: Consuming, entries: tuple[int
 async def test_64_below_the_mark_delete_and_over_what_was_acknowledged_singly(
     consuming: Consuming, entries: tuple[int, ...]
 ) -> None:
-    ids = await given(consuming, entries)
+    ids = await given(consuming, entries, kind="failover")
     one, two = await begun(consuming, 2)
     await consuming.acked(ids[:2], kind="individual")
     assert await consuming.conflicts(ids[1:2], one, kind="cumulative")
@@ -276,7 +276,7 @@ class Walk:
         await self.consuming.receive(consumer=self.choose.choice("ab"), limit=self.choose.randint(1, 12))
 
     async def acknowledge(self) -> None:
-        """Of anything, given or not; what conflicts or cannot be read is refused."""
+        """Of anything, given or not; what conflicts, cannot be read, or does not fit the subscription is refused."""
         if self.ids:
             txn = await self.a_transaction() if self.choose.random() < 0.6 else None
             cumulative = self.choose.random() < 0.15
@@ -313,7 +313,7 @@ async def test_the_counts_are_those_of_looking_at_every_message(
     """With pages of a few entries and few checkpoints, so that they are passed, thinned, trimmed and extended."""
     monkeypatch.setattr("participants.subscription.message_counts.PAGE_BYTES", 300)
     monkeypatch.setattr("participants.subscription.message_counts.MAX_CHECKPOINTS", 6)
-    await consuming.subscribe()
+    await consuming.subscribe(kind=("failover", "shared")[seed % 2])
     walk = Walk(consuming, seed)
     for number in range(60):
         await walk.step()

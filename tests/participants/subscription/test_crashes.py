@@ -92,7 +92,7 @@ async def story(consuming: Consuming, ids: Sequence[str]) -> tuple[Acknowledged,
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "answer lost"])
 @pytest.mark.parametrize("writes", range(WRITES))
 async def test_a_broker_dies_after_any_write(consuming: Consuming, writes: int, silent: bool) -> None:
-    await consuming.subscribe()
+    await consuming.subscribe(kind="failover")
     ids = [message for start in range(0, 18, 3) for message in await consuming.publish(*range(start, start + 3))]
     await consuming.receive()
     cut = Cut(consuming, writes, silent)

@@ -10,6 +10,24 @@ import pytest
 from tests.participants.subscription.consuming import Consuming
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["for good", "in a transaction"])
+async def test_a_shared_subscription_refuses_one_that_covers_what_another_consumer_has(
+    consuming: Consuming, inside: bool
+) -> None:
+    await consuming.subscribe(kind="shared")
+    ids = await consuming.publish_each(*range(6))
+    assert await consuming.values(consumer="one", limit=3) == [0, 1, 2]
+    assert await consuming.values(consumer="two") == [3, 4, 5]
+    txn = await consuming.world.begin() if inside else None
+    refused = await consuming.ack(ids[5:], txn, kind="cumulative")
+    problem = refused.json()
+    assert (refused.status_code, problem["field"], problem["definite"]) == (422, "kind", True)
+    assert "individual" in problem["action"]
+    await consuming.asked("DELETE", "/subscriptions/s/consumers/one")
+    assert await consuming.values(consumer="two") == [0, 1, 2], "nobody has acknowledged them"
+    assert (await consuming.shown())["pending_acks"] == {}
+
+
 @pytest.mark.parametrize("batch", [1, 10], ids=["batch off", "batch on"])
 async def test_62_steps_then_abort_return_everything_and_then_commit_nothing(consuming: Consuming, batch: int) -> None:
     await consuming.subscribe(kind="failover")
@@ -53,10 +71,11 @@ async def test_up_to_a_place_of_a_segment(consuming: Consuming) -> None:
     place, txn = str(segment.buffer.max_read_position), await consuming.world.begin()
     await consuming.publish("d")
 
-    async def acknowledge(positions: dict[str, str]) -> int:
-        body = {"kind": "cumulative", "txn_id": str(txn), "positions": positions}
+    async def acknowledge(positions: dict[str, str], for_all: bool = True) -> int:
+        body = {"kind": "cumulative", "txn_id": str(txn), "positions": positions, "for_all": for_all}
         return (await consuming.ask("POST", "/subscriptions/s/acks", body)).status_code
 
+    assert await acknowledge({segment.id: place}, for_all=False) == 422, "a consumer cannot speak for the others"
     assert await acknowledge({segment.id: "99:0"}) == 422, "nobody was shown that"
     assert await acknowledge({"segment://public/default/other/0000-ffff-0": place}) == 422
     assert await acknowledge({segment.id: "1:-1"}) == 200, "nothing is before it"
@@ -102,6 +121,7 @@ async def test_66_null_ids_and_several_cumulative_ones_are_refused(consuming: Co
         ("message_ids", good | {"message_ids": None}),
         ("message_ids", good | {"message_ids": []}),
         ("message_ids", good | {"kind": "cumulative"}),
+        ("for_all", good | {"for_all": True}),
         ("message_ids", good | {"message_ids": ["AAAA"]}),
         ("writer", good | {"writer": "w"}),
     ]
@@ -130,7 +150,7 @@ async def test_81_a_pending_cumulative_ack_survives_a_restart(consuming: Consumi
 
 
 async def test_cumulative_and_single_acks_of_two_transactions_end_independently(consuming: Consuming) -> None:
-    await consuming.subscribe()
+    await consuming.subscribe(kind="failover")
     ids = await consuming.publish_each(*range(6))
     await consuming.receive()
     one, two = await consuming.world.begin(), await consuming.world.begin()
@@ -145,7 +165,7 @@ async def test_cumulative_and_single_acks_of_two_transactions_end_independently(
 
 
 async def test_one_transaction_does_both_and_ends_both(consuming: Consuming) -> None:
-    await consuming.subscribe()
+    await consuming.subscribe(kind="failover")
     ids = await consuming.publish_each(*range(6))
     await consuming.receive()
     txn = await consuming.world.begin()

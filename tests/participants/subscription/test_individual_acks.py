@@ -215,7 +215,7 @@ async def test_a_successor_is_not_refused_for_what_its_aborted_predecessors_held
     """The decisions are in the store and no watch has told of them yet: what an application has open is aborted when
     its next run connects, and that run acknowledges the same messages at once. One that is open or committed still
     stands in the way."""
-    await consuming.subscribe()
+    await consuming.subscribe(kind="failover")
     ids = await consuming.publish_each(*range(3))
     holders = [await consuming.world.begin() for _ in ids]
     for txn, each in zip(holders, ids, strict=True):

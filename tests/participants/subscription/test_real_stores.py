@@ -63,7 +63,7 @@ def one_life(url: str, first: bool) -> None:
             with client.producer("t", max_entry_messages=MESSAGES) as producer:
                 futures = [producer.send(number) for number in range(MESSAGES)]
             assert futures[0].result()
-        with client.subscribe("t", "s", "shared", "earliest") as consumer:
+        with client.subscribe("t", "s", "failover", "earliest") as consumer:
             found = []
             while (message := consumer.receive(timeout_s=0)) is not None:
                 found.append(message)

@@ -2,7 +2,8 @@
 
 So every input has exactly one output in the end, whoever of the consumers was killed, frozen, fenced or left behind.
 Some acknowledge first, ask only once, and believe what they are told: what was certainly refused they do without, and
-commit the transaction all the same.
+commit the transaction all the same. Some of a shared subscription try to acknowledge everything up to what they were
+given, though others have what lies before it, and do so message by message only when that is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ SUBSCRIPTION = "packing"
 TIMEOUT_MS = (4_000, 20_000)
 BELIEVING = 0.3
 """How many of the packings acknowledge first, and go on without what is refused."""
+CARELESS = 0.1
+"""How many acknowledgements on a shared subscription begin with a cumulative one."""
 
 
 class Consume(Workload):
@@ -31,8 +34,8 @@ class Consume(Workload):
         self.orders = await self.create_topic("orders", random)
         self.parcels = await self.create_topic("parcels", random)
         self.history.pipes.append((self.orders, self.parcels))
-        kind = random.choice(("shared", "shared", "failover", "exclusive"))
-        await self.client(random).subscribe(self.orders, SUBSCRIPTION, kind)
+        self.kind = random.choice(("shared", "shared", "failover", "exclusive"))
+        await self.client(random).subscribe(self.orders, SUBSCRIPTION, self.kind)
 
     def start(self) -> None:
         for number in range(PRODUCERS):
@@ -131,4 +134,12 @@ class Packer(Actor):
     async def _acknowledge(self, txn_id: str, given: list[dict[str, Any]], patience_s: float = PATIENCE_S) -> None:
         assert isinstance(self.workload, Consume)
         ids = [message["message_id"] for message in given]
+        if self.workload.kind == "shared" and self.random.random() < CARELESS:
+            try:
+                await self.client.acknowledge_cumulative(self.workload.orders, SUBSCRIPTION, ids[-1], txn_id)
+            except Refused as refused:
+                if refused.code != "INVALID_ARGUMENT":
+                    raise
+            else:
+                ids = ids[:-1]
         await self.client.acknowledge(self.workload.orders, SUBSCRIPTION, ids, txn_id, patience_s=patience_s)
