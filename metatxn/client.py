@@ -424,13 +424,14 @@ class AsyncClient:
     def table_writer(
         self,
         topic: str,
-        txn: AsyncTransaction | str,
+        txn: AsyncTransaction | str | None = None,
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
     ) -> AsyncTableWriter:
-        """Writes Arrow tables inside a transaction. With `writer`, the rows count only if the commit lists that name
-        or lists none."""
+        """Writes Arrow tables inside a transaction, or without one: then rows can be read as soon as their entry is
+        durable. With `writer`, which needs a transaction, the rows count only if the commit lists that name or lists
+        none."""
         return AsyncTableWriter(self._connection, topic, txn, writer, key_column, max_entry_bytes)
 
     @overload

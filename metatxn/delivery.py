@@ -130,7 +130,10 @@ class Delivery(Generic[T]):
         *,
         name: str | None = None,
         writer: str | None = None,
+        failure_is_final: bool = False,
     ) -> None:
+        """With `failure_is_final` nothing is sent behind a failure outside of transactions either, as nothing ever is
+        inside one; what is on its way to other segments may still arrive."""
         assert batching.max_bytes > 0 and batching.max_items > 0 and batching.linger_s >= 0
         self.topic = topic
         self.pending_bytes = 0
@@ -141,6 +144,7 @@ class Delivery(Generic[T]):
         # The name is for people. Two producers of one name must not take each other's sequences for retries.
         self._producer = f"{name}/{link.new_name()}" if name else link.new_name()
         self._writer = writer
+        self._failure_is_final = failure_is_final
         self._sequences = itertools.count()
         self._layout: Layout | None = None
         self._next_layout: Layout | None = None
@@ -176,7 +180,7 @@ class Delivery(Generic[T]):
             await self._hurry(lambda: self.pending_bytes < self.max_pending_bytes)
 
     def check(self, txn_id: str | None) -> None:
-        """Raises `InvalidArgument` when it is closed, and the transaction's first failure, if it has one."""
+        """Raises `InvalidArgument` when it is closed, and the first failure that nothing can be sent behind."""
         if (failure := self._refusal(txn_id)) is not None:
             raise failure
 
@@ -192,12 +196,12 @@ class Delivery(Generic[T]):
 
     async def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
         """Wait until all that was put inside `txn_id` (None: outside transactions) is durable. Raises the first
-        failure among it: of a transaction until `discard`, otherwise once."""
+        failure among it: one that nothing is sent behind every time (of a transaction until `discard`), others once."""
         wanted = {key[1] for key in self._lanes} | set(self._failures) if everything else {txn_id}
         while not await self._settled(wanted):
             pass
         failures = [failure for txn, failure in self._failures.items() if txn in wanted]
-        if None in wanted:
+        if None in wanted and not self._failure_is_final:
             self._failures.pop(None, None)
         if failures:
             raise failures[0]
@@ -235,7 +239,10 @@ class Delivery(Generic[T]):
     def _refusal(self, txn_id: str | None) -> MetatxnError | None:
         if self._closed:
             return InvalidArgument("it is closed", action="Open another one.")
-        return None if txn_id is None else self._failures.get(txn_id)
+        return self._final_failure(txn_id)
+
+    def _final_failure(self, txn_id: str | None) -> MetatxnError | None:
+        return self._failures.get(txn_id) if txn_id is not None or self._failure_is_final else None
 
     def _route(self, item: T, txn_id: str | None) -> None:
         assert self._layout is not None
@@ -343,7 +350,7 @@ class Delivery(Generic[T]):
     async def _post_next(self, lane: Lane[T]) -> None:
         """A task of its own."""
         items = self._take(lane)
-        failure = self._failures.get(lane.txn_id) if lane.txn_id is not None else None
+        failure = self._final_failure(lane.txn_id)
         outcome = failure or (await self._post(lane, items) if items else None)
         lane.busy = False
         lane.in_flight = 0

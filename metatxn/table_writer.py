@@ -113,27 +113,30 @@ def key_text(key: Any) -> str:
 
 
 class AsyncTableWriter:
-    """Rows of one topic, inside one transaction. Nothing is promised before `close` returns.
+    """Rows of one topic, inside one transaction or outside of any. Nothing is promised before `flush` or `close`
+    returns: rows outside of a transaction may be read before that, entry by entry.
 
-    Rows of one segment keep the order written. Leaving its `async with` closes it; an exception drops what was not
-    sent.
+    Rows of one segment keep the order written, each is there once, whatever is tried again, and behind a failure none
+    follow. Leaving its `async with` closes it; an exception drops what was not sent.
     """
 
     def __init__(
         self,
         connection: Connection,
         topic: str,
-        txn: AsyncTransaction | str,
+        txn: AsyncTransaction | str | None = None,
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
     ) -> None:
         if not 0 < max_entry_bytes <= MAX_ENTRY_BYTES:
             raise InvalidArgument(f"max_entry_bytes: must be between 1 and {MAX_ENTRY_BYTES}", field="max_entry_bytes")
+        if txn is None and writer is not None:
+            raise InvalidArgument("writer: outside of a transaction no commit says which writers count", field="writer")
         self.topic = topic
         self.rows = 0
         self.bytes = 0
-        self._txn_id = txn if isinstance(txn, str) else txn.id
+        self._txn_id = txn.id if isinstance(txn, AsyncTransaction) else txn
         self._key_column = key_column
         self._max_entry_bytes = min(max_entry_bytes, MAX_ROWS_BYTES)
         # Where each writer sends its first rows differs, or the small writes of many would all go to one segment.
@@ -143,7 +146,8 @@ class AsyncTableWriter:
         # An entry waits until it is half full or flushed; where one is on its way meanwhile, the next becomes larger.
         self._due_bytes = max(1, self._max_entry_bytes // 2)
         batching = Batching(self._max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf, due_bytes=self._due_bytes)
-        self._delivery = Delivery(connection, topic, ArrowFormat(key_column), batching, writer=writer)
+        form = ArrowFormat(key_column)
+        self._delivery = Delivery(connection, topic, form, batching, writer=writer, failure_is_final=True)
         # A named writer counts only if the commit lists it, so its failure alone does not doom the transaction.
         self._dooms = txn if isinstance(txn, AsyncTransaction) and writer is None else None
         if self._dooms is not None:
@@ -181,6 +185,10 @@ class AsyncTableWriter:
         step = max(1, batch.num_rows * self._max_entry_bytes // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
             yield from fitting(batch.slice(start, step), self._max_entry_bytes)
+
+    async def flush(self) -> None:
+        """Wait until all rows written so far are durable. Raises the first failure: then they are not complete."""
+        await self._delivery.flush(self._txn_id)
 
     async def close(self) -> None:
         """Send the rest and wait for all of it. Raises the first failure: then the rows are not complete."""

@@ -101,13 +101,13 @@ class Client(Facade[AsyncClient]):
     def table_writer(
         self,
         topic: str,
-        txn: Transaction | str,
+        txn: Transaction | str | None = None,
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
     ) -> TableWriter:
         """As `AsyncClient.table_writer`."""
-        inside = txn if isinstance(txn, str) else txn.core
+        inside = txn.core if isinstance(txn, Transaction) else txn
         core = self._core.table_writer(topic, inside, writer, key_column, max_entry_bytes)
         return TableWriter(core, self._background)
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from concurrent.futures import Future
 
 import httpx
+import pyarrow as pa
 import pytest
 
 import metatxn
@@ -245,3 +246,32 @@ async def test_newer_message_does_not_overtake_one_that_looks_for_its_segment(
         await asyncio.gather(first, other, second)
     assert sorted(cluster.visible()) == ["first", "other", "second"]
     assert [value for value in cluster.visible() if value != "other"] == ["first", "second"]
+
+
+async def test_plain_rows_arrive_once_and_are_there_after_a_flush(
+    cluster: FakeCluster, client: metatxn.AsyncClient
+) -> None:
+    cluster.after = [(ENTRIES, lost)] * 2
+    async with client:
+        async with client.table_writer("t", key_column="k") as writer:
+            await writer.write(pa.table({"k": ["a", "b"], "n": [0, 1]}))
+            assert cluster.visible() == []
+            await writer.flush()
+            assert [row["n"] for row in cluster.visible()] == [0, 1]
+            await writer.write(pa.table({"k": ["a"], "n": [2]}))
+        assert [row["n"] for row in cluster.visible()] == [0, 1, 2]
+        assert "txn" not in "".join(cluster.requests), "nobody has begun a transaction"
+        with pytest.raises(metatxn.InvalidArgument, match="no commit says"):
+            client.table_writer("t", writer="w")
+
+
+async def test_plain_rows_behind_a_failure_are_not_sent(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    """Every call tells of it, not the first one only: nobody goes on without having heard."""
+    cluster.before = [(ENTRIES, answering(ErrorCode.SCHEMA_MISMATCH))]
+    async with client:
+        writer = client.table_writer("t", key_column="k")
+        await writer.write(pa.table({"k": ["a"], "n": [0]}))
+        for asked in (writer.flush, writer.flush, lambda: writer.write(pa.table({"k": ["a"], "n": [1]})), writer.close):
+            with pytest.raises(metatxn.SchemaMismatch):
+                await asked()
+    assert cluster.visible() == []

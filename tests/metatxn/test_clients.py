@@ -162,6 +162,9 @@ async def test_tables(client: metatxn.AsyncClient, new_topic: NewTopic) -> None:
     assert [table.sort_by("id")["id"].to_pylist() for table in tables.values()] == [[1, 2, 3]] * 2
     assert (await client.read_table(topics[1], isolation="snapshot")).num_rows == 3
     segment = (await client.topic(topics[1])).segments[0].segment
+    async with client.table_writer(topics[1], key_column="id") as writer:
+        await writer.write(pa.table({"id": [4]}))
+    assert (await client.read_table(topics[1]))["id"].to_pylist() == [1, 2, 3, 4], "without a transaction"
     frames = [frame async for frame in client.read_segment(segment)]
     assert client.decode_entry(frames[0], None).num_rows == (await client.read_frames(segment)).frames[0].count == 3
 
