@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.guards.client import CLIENT
+from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.service import SERVICE
 
-GUARDS = (*SERVICE, *CLIENT)
+GUARDS = (*SERVICE, *CLIENT, *PARTICIPANTS)

@@ -309,6 +309,19 @@ async def test_a_record_that_cannot_be_given_up_now_is_given_up_later(start: Sta
     assert second in goal.values()
 
 
+async def test_what_another_broker_has_taken_is_not_given_up(start: Start, world: World) -> None:
+    """By an owner that stood still for so long that it was taken for dead, and then gives up what it had."""
+    frozen = await start()
+    (name,) = await create(frozen)
+    old = await frozen.serving(name)
+    await frozen.freeze()
+    new = await (await start()).serving(name)
+    taken = await owner_of(world, name)
+    await frozen.broker._release(old)
+    assert await owner_of(world, name) == taken
+    assert await publish(new, "goes on")
+
+
 async def test_a_claim_that_lands_after_its_broker_has_turned_away_is_given_back(start: Start, world: World) -> None:
     """Found by `make simulate SEED=263`: the record named a broker that lives, does not have the segment and is not
     wanted, so it was nobody's to take, for ever."""
