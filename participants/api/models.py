@@ -27,6 +27,8 @@ END_HEADER = "Metatxn-End"
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 MAX_SEGMENTS = 100
 """At creation: a topic and its segments are one apply, and etcd takes 128 operations in one."""
+MAX_NAME = 256
+"""Characters of a producer's, writer's, consumer's or subscription's name."""
 HASH_RANGE_END = 0xFFFF
 DEFAULT_MAX_REDELIVERIES = 16
 
@@ -323,7 +325,7 @@ class PublishMessagesRequest(Request):
     )
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
-    producer: Annotated[Name, Field(min_length=1, max_length=256)] | None = None
+    producer: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)] | None = None
     sequence: Annotated[int, Field(ge=0, le=2**53 - 1)] | None = None
 
 
@@ -464,7 +466,7 @@ class ReceiveRequest(Request):
 
     model_config = example(consumer="billing-1", max=100, wait_ms=1000)
 
-    consumer: Annotated[Name, Field(min_length=1, max_length=256)]
+    consumer: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)]
     max: Annotated[int, Field(ge=0, le=1000)] = 100
     wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 0
 
@@ -511,7 +513,7 @@ class AckMessagesRequest(Request):
     positions: Annotated[dict[Name, Text], Field(min_length=1, max_length=10_000)] | None = None
     for_all: bool = False
     txn_id: Text | None = None
-    writer: Annotated[Name, Field(min_length=1, max_length=256)] | None = None
+    writer: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)] | None = None
 
     @field_validator("txn_id")
     @classmethod

@@ -20,6 +20,7 @@ from participants.api.models import (
     BYTES_MEDIA_TYPE,
     END_HEADER,
     FRAMES_MEDIA_TYPE,
+    MAX_NAME,
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
     REVISION_HEADER,
@@ -79,7 +80,7 @@ _KINDS = {
 TxnIdQuery = Annotated[Any, parsed(TxnId.parse), Query(description="32 hex digits")]
 PlaceQuery = Annotated[Any, parsed(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
 TokenQuery = Annotated[Any, parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
-NameQuery = Annotated[str | None, Query(min_length=1, max_length=256), AfterValidator(no_control_characters)]
+NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 from metastore.txn.ids import TxnId
 from participants.api.large_answers import LargeAnswerRoute
-from participants.api.models import AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
+from participants.api.models import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
 from participants.api.rights import on_topic
 from participants.broker.names import MessageId, topic_name
 from participants.ledger.position import Position
@@ -26,8 +26,8 @@ ACK_REFUSALS = (
 
 
 def _short(name: str) -> str:
-    if not 0 < len(name) <= 256:
-        raise ValueError("must have 1 to 256 characters")
+    if not 0 < len(name) <= MAX_NAME:
+        raise ValueError(f"must have 1 to {MAX_NAME} characters")
     return name
 
 

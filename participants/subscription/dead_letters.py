@@ -5,12 +5,13 @@ are made of where they lie, so that the publish that is repeated after a crash f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Protocol
 
 import structlog
 
 from metastore.errors import MetastoreError
-from participants.api.models import Message, ReadMessage
+from participants.api.models import MAX_NAME, Message, ReadMessage
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
 from service.problems import ServiceError
@@ -47,10 +48,17 @@ class DeadLetters:
         assert topic is not None
         found = await part.dead_message(place)
         if found is not None:
-            producer = f"dead letters of {part.segment.id} {part.definition.name} {place.ledger}"
+            producer = producer_name(part.segment.id, part.definition.name, place.ledger)
             sequence = place.entry * _MESSAGES_PER_ENTRY + place.message
             await self._publish(topic, _letter(part, found), producer, sequence)
         await part.bury(place)
+
+
+def producer_name(segment: str, subscription: str, ledger: int) -> str:
+    """Of the dead letters of one subscription from one ledger: another one for each, and always the same. A name that
+    other brokers would refuse for its length is a digest."""
+    name = f"dead letters of {segment} {subscription} {ledger}"
+    return name if len(name) <= MAX_NAME else f"dead letters of {sha256(name.encode()).hexdigest()}"
 
 
 def _letter(part: SegmentSubscription, found: ReadMessage) -> Message:

@@ -434,6 +434,14 @@ PROTOCOL = (
         "marks",
     ),
     Mutant(
+        "dead-letters-by-names-too-long",
+        "the subscriptions: what was given back too often arrives in the dead-letter topic",
+        "participants/subscription/dead_letters.py",
+        "    return name if len(name) <= MAX_NAME else",
+        "    return name if name else",
+        "consume",
+    ),
+    Mutant(
         "shared-takes-cumulative-acks",
         "5.10: on a shared subscription nobody acknowledges what others have",
         "participants/subscription/share.py",

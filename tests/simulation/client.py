@@ -7,6 +7,7 @@ Every call ends in one of three ways, as the contract has it: an answer; `Refuse
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,8 +156,13 @@ class Client:
 
     # -- subscriptions -----------------------------------------------------------------------------------------
 
-    async def subscribe(self, topic: str, name: str, kind: str) -> None:
-        await self._at_subscription(topic, name, "PUT", "", {"initial": "earliest", "type": kind})
+    async def subscribe(
+        self, topic: str, name: str, kind: str, dead_letters: str | None = None, max_redeliveries: int | None = None
+    ) -> None:
+        body: dict[str, Any] = {"initial": "earliest", "type": kind}
+        if dead_letters is not None:
+            body |= {"dead_letter_topic": dead_letters, "max_redeliveries": max_redeliveries}
+        await self._at_subscription(topic, name, "PUT", "", body)
 
     async def drop_subscription(self, topic: str, name: str) -> None:
         """Gone already, or never made, is success."""
@@ -412,7 +418,7 @@ def frames_of(segment: str, body: bytes) -> list[Seen]:
     found = []
     for frame in decode_all(body):
         content = json.loads(bytes(frame.payload))
-        payloads = [message["value"] for message in content] if isinstance(content, list) else [content]
+        payloads = map(payload_of, content) if isinstance(content, list) else [content]
         for index, payload in enumerate(payloads):
             found.append(
                 Seen(
@@ -427,6 +433,11 @@ def frames_of(segment: str, body: bytes) -> list[Seen]:
                 )
             )
     return found
+
+
+def payload_of(message: dict[str, Any]) -> Any:
+    as_bytes = message.get("value_base64")
+    return message["value"] if as_bytes is None else json.loads(base64.b64decode(as_bytes))
 
 
 def parents_first(places: list[SegmentPlace]) -> list[SegmentPlace]:

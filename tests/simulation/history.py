@@ -7,6 +7,7 @@ nothing a service says about itself is believed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -183,6 +184,8 @@ class History:
     """The values it had, one after the other."""
     pipes: list[tuple[str, str]] = field(default_factory=list)
     """Topics of which the second has one output for each entry of the first, by the entry's id."""
+    letters: dict[str, Counter[str]] = field(default_factory=dict)
+    """Of the first topic of such a pair, by the ids of its entries: how many dead letters there are in the end."""
     refused_acks: list[RefusedAck] = field(default_factory=list)
     marks: str | None = None
     """The topic of marks: entries whose key names a segment and a place, up to which it was acknowledged with them."""

@@ -6,6 +6,7 @@ simulation leads checkers to such histories is what `make mutants` shows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -190,6 +191,14 @@ def input_without_output(history: History) -> None:
     history.pipes.append((TOPIC, MARKS))
 
 
+def letter_again(history: History) -> None:
+    """Each input has one and no output, but for one that has two."""
+    ids = [seen.id for seen in history.visible_in(TOPIC)]
+    history.layouts["nothing"] = []
+    history.pipes.append((TOPIC, "nothing"))
+    history.letters[TOPIC] = Counter([*ids, ids[0]])
+
+
 def version_again(history: History) -> None:
     again = history.decisions[T2].header.model_copy(update={"version": 1})
     history.decisions[T2] = Decision(again, 20)
@@ -242,7 +251,7 @@ LIES: dict[str, list[Lie]] = {
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
     "no request tries for ever": [endless_request],
-    "acknowledged exactly when there is an output": [input_without_output],
+    "acknowledged exactly when there is an output": [input_without_output, letter_again],
     "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
     "refused only for what was so": [refused_because_of_an_aborted_one],
     "fencing": [version_again, under_a_stale_epoch, begun_by_who_has_not_connected],

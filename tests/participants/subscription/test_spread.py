@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from metastore.txn import paths
+from participants.api.models import MAX_NAME
 from participants.broker.names import MessageId
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
@@ -510,13 +511,14 @@ async def test_several_find_at_once_that_a_subscription_was_dropped(spreading: S
     assert await answers == [404, 404]
 
 
-async def test_dead_letters_of_every_broker_arrive_once(spreading: Spreading) -> None:
-    await spreading.subscribe(dead_letter_topic="dead", max_redeliveries=0)
+@pytest.mark.parametrize("name", ["s", "s" * MAX_NAME], ids=["a short name", "the longest name"])
+async def test_dead_letters_of_every_broker_arrive_once(spreading: Spreading, name: str) -> None:
+    await spreading.subscribe(name, dead_letter_topic="dead", max_redeliveries=0)
     ids = await spreading.publish_keys(*VALUES)
-    assert await spreading.all_values() == list(VALUES)
-    assert await spreading.redeliver() == 60
+    assert await spreading.all_values(name) == list(VALUES)
+    assert await spreading.redeliver(name=name) == 60
     await spreading.idle()
-    assert await spreading.counts() == (0, 0, {})
+    assert await spreading.counts(name) == (0, 0, {})
     browsed = await spreading._http.get(f"{spreading.home.url}/v1/topics/dead/messages?max=1000")
     letters = browsed.json()["messages"]
     assert sorted(letter["value"] for letter in letters) == list(VALUES)

@@ -1,4 +1,8 @@
-"""Acknowledged exactly when its output is there: every input has one output, and no output is of something else."""
+"""Acknowledged exactly when its output is there: every input has one output, and no output is of something else.
+
+An input that was given back too often may have one dead letter instead; and both, when the broker that had written the
+letter died before it could acknowledge the input.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,11 @@ def check(history: History) -> Iterable[str]:
     for source, target in history.pipes:
         inputs = {seen.id for seen in history.visible_in(source)}
         outputs = Counter(seen.key for seen in history.visible_in(target))
+        letters = history.letters.get(source, Counter())
         for name in sorted(inputs):
-            if outputs[name] != 1:
+            if outputs[name] > 1 or (outputs[name] == 0 and letters[name] == 0):
                 yield f"{name} of {source} has {outputs[name]} outputs in {target}"
-        for name in sorted(outputs.keys() - inputs):
-            yield f"{target} has an output of {name}, which is not in {source}"
+            if letters[name] > 1:
+                yield f"{name} of {source} has {letters[name]} dead letters"
+        for name in sorted((outputs.keys() | letters.keys()) - inputs):
+            yield f"there is an output or a dead letter of {name}, which is not in {source}"

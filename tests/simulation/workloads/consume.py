@@ -4,16 +4,18 @@ So every input has exactly one output in the end, whoever of the consumers was k
 Some acknowledge first, ask only once, and believe what they are told: what was certainly refused they do without, and
 commit the transaction all the same. Some of a shared subscription try to acknowledge everything up to what they were
 given, though others have what lies before it, and do so message by message only when that is refused.
+
+Where there is a dead-letter topic, an input that was given back too often has a dead letter instead of its output.
+The subscription's name is also as long as it may be.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
+from collections import Counter
 from typing import Any
 
-from tests.simulation.client import PATIENCE_S, Doubtful, Refused
+from tests.simulation.client import PATIENCE_S, Doubtful, Refused, payload_of
 from tests.simulation.workloads.base import Actor, Workload
 
 PRODUCERS = 1
@@ -24,6 +26,7 @@ BELIEVING = 0.3
 """How many of the packings acknowledge first, and go on without what is refused."""
 CARELESS = 0.1
 """How many acknowledgements on a shared subscription begin with a cumulative one."""
+LONGEST_NAME = 256
 
 
 class Consume(Workload):
@@ -35,7 +38,15 @@ class Consume(Workload):
         self.parcels = await self.create_topic("parcels", random)
         self.history.pipes.append((self.orders, self.parcels))
         self.kind = random.choice(("shared", "shared", "failover", "exclusive"))
-        await self.client(random).subscribe(self.orders, SUBSCRIPTION, self.kind)
+        self.subscription = random.choice((SUBSCRIPTION, SUBSCRIPTION.ljust(LONGEST_NAME, "-")))
+        self.letters = "public/default/letters" if random.random() < 0.3 else None
+        redeliveries = None
+        if self.letters is not None:
+            broker = random.choice(self.cluster.broker_urls)
+            await self.client(random).create_topic(broker, self.letters, random.choice((1, 2)))
+            self.cluster.topics.append(self.letters)
+            redeliveries = random.choice((0, 1, 3))
+        await self.client(random).subscribe(self.orders, self.subscription, self.kind, self.letters, redeliveries)
 
     def start(self) -> None:
         for number in range(PRODUCERS):
@@ -50,6 +61,15 @@ class Consume(Workload):
         packer.patient = True
         self.processes.append(process)
         await process.spawn(packer.pack_everything())
+
+    async def read_everything(self) -> None:
+        await super().read_everything()
+        if self.letters is not None:
+            client = self.client(self.world.generator("final letters"))
+            found = self.history.letters[self.orders] = Counter()
+            for place in await client.look(self.letters):
+                for page in await self.read_all("final letters", client, place, "read_committed"):
+                    found.update(seen.id for seen in page.frames)
 
 
 class Shop(Actor):
@@ -82,7 +102,7 @@ class Packer(Actor):
         workload = self.workload
         assert isinstance(workload, Consume)
         try:
-            given = await self.client.receive(workload.orders, SUBSCRIPTION, f"{self.name}/{self._life}", 5)
+            given = await self.client.receive(workload.orders, workload.subscription, f"{self.name}/{self._life}", 5)
         except Doubtful:
             self._life += 1
             raise
@@ -99,7 +119,7 @@ class Packer(Actor):
                 await asyncio.gather(*works)
         except (Refused, Doubtful):
             await self.end(txn_id, commit=False)
-            await self.client.redeliver(workload.orders, SUBSCRIPTION, [each["message_id"] for each in given])
+            await self.client.redeliver(workload.orders, workload.subscription, [each["message_id"] for each in given])
             raise
         fate = self.random.random()
         if self.patient or fate < 0.85:
@@ -127,19 +147,18 @@ class Packer(Actor):
 
     async def _output(self, txn_id: str, message: dict[str, Any]) -> None:
         assert isinstance(self.workload, Consume)
-        as_bytes = message.get("value_base64")
-        order = message["value"] if as_bytes is None else json.loads(base64.b64decode(as_bytes))
-        await self.write(self.workload.parcels, order["id"], 0, txn_id=txn_id)
+        await self.write(self.workload.parcels, payload_of(message)["id"], 0, txn_id=txn_id)
 
     async def _acknowledge(self, txn_id: str, given: list[dict[str, Any]], patience_s: float = PATIENCE_S) -> None:
-        assert isinstance(self.workload, Consume)
+        workload = self.workload
+        assert isinstance(workload, Consume)
         ids = [message["message_id"] for message in given]
-        if self.workload.kind == "shared" and self.random.random() < CARELESS:
+        if workload.kind == "shared" and self.random.random() < CARELESS:
             try:
-                await self.client.acknowledge_cumulative(self.workload.orders, SUBSCRIPTION, ids[-1], txn_id)
+                await self.client.acknowledge_cumulative(workload.orders, workload.subscription, ids[-1], txn_id)
             except Refused as refused:
                 if refused.code != "INVALID_ARGUMENT":
                     raise
             else:
                 ids = ids[:-1]
-        await self.client.acknowledge(self.workload.orders, SUBSCRIPTION, ids, txn_id, patience_s=patience_s)
+        await self.client.acknowledge(workload.orders, workload.subscription, ids, txn_id, patience_s=patience_s)

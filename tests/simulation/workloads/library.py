@@ -21,7 +21,7 @@ from tests.simulation.client import Doubtful, Refused, parse_position
 from tests.simulation.history import Begun, End, Outcome, Write
 from tests.simulation.transport import SimulatedTransport
 from tests.simulation.workloads.base import Actor, Workload
-from tests.simulation.workloads.consume import CONSUMERS, PRODUCERS, SUBSCRIPTION, TIMEOUT_MS, Consume
+from tests.simulation.workloads.consume import CONSUMERS, PRODUCERS, TIMEOUT_MS, Consume
 
 REQUEST_TIMEOUT_S = 12
 LIMIT = 5
@@ -109,7 +109,7 @@ class Packer(User):
         super().__init__(workload, name, random)
         assert isinstance(workload, Library)
         self._parcels = self.library.producer(workload.parcels, name)
-        self._consumer = self.library.consumer(workload.orders, SUBSCRIPTION, name)
+        self._consumer = self.library.consumer(workload.orders, workload.subscription, name)
 
     async def leave(self) -> None:
         with suppress(MetatxnError):
