@@ -1,6 +1,6 @@
 """The main job, end to end, on real input, with two kills.
 
-    python -m examples.flights.demo [--store sqlite|etcd]
+    python -m examples.flights.demo [--store sqlite|etcd] [--rows 40000]
 
 Starts `metatxn dev`, a checker, and the Spark job; kills the driver with `kill -9` once between the end of its tasks
 and the commit, and once between the commit and Spark's own commit log; starts it again from its checkpoint each
@@ -60,12 +60,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", choices=["sqlite", "etcd"], default="sqlite")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "demo", help="emptied at the start")
+    parser.add_argument("--rows", type=int, default=data.ROWS, help="how many of the flights, at most all of them")
     options = parser.parse_args()
     directory: Path = options.directory / options.store
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 
-    flights = data.flights()
+    flights = data.flights().slice(0, options.rows)
     data.cut(flights, directory / "input")
     console.print(f"{len(flights):,} flights in {data.FILES} files; store: {options.store}; logs: {directory}")
     with ExitStack() as stack:
@@ -78,7 +79,7 @@ def main() -> int:
         checker = python("examples.flights.checker", "--url", url, log=directory / "checker.log")
         stack.callback(stop, checker)
         read_lines(checker, observed.take)
-        run_job(directory, url, observed, endpoint)
+        run_job(directory, url, observed, len(flights), endpoint)
         if checker.poll() is not None:
             raise SystemExit(f"the checker ended early; see {directory / 'checker.log'}")
         return report(client, directory, observed, data.truth(flights))
@@ -109,11 +110,11 @@ def running_dev(directory: Path, store: str | None) -> Iterator[str]:
         reader.join()
 
 
-def run_job(directory: Path, url: str, observed: Observed, endpoint: str | None) -> None:
+def run_job(directory: Path, url: str, observed: Observed, rows: int, endpoint: str | None) -> None:
     """The job with each kill in turn, then to its end; a progress bar over the rows that readers can see."""
     columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=data.ROWS)
+        task = progress.add_task("starting", total=rows)
         for pause_at in (*KILLS, None):
             progress.update(task, description="running" if pause_at is None else f"running, to be killed {pause_at}")
             paused = threading.Event()
@@ -145,7 +146,7 @@ def run_job(directory: Path, url: str, observed: Observed, endpoint: str | None)
                 if job.poll() is None:
                     kill_group(job)
                 reader.join()
-        progress.update(task, completed=data.ROWS, description="done")
+        progress.update(task, completed=rows, description="done")
 
 
 def show_open_transaction(endpoint: str, url: str) -> None:
@@ -178,7 +179,7 @@ def report(client: metatxn.Client, directory: Path, observed: Observed, truth: d
     )
     lost, duplicates = truth.rows - unique, len(departures) - unique
     checks = {
-        "rows in": (f"{truth.rows:,}", truth.rows == data.ROWS),
+        "rows in": (f"{truth.rows:,}", True),
         "rows in departures": (f"{len(departures):,}", len(departures) == truth.rows),
         "flights counted in carrier_delays": (
             f"{sum(flights for flights, _, _ in data.summed(delays).values()):,}",

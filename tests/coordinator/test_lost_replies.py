@@ -1,9 +1,9 @@
 """Goal: a message lost on the wire changes no answer (issue 4, item 7; scenario X112).
 
-Method: two real coordinators on a real etcd. All that the first one sends to etcd, and all that clients send to the
-first one, goes through proxies. Once a request that decides something is on its way, its reply is lost after it has
-taken effect, or the request itself is; then the connection breaks. Whatever the caller is told, the first coordinator,
-the second one and a blank third one must say the same ever after.
+Method: two coordinators, with stores of their own, on a real etcd. All that the first one sends to etcd, and all that
+clients send to the first one, goes through proxies. Once a request that decides something is on its way, its reply is
+lost after it has taken effect, or the request itself is; then the connection breaks. Whatever the caller is told, the
+first coordinator, the second one and a blank third one must say the same ever after.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,10 +19,11 @@ import httpx
 import pytest
 
 import metatxn
+from coordinator.service import CoordinatorService
 from metastore.backends.etcd import EtcdStore
 from metastore.txn import paths
 from metastore.txn.store import INDEXES
-from tests.coordinator.processes import CoordinatorProcess
+from metastore.urls import open_store
 from tests.metastore.proxies import Proxy
 from tests.servers import EtcdServer, free_port
 
@@ -84,7 +85,7 @@ class Scene:
     async def assert_committed_for_ever(self, txn_id: str) -> None:
         """Read, committed again, refused to be aborted, and read again."""
         path = f"/v1/txns/{txn_id}"
-        with CoordinatorProcess(self.store_url) as third:
+        async with coordinator(self.store_url) as third:
             urls = [self.first, self.second, third.url]
             told = [(await self.http.get(url + path)).json() for url in urls]
             told += [await self.post(url, f"/{txn_id}/commit") for url in urls]
@@ -96,6 +97,20 @@ class Scene:
         assert all(answer == told[0] for answer in told), told
 
 
+@asynccontextmanager
+async def coordinator(store_url: str, **options: Any) -> AsyncIterator[CoordinatorService]:
+    store = await open_store(store_url)
+    try:
+        service = CoordinatorService(store, **({"port": 0} | options))
+        await service.start()
+        try:
+            yield service
+        finally:
+            await service.stop()
+    finally:
+        await store.close()
+
+
 @pytest.fixture
 async def scene(etcd_server: EtcdServer) -> AsyncIterator[Scene]:
     root, port = secrets.token_hex(6), free_port()
@@ -105,11 +120,9 @@ async def scene(etcd_server: EtcdServer) -> AsyncIterator[Scene]:
         to_etcd = await stack.enter_async_context(Proxy(etcd_server.port))
         to_first = await stack.enter_async_context(Proxy(port))
         first, store_url = f"http://{to_first.endpoint}", f"etcd://{etcd_server.endpoint}/{root}"
-        second = CoordinatorProcess(store_url)
-        behind = CoordinatorProcess(f"etcd://{to_etcd.endpoint}/{root}", "--port", str(port), "--advertise-url", first)
-        for process in (behind, second):
-            await asyncio.to_thread(process.__enter__)
-            stack.push(process)
+        behind = coordinator(f"etcd://{to_etcd.endpoint}/{root}", port=port, advertise_url=first)
+        await stack.enter_async_context(behind)
+        second = await stack.enter_async_context(coordinator(store_url))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=120))
         yield Scene(truth, store_url, first, second.url, to_first, to_etcd, http)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -19,7 +18,8 @@ import httpx
 import pytest
 
 import metatxn
-from tests.metatxn.dev_server import COMMAND, DevServer
+from tests.metatxn.command_line import error_line, run, run_here
+from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,28 +27,12 @@ PATIENT = ("--timeout-ms", "600000")
 """On a machine that has other things to do, three commands take a minute."""
 
 
-def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("METATXN_")}
-    return subprocess.run(
-        [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120, env=inherited | environment
-    )
-
-
-def error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """An expected failure is an exit code and one line that ends in what to do."""
-    assert done.returncode != 0
-    assert done.stderr.startswith("metatxn: ") and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.rstrip().endswith((".", "!"))
-    assert done.stdout == ""
-    return done.stderr
-
-
 @pytest.fixture
 def cli(dev: DevServer) -> Run:
     """Runs a command against the development server."""
 
     def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        return run(*arguments, METATXN_URL=dev.broker_url, **options)
+        return run_here(*arguments, METATXN_URL=dev.broker_url, **options)
 
     return call
 

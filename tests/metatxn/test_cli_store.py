@@ -15,8 +15,8 @@ import pytest
 
 import metatxn
 from coordinator.id_blocks import BLOCK_SIZE
+from tests.metatxn.command_line import error_line, run
 from tests.metatxn.dev_server import DevServer
-from tests.metatxn.test_cli import error_line, run
 
 
 @pytest.fixture(scope="module")

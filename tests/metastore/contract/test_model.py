@@ -37,11 +37,12 @@ from metastore.types import (
     Resync,
     Revision,
 )
+from tests.extent import usually
 from tests.metastore.contract.model import Lost, Model
 from tests.metastore.factories import BY_COLOR, FACTORIES, ITEMS, Factory
 
 HISTORIES = settings(
-    max_examples=25,
+    max_examples=usually(10, 25),
     stateful_step_count=40,
     derandomize=True,
     database=None,

@@ -21,7 +21,7 @@ from metastore.types import Changes
 from metastore.urls import open_store
 from tests.certificates import Authority
 from tests.metastore.small_contract import hold_small_contract
-from tests.metatxn.test_cli import error_line, run
+from tests.metatxn.command_line import error_line, run
 from tests.servers import EtcdServer
 
 PASSWORD = "correct-horse"

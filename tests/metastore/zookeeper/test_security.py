@@ -27,7 +27,7 @@ from metastore.errors import StoreUnavailable
 from metastore.urls import InvalidStoreUrl, open_store
 from tests.certificates import Authority
 from tests.metastore.small_contract import hold_small_contract
-from tests.metatxn.test_cli import error_line, run
+from tests.metatxn.command_line import error_line, run
 from tests.servers import ZooKeeperServer, debian_zookeeper, pyspark_zookeeper
 
 PASSWORD = "correct:horse battery"

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.metatxn.dev_server import COMMAND
-from tests.participants.processes.cluster import PATIENCE_S, Cluster
+from tests.metatxn.command_line import run_here
+from tests.participants.processes.cluster import Cluster
 
 NUMBERS = range(30)
 
@@ -26,8 +25,7 @@ def test_every_command_at_any_broker(tmp_path: Path) -> None:
         urls = itertools.cycle([broker.url for broker in brokers])
 
         def ask(*arguments: str, stdin: str = "") -> Any:
-            command = [*COMMAND, *arguments, "--url", next(urls), "--output", "json"]
-            done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S)
+            done = run_here(*arguments, "--url", next(urls), "--output", "json", stdin=stdin)
             assert done.returncode == 0, done.stderr
             return json.loads(done.stdout)
 

@@ -1,0 +1,54 @@
+"""The command line, as a process of its own, and in this process, where a command costs no start of Python."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
+
+from metatxn.cli.main import run as run_command
+from tests.metatxn.dev_server import COMMAND
+
+TIMEOUT_S = 120
+
+Done = subprocess.CompletedProcess[str]
+
+
+def run(*arguments: str, stdin: str = "", **environment: str) -> Done:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=_environment(environment),
+    )
+
+
+def run_here(*arguments: str, stdin: str = "", **environment: str) -> Done:
+    """For commands that end by themselves: what a process would print, and its exit code."""
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, _environment(environment), clear=True),
+        patch.object(sys, "stdin", io.StringIO(stdin)),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        code = run_command(arguments)
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def error_line(done: Done) -> str:
+    """An expected failure is an exit code and one line that ends in what to do."""
+    assert done.returncode != 0
+    assert done.stderr.startswith("metatxn: ") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.rstrip().endswith((".", "!"))
+    assert done.stdout == ""
+    return done.stderr
+
+
+def _environment(given: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("METATXN_")} | given
