@@ -80,9 +80,7 @@ class AsyncReader(Paged[Message]):
         if self._isolation == "snapshot" and self._revision is None:
             self._revision = (await self._connection.directory.read()).revision
         if at_end:
-            self.token = (await self._read(None, 0)).next
-            while (read := await self._read(self.token, 0)).messages:
-                self.token = read.next
+            self.token = (await self._read(None, 0, start="latest")).next
 
     async def page(self) -> list[Message] | None:
         while True:
@@ -97,9 +95,10 @@ class AsyncReader(Paged[Message]):
     def passed(self) -> None:
         self.token = self._next
 
-    async def _read(self, after: str | None, wait_ms: int) -> ReadMessagesAnswer:
+    async def _read(self, after: str | None, wait_ms: int, start: str | None = None) -> ReadMessagesAnswer:
         params = {
             "after": after,
+            "start": start,
             "max": PAGE_MESSAGES,
             "isolation": self._isolation,
             "revision": self._revision,

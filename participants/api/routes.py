@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -83,6 +83,7 @@ TokenQuery = Annotated[Any, parsed(BrowseToken.parse), Query(description="`next`
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
+StartQuery = Annotated[Literal["earliest", "latest"], Query(description="Where to begin without `after`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 
 
@@ -319,14 +320,22 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         revision: RevisionQuery = None,
         wait_ms: WaitQuery = 0,
         compacted: Annotated[bool, Query(description="Begin with the latest value per key")] = False,
+        start: StartQuery = "earliest",
     ) -> ReadMessagesAnswer:
         """Browse a topic without a subscription; an empty `messages` means nothing more is readable now.
+
+        `start=latest` answers at once, without messages: `next` is the place behind all that is readable now.
 
         With `compacted` the answers begin with the compacted view: of each key the latest value that is readable now,
         without keys that a null or empty value has deleted, and without messages that have no key. Then they go on
         with what comes. `next` knows which of the two it is, so `compacted` matters only without `after`.
         """
-        return await messages.browse(topic, after, max, isolation, revision, wait_ms, shown, compacted=compacted)
+        latest = start == "latest"
+        if compacted and latest:
+            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "start: the compacted view has one beginning", field="start")
+        return await messages.browse(
+            topic, after, max, isolation, revision, wait_ms, shown, compacted=compacted, latest=latest
+        )
 
 
 def _detail(segment: Segment, last_visible: Position | None, broker: Broker) -> SegmentDetail:

@@ -18,7 +18,7 @@ from participants.broker.compaction import CompactedViews
 from participants.broker.names import BrowseToken, MessageId
 from participants.broker.payloads import encode_messages, hashes_of, message_count, read_messages
 from participants.broker.peers import RemoteSegment
-from participants.broker.reading import BROWSE_BYTES, Part, read_page, snapshot_revision, start_of
+from participants.broker.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
 from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
 from participants.partly import one_error
@@ -121,16 +121,18 @@ class Messages:
         authorization: str | None = None,
         *,
         compacted: bool = False,
+        latest: bool = False,
     ) -> ReadMessagesAnswer:
         """Up to `limit` messages behind `token`, fewer when they are large. Waits up to `wait_ms` for the first one.
 
-        `compacted` begins with the compacted view (see `compaction`); later pages go on as their token says.
+        Without a token, `latest` answers at once with the place behind all that can be read now, and `compacted` begins
+        with the compacted view (see `compaction`); later pages go on as their token says.
         """
         places = dict(token.places) if token else {}
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
             revision = await self._broker.store.current_revision()
-        if token is None and isolation == "snapshot":
+        if token is None and (isolation == "snapshot" or latest):
             self._broker.forget_topic(topic_name)  # the layout is taken after the revision (DESIGN §7)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
 
@@ -141,6 +143,9 @@ class Messages:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
                 raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
+            if latest and token is None:
+                places = await self._ends(segments, isolation, revision)
+                return ReadMessagesAnswer(messages=[], next=str(BrowseToken(places, revision)), revision=revision)
             if compacted and token is None:
                 token = await self._compacted.begin(segments, isolation, revision)
             if token is not None and token.ends is not None:
@@ -193,6 +198,28 @@ class Messages:
             if not segment.ended_at(at):
                 unread.add(segment.id)
         return found
+
+    async def _ends(
+        self, segments: Sequence[Part], isolation: Isolation, revision: Revision | None
+    ) -> dict[str, tuple[Position, int]]:
+        """Where `_collect` would come to, without reading what is before it. A child whose parents cannot be read to
+        their end yet is entered at its beginning later: nothing of it can be read now."""
+
+        async def end(segment: Part) -> Position:
+            at = max(start_of(segment), await end_of(segment, isolation))
+            page = await read_page(segment, at, 1, isolation, revision)  # of the owner, at the snapshot
+            return at if page.frames else max(at, page.next)
+
+        ends = await asyncio.gather(*(end(segment) for segment in segments))
+        places: dict[str, tuple[Position, int]] = {}
+        unread: set[str] = set()
+        for segment, at in zip(segments, ends, strict=True):
+            reached = unread.isdisjoint(segment.record.parents)
+            if reached:
+                places[segment.id] = (at, 0)
+            if not reached or not segment.ended_at(at):
+                unread.add(segment.id)
+        return places
 
     async def _segments(
         self, topic: TopicRecord, wanted: Iterable[str] = (), authorization: str | None = None

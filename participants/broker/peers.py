@@ -152,10 +152,10 @@ class RemoteSegment:
         end = answer.headers[END_HEADER] == "true"
         return Page(_raw_frames(answer.content), place.position, end, place.revision)
 
-    async def max_read_position(self) -> Position:
-        """The last entry that readers may see now, or a bound."""
+    async def end(self, isolation: Isolation) -> Position:
+        """The last entry that may be read now, or a bound."""
         answer = await self.peer.request("GET", self._path(), self._name, reads=True)
-        return Position.parse(answer.json()["max_read_position"])
+        return Position.parse(answer.json()["max_read_position" if isolation == "read_committed" else "last_position"])
 
     async def _request(
         self,

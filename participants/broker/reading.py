@@ -20,6 +20,13 @@ def start_of(segment: Part) -> Position:
     return segment.start if isinstance(segment, RemoteSegment) else segment.ledgers.start
 
 
+async def end_of(segment: Part, isolation: Isolation) -> Position:
+    """The last entry that may be read now, or a bound."""
+    if isinstance(segment, RemoteSegment):
+        return await segment.end(isolation)
+    return segment.buffer.max_read_position if isolation == "read_committed" else segment.buffer.last_durable
+
+
 async def read_page(
     segment: Part, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
 ) -> Page:

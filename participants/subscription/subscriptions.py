@@ -18,7 +18,7 @@ from participants.api.models import Message
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions
 from participants.broker.names import MessageId
-from participants.broker.peers import RemoteSegment
+from participants.broker.reading import end_of
 from participants.records import OwnerRecord
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
@@ -62,14 +62,7 @@ class Subscriptions:
             self._broker.forget_topic(topic)
             segments = (await self._broker.topic(topic)).segments
             found = await asyncio.gather(*(self._broker.anywhere(each, authorization) for each in segments))
-            return {
-                segment.id: Place.behind(
-                    await segment.max_read_position()
-                    if isinstance(segment, RemoteSegment)
-                    else segment.buffer.max_read_position
-                )
-                for segment in found
-            }
+            return {segment.id: Place.behind(await end_of(segment, "read_committed")) for segment in found}
 
         async def stored() -> Record:
             return (await self._broker.topics.get(topic)).record

@@ -80,3 +80,14 @@ def test_patience_costs_no_time() -> None:
         assert loop.time() > 86_000
     finally:
         loop.close()
+
+
+async def test_a_reader_finds_the_end_with_one_request() -> None:
+    """However large the topic is: nothing of it is read."""
+    cluster = FakeCluster()
+    page = httpx.Response(200, json={"messages": [], "next": "the end", "revision": None})
+    cluster.before = [("GET /v1/topics/t/messages", lambda _: page)]
+    async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+        assert (await client.reader("t", start="latest")).token == "the end"
+    (request,) = (each for each in cluster.requests if "/messages" in each)
+    assert "start=latest" in request

@@ -60,8 +60,11 @@ async def test_a_child_waits_for_what_is_undecided_in_its_sealed_parent(
     for broker in brokers:
         assert await browsed(broker) == ["first"]
         assert await browsed(broker, isolation="read_uncommitted") == ["first", "undecided", "second", "third"]
+    ends = [(await broker.http.get("/v1/topics/t/messages?start=latest")).json()["next"] for broker in brokers]
     await world.commit(txn)
     for broker in brokers:
         while len(found := await browsed(broker)) < 4:
             await asyncio.sleep(0.001)
         assert found == ["first", "undecided", "second", "third"]
+    for broker, end in zip(brokers, reversed(ends), strict=True):
+        assert await browsed(broker, after=end) == ["undecided", "second", "third"]
