@@ -98,9 +98,11 @@ async def test_b14_another_principal_changes_nothing_and_the_owner_goes_on(calle
     refused(await bob.broker.post("/v1/topics/t/messages", params={"txn_id": txn}, json=late), ErrorCode.NOT_ALLOWED)
     entries = f"/v1/segments/{segment['segment'].replace('/', '%2F')}/entries"
     refused(await bob.broker.post(entries, params={"txn_id": txn}, content=b"bob's"), ErrorCode.NOT_ALLOWED)
-    items = [{"op": verb, "txn_id": txn} for verb in ("commit", "abort")]
-    answers = (await bob.coordinator.post("/v1/txns/batch", json={"items": items})).json()["items"]
-    assert [answer["problem"]["code"] for answer in answers] == ["NOT_ALLOWED"] * 2
+    other = await begun(ada)  # two that do not touch would be ended in one apply
+    for ends in ([(txn, "commit"), (txn, "abort")], [(txn, "commit"), (other, "commit")]):
+        items = [{"op": verb, "txn_id": each} for each, verb in ends]
+        answers = (await bob.coordinator.post("/v1/txns/batch", json={"items": items})).json()["items"]
+        assert [answer["problem"]["code"] for answer in answers] == ["NOT_ALLOWED"] * 2
     assert (await ada.coordinator.get(f"/v1/txns/{txn}")).json() == before
     browsed = await bob.broker.get("/v1/topics/t/messages")
     assert browsed.json()["messages"] == []

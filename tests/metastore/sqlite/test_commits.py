@@ -117,14 +117,18 @@ async def test_every_commit_reaches_the_disk(tmp_path: Path, hooks: Hooks) -> No
 
 
 async def test_a_poisoned_apply_fails_alone(store: SqliteStore, hooks: Hooks, tmp_path: Path) -> None:
-    """SQLite itself refuses one value, in the middle of its batch: its neighbours and their group do not notice."""
+    """SQLite itself refuses one value, in the middle of its batch: its neighbours and their group do not notice, and
+    what the batch has deleted before is there."""
+    await store.apply(store.batch().create("/deleted", b""))
+    hooks.statements.clear()
     batches = [store.batch().create(f"/k/{n:02d}", b"") for n in range(30)]
-    batches[10].put("/poison", object()).put("/after", b"")  # type: ignore[arg-type]
+    batches[10].delete("/deleted").put("/poison", object()).put("/after", b"")  # type: ignore[arg-type]
     store.refuse_unfit = lambda batch: None  # type: ignore[method-assign]
     answers = await asyncio.gather(*(store.apply(batch) for batch in batches), return_exceptions=True)
     assert [n for n, answer in enumerate(answers) if isinstance(answer, InvalidBatch)] == [10]
     assert hooks.statements.count("COMMIT") == 1
-    assert await reopened_keys(store, tmp_path / "x.db") == [f"/k/{n:02d}" for n in range(30) if n != 10]
+    kept = ["/deleted", *(f"/k/{n:02d}" for n in range(30) if n != 10)]
+    assert await reopened_keys(store, tmp_path / "x.db") == kept
 
 
 @pytest.mark.parametrize("statement", ["BEGIN IMMEDIATE", "SELECT key", "UPDATE meta SET number = ? WHERE name = 'r"])

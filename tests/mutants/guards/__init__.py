@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from tests.mutants.guards.client import CLIENT
+from tests.mutants.guards.coordinator import COORDINATOR
+from tests.mutants.guards.ledgers import LEDGERS
+from tests.mutants.guards.metastore import METASTORE
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.service import SERVICE
 
-GUARDS = (*SERVICE, *CLIENT, *PARTICIPANTS)
+GUARDS = (*SERVICE, *METASTORE, *COORDINATOR, *LEDGERS, *PARTICIPANTS, *CLIENT)

@@ -8,10 +8,6 @@ _HTTP = "metatxn/http.py"
 _TRANSACTION = "metatxn/transaction.py"
 _CLUSTER = "metatxn/cluster.py"
 _DELIVERY = "metatxn/delivery.py"
-_TEST_HTTP = ("tests/metatxn/test_http.py",)
-_TEST_OUTCOME = ("tests/metatxn/test_commit_outcome.py",)
-_TEST_BATCHING = ("tests/metatxn/test_batching.py",)
-_TEST_CONCURRENCY = ("tests/metatxn/test_concurrency.py",)
 
 CLIENT = (
     Mutant(
@@ -20,7 +16,7 @@ CLIENT = (
         "metatxn/answers.py",
         "if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.request.method != QUESTION:",
         "if status < 0:",
-        tests=_TEST_HTTP,
+        tests=("tests/metatxn/test_http.py::test_what_a_proxy_says_of_a_request_that_must_not_be_repeated",),
     ),
     Mutant(
         "repeated-what-must-not-be",
@@ -28,7 +24,7 @@ CLIENT = (
         _HTTP,
         "return call.idempotent and status != HTTPStatus.INTERNAL_SERVER_ERROR",
         "return status != HTTPStatus.INTERNAL_SERVER_ERROR",
-        tests=_TEST_HTTP,
+        tests=("tests/metatxn/test_http.py::test_what_a_proxy_says_of_a_request_that_must_not_be_repeated",),
     ),
     Mutant(
         "refusal-hides-the-first-attempt",
@@ -36,7 +32,9 @@ CLIENT = (
         _HTTP,
         "first = request.unanswered\n",
         "first = None\n",
-        tests=_TEST_HTTP,
+        tests=(
+            "tests/metatxn/test_http.py::test_a_publish_whose_reply_is_lost_is_not_denied_because_the_next_one_is_refused",
+        ),
     ),
     Mutant(
         "retry-after-is-not-waited-for",
@@ -44,7 +42,7 @@ CLIENT = (
         _HTTP,
         "return max(pause_s(state.attempt_number, self._randomness), asked or 0.0)",
         "return pause_s(state.attempt_number, self._randomness)",
-        tests=_TEST_HTTP,
+        tests=("tests/metatxn/test_http.py::test_retry_after_is_waited_for",),
     ),
     Mutant(
         "token-without-tls",
@@ -60,7 +58,7 @@ CLIENT = (
         _HTTP,
         "            request.end += _now() - came\n",
         "",
-        tests=_TEST_CONCURRENCY,
+        tests=("tests/metatxn/test_concurrency.py::test_thousands_of_calls_at_once_go_through_in_order",),
     ),
     Mutant(
         "calls-at-once-unbounded",
@@ -68,7 +66,7 @@ CLIENT = (
         _HTTP,
         "asyncio.Semaphore(MAX_ON_THEIR_WAY)",
         "asyncio.Semaphore(1 << 30)",
-        tests=_TEST_CONCURRENCY,
+        tests=("tests/metatxn/test_concurrency.py::test_thousands_of_calls_at_once_go_through_in_order",),
     ),
     Mutant(
         "long-polls-hold-up-commits",
@@ -76,7 +74,7 @@ CLIENT = (
         _HTTP,
         'return "long polls" if self.wait_s else "calls"',
         'return "calls"',
-        tests=_TEST_CONCURRENCY,
+        tests=("tests/metatxn/test_concurrency.py::test_long_polls_hold_up_no_commit",),
     ),
     Mutant(
         "never-sent-is-unknown",
@@ -84,7 +82,7 @@ CLIENT = (
         _HTTP,
         "if not sent.yes or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):",
         "if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):",
-        tests=_TEST_CONCURRENCY,
+        tests=("tests/metatxn/test_concurrency.py::test_only_what_was_sent_may_have_happened",),
     ),
     Mutant(
         "stays-with-the-dead",
@@ -94,7 +92,7 @@ CLIENT = (
         "        urls = self._urls.get(role, [])\n        if url in urls:",
         '        """The next one\'s turn; after the last one the list is read anew."""\n'
         "        urls = self._urls.get(role, [])\n        if url not in urls:",
-        tests=_TEST_HTTP,
+        tests=("tests/metatxn/test_http.py::test_next_coordinator_is_asked_when_one_is_gone",),
     ),
     Mutant(
         "stays-with-who-lost-its-store",
@@ -102,7 +100,7 @@ CLIENT = (
         _CLUSTER,
         "            urls.remove(url)\n            urls.append(url)\n",
         "            pass\n",
-        tests=_TEST_HTTP,
+        tests=("tests/metatxn/test_http.py::test_next_coordinator_is_asked_when_one_has_lost_its_store",),
     ),
     Mutant(
         "only-the-first-is-asked",
@@ -110,7 +108,7 @@ CLIENT = (
         _CLUSTER,
         "if not error.retriable and not isinstance(error, ServiceUnreachable):",
         "if error is not None:",
-        tests=_TEST_HTTP,
+        tests=("tests/metatxn/test_http.py::test_next_coordinator_is_asked_when_one_has_lost_its_store",),
     ),
     Mutant(
         "committed-without-what-failed",
@@ -118,7 +116,7 @@ CLIENT = (
         _TRANSACTION,
         "            self._check_complete()\n",
         "",
-        tests=_TEST_OUTCOME,
+        tests=("tests/metatxn/test_commit_outcome.py::test_send_that_raised_dooms_the_transaction",),
     ),
     Mutant(
         "lost-commit-is-denied",
@@ -126,7 +124,7 @@ CLIENT = (
         _TRANSACTION,
         "                    if unknown is None:\n                        raise\n",
         "                    if error is not None:\n                        raise\n",
-        tests=_TEST_OUTCOME,
+        tests=("tests/metatxn/test_commit_outcome.py::test_lost_commit_is_not_denied_because_the_next_one_is_refused",),
     ),
     Mutant(
         "anothers-commit-is-ours",
@@ -134,7 +132,9 @@ CLIENT = (
         _TRANSACTION,
         "            void = header.writers is None or set(header.writers) != set(writers)\n",
         "            void = False\n",
-        tests=_TEST_OUTCOME,
+        tests=(
+            "tests/metatxn/test_commit_outcome.py::test_request_is_lost_and_somebody_else_commits_with_other_writers",
+        ),
     ),
     Mutant(
         "remembered-writers-are-void",
@@ -142,7 +142,7 @@ CLIENT = (
         _TRANSACTION,
         "        self._remembered.update(writers)\n",
         "",
-        tests=_TEST_OUTCOME,
+        tests=("tests/metatxn/test_commit_outcome.py::test_remembered_writers_that_somebody_else_has_left_out",),
     ),
     Mutant(
         "aborts-what-may-be-committed",
@@ -150,7 +150,7 @@ CLIENT = (
         _TRANSACTION,
         "if failure.definite and self._failure is None:",
         "if self._failure is None:",
-        tests=_TEST_OUTCOME,
+        tests=("tests/metatxn/test_commit_outcome.py::test_lost_commit_is_not_denied_because_the_next_one_is_refused",),
     ),
     Mutant(
         "committed-version-takes-more",
@@ -158,7 +158,7 @@ CLIENT = (
         _TRANSACTION,
         "        self.check_takes_operations()\n        self._senders[sender] = None\n",
         "        self._senders[sender] = None\n",
-        tests=_TEST_OUTCOME,
+        tests=("tests/metatxn/test_commit_outcome.py::test_already_committed_version_takes_nothing",),
     ),
     Mutant(
         "hole-during-a-merge",
@@ -166,7 +166,7 @@ CLIENT = (
         "metatxn/topics.py",
         "if s.segment not in ended and known.isdisjoint(s.children)]",
         'if s.segment not in ended and s.state == "active"]',
-        tests=("tests/metatxn/test_sealed_segments.py",),
+        tests=("tests/metatxn/test_sealed_segments.py::test_newcomer_looks_at_a_topic_during_a_merge",),
     ),
     Mutant(
         "mixed-column-becomes-text",
@@ -174,7 +174,7 @@ CLIENT = (
         "metatxn/columns.py",
         "    if not _is_one_type(cells):\n",
         "    if not cells:\n",
-        tests=("tests/metatxn/test_columns.py",),
+        tests=("tests/metatxn/test_columns.py::test_a_mixed_column_names_the_first_that_differs",),
     ),
     Mutant(
         "null-where-none-may-be",
@@ -182,7 +182,7 @@ CLIENT = (
         "metatxn/frames.py",
         "if not field.nullable and column.null_count:",
         "if not field.name:",
-        tests=("tests/metatxn/test_columns.py",),
+        tests=("tests/metatxn/test_columns.py::test_a_table_that_does_not_fit_is_named",),
     ),
     Mutant(
         "pending-unbounded",
@@ -190,7 +190,7 @@ CLIENT = (
         _DELIVERY,
         "if self.pending_bytes >= self.max_pending_bytes:",
         "if self.pending_bytes < 0:",
-        tests=_TEST_BATCHING,
+        tests=("tests/metatxn/test_batching.py::test_send_waits_while_too_much_is_pending",),
     ),
     Mutant(
         "overtaken-on-the-way-to-a-child",
@@ -198,7 +198,7 @@ CLIENT = (
         _DELIVERY,
         "        if any(lane.busy for lane in stranded):\n            return\n",
         "",
-        tests=_TEST_BATCHING,
+        tests=("tests/metatxn/test_batching.py::test_newer_message_does_not_overtake_one_that_looks_for_its_segment",),
     ),
     Mutant(
         "closed-producer-is-silent",
@@ -206,7 +206,7 @@ CLIENT = (
         _DELIVERY,
         "        if failures:\n            raise failures[0]\n",
         "",
-        tests=_TEST_BATCHING,
+        tests=("tests/metatxn/test_batching.py::test_closing_raises_what_nobody_waited_for",),
     ),
     Mutant(
         "held-message-comes-twice",
@@ -214,7 +214,7 @@ CLIENT = (
         "metatxn/consumer.py",
         "if each.message_id not in self._held",
         "if each.message_id",
-        tests=("tests/metatxn/test_redelivery.py",),
+        tests=("tests/metatxn/test_redelivery.py::test_what_is_held_is_not_handed_out_again",),
     ),
     Mutant(
         "recovery-decides-unasked",

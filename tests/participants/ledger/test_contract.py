@@ -162,6 +162,14 @@ async def test_closing_finishes_what_was_begun(opening: Open) -> None:
             await call
 
 
+async def test_who_has_ended_appends_finds_all_of_them_answered(storage: LedgerStorage) -> None:
+    """What a segment remembers of their sequences is written then, as all that this ledger tells."""
+    ledger = await storage.create(SEGMENT, 1)
+    begun = [append(ledger, b"a"), append(ledger, b"b")]
+    await ledger.close()
+    assert [each.durable.done() for each in begun] == [True, True]
+
+
 async def test_a_closed_ledger_is_read_and_can_be_sealed(storage: LedgerStorage) -> None:
     """What a segment does that goes on in another ledger: the appends leave at once, the seal follows."""
     ledger = await storage.create("s", 1)

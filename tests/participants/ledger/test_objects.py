@@ -17,7 +17,7 @@ import pytest
 from obstore.store import MemoryStore
 from tenacity import wait_none
 
-from participants.ledger import storage_id
+from participants.ledger import object_ledger, storage_id
 from participants.ledger.bucket import Bucket
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.objects import Kind, ObjectHeader, ObjectIndex, index_name, ledger_prefix, object_name
@@ -421,3 +421,21 @@ async def test_a_put_that_was_begun_has_ended_when_its_caller_has(monkeypatch: p
     with pytest.raises(asyncio.CancelledError):
         await creating
     assert await bucket.get("ledgers/x") == b"content"
+
+
+def test_no_more_objects_are_kept_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ones that were asked for last; what a deleted ledger had leaves room."""
+    monkeypatch.setattr(object_ledger, "_CACHE_BYTES", 30)
+    cache = object_ledger.ObjectCache()
+
+    def kept() -> set[str]:
+        return {name for name in ("a/1", "a/2", "b/1", "b/2", "b/3") if name in cache._objects}
+
+    for name in ("a/1", "a/2", "b/1"):
+        cache.put(name, bytes(10))
+    assert cache.get("a/1") is not None
+    cache.put("b/2", bytes(10))
+    assert kept() == {"a/1", "b/1", "b/2"}
+    cache.forget("a/")
+    cache.put("b/3", bytes(10))
+    assert kept() == {"b/1", "b/2", "b/3"}

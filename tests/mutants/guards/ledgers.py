@@ -1,0 +1,280 @@
+"""Ledgers of both storages, and the recovery of a cluster whose store was restored."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_LOCAL = "participants/ledger/local_files.py"
+_RECOVERY = "participants/ledger/recovery.py"
+_OBJECTS = "participants/ledger/object_storage.py"
+_RESTORED = "participants/restored/recovery.py"
+_DECISIONS = "participants/restored/transactions.py"
+_FOUND = "participants/restored/ledgers.py"
+_LEAPS = "participants/restored/sequences.py"
+_SEEN = "participants/restored/seen_store.py"
+
+LEDGERS = (
+    Mutant(
+        "new-ledger-not-in-its-directory",
+        "a new ledger is durable with its name",
+        _LOCAL,
+        "                self.disk.fsync(fd)\n                self.disk.fsync_dir(path.parent)\n",
+        "                self.disk.fsync(fd)\n",
+        tests=("tests/participants/ledger/test_recovery.py::test_a_new_ledger_is_durable_with_its_directories",),
+    ),
+    Mutant(
+        "recorded-length-not-compared",
+        "a sealed ledger has as many entries as were recorded",
+        _LOCAL,
+        "if len(offsets) - 1 != entries:",
+        "if entries < 0:",
+        tests=("tests/participants/ledger/test_recovery.py::test_another_length_than_recorded_is_refused",),
+    ),
+    Mutant(
+        "damage-taken-for-a-torn-tail",
+        "what was durable is not cut off because it is damaged",
+        _RECOVERY,
+        "if found.damage is not None and durable_bytes is None:",
+        "if found.foreign and durable_bytes is None:",
+        tests=("tests/participants/ledger/test_torn_groups.py::test_damage_to_a_group_with_a_later_one_is_corrupt",),
+    ),
+    Mutant(
+        "sealed-without-writing-again",
+        "what a seal answers is on the device although an earlier sync failed",
+        _RECOVERY,
+        "    _rewrite(disk, fd, max(0, found.end - REWRITE_BYTES), found.end)\n",
+        "",
+        tests=(
+            "tests/participants/ledger/test_faults.py::test_what_a_seal_returns_is_on_the_device_although_a_sync_failed",
+        ),
+    ),
+    Mutant(
+        "no-space-answered-too-early",
+        "no space is answered once what was written of the group is gone",
+        "participants/ledger/group_commit.py",
+        "        disk.truncate(fd, offset)\n        disk.fsync(fd)\n",
+        "        disk.truncate(fd, offset)\n",
+        tests=("tests/participants/ledger/test_faults.py::test_no_space_is_answered_after_the_truncation_is_durable",),
+    ),
+    Mutant(
+        "group-unbounded",
+        "an unsynced group has a bound: recovery relies on it",
+        "participants/ledger/append_queue.py",
+        "while self._queue and size < GROUP_BYTES:",
+        "while self._queue:",
+        tests=("tests/participants/ledger/test_group_commit.py::test_a_group_is_bounded",),
+    ),
+    Mutant(
+        "idle-before-the-last-answer",
+        "a ledger is idle once its last appends are answered",
+        "participants/ledger/append_queue.py",
+        "            self._resolve(group, outcome)\n",
+        "            self._idle_if_done()\n            self._loop.call_soon(self._resolve, group, outcome)\n",
+        tests=("tests/participants/ledger/test_contract.py::test_who_has_ended_appends_finds_all_of_them_answered",),
+    ),
+    Mutant(
+        "frame-without-its-crc",
+        "a flipped bit is noticed",
+        "participants/ledger/frames.py",
+        "if crc32(view[start:end]) != crc:",
+        "if crc < 0:",
+        tests=("tests/participants/ledger/test_frames.py::test_a_flipped_bit_is_noticed",),
+    ),
+    Mutant(
+        "lost-storage-id-is-made-again",
+        "a storage that has lost its id is not a new one: its ledgers would be orphans",
+        "participants/ledger/local.py",
+        '    if disk.exists(data_dir / "ledgers"):\n        raise storage_id.lost(str(path))\n',
+        "",
+        tests=("tests/participants/ledger/test_processes.py::test_a_lost_storage_id_is_not_replaced",),
+    ),
+    Mutant(
+        "anothers-object-taken-for-ours",
+        "a name that is taken is ours when the token says so",
+        "participants/ledger/objects.py",
+        "if await token_of(bucket, name) != token:",
+        "if await token_of(bucket, name) is None:",
+        tests=("tests/participants/ledger/test_objects.py::test_a_former_owner_adds_nothing",),
+    ),
+    Mutant(
+        "lost-object-is-the-end",
+        "an object behind a hole tells that one was lost",
+        _OBJECTS,
+        "if header.token == token and header.durable > index.entries:",
+        "if header.durable < 0:",
+        tests=("tests/participants/ledger/test_objects.py::test_a_lost_object_is_no_end",),
+    ),
+    Mutant(
+        "deleted-without-a-fence",
+        "a former owner that wakes up after the deletion is still fenced off",
+        _OBJECTS,
+        "if start in sizes and not any(map(_is_fence, sizes, sizes.values())):",
+        "if start in sizes and not sizes:",
+        tests=(
+            "tests/participants/ledger/test_objects.py::test_a_former_owner_that_wakes_up_after_the_ledger_was_deleted_is_still_fenced_off",
+        ),
+    ),
+    Mutant(
+        "store-without-conditions",
+        "an object store that overwrites what was to be created is refused",
+        _OBJECTS,
+        '    raise StorageRefused("this object store ignores',
+        "    return storage_id.parse(storage_id.FILE_NAME, content)\n"
+        '    raise StorageRefused("this object store ignores',
+        tests=("tests/participants/ledger/test_objects.py::test_a_store_that_ignores_conditions_is_refused",),
+    ),
+    Mutant(
+        "cached-objects-unbounded",
+        "the cache of objects has a bound",
+        "participants/ledger/object_ledger.py",
+        "while self._bytes > _CACHE_BYTES:",
+        "while self._bytes < 0:",
+        tests=("tests/participants/ledger/test_objects.py::test_no_more_objects_are_kept_than_memory_allows",),
+    ),
+    Mutant(
+        "damaged-meanwhile-is-sent",
+        "a large entry is whole in each of its chunks",
+        "participants/api/frames_response.py",
+        "if crc32(chunk) != self._sums[number]:",
+        "if number < 0:",
+        tests=("tests/participants/api/test_frames_response.py::test_what_is_damaged_by_then_is_not_sent",),
+    ),
+    Mutant(
+        "recovery-decides-the-prepared",
+        "a prepared transaction waits for its external coordinator, through a recovery too",
+        _DECISIONS,
+        "if records.prepared_record is not None:",
+        "if not records.header_record:",
+        tests=("tests/participants/restored/test_rules.py::test_what_is_prepared_waits_for_its_external_coordinator",),
+    ),
+    Mutant(
+        "collected-transactions-are-hidden",
+        "what was written before the headers' collection was decided before the backup",
+        _DECISIONS,
+        "if header is None and found.published_ms[txn_id] <= collected_ms:",
+        "if header is None and found.published_ms[txn_id] < 0:",
+        tests=(
+            "tests/participants/restored/test_rules.py::test_what_has_no_header_was_collected_or_began_after_the_backup",
+        ),
+    ),
+    Mutant(
+        "undecided-writes-are-shown",
+        "what a transaction has written after the backup is hidden when it is aborted",
+        _DECISIONS,
+        "if (header.state if header else decision) is TxnState.ABORTED:",
+        "if header is not None and header.state is TxnState.ABORTED:",
+        tests=("tests/participants/restored/test_recovery.py::test_a_restored_cluster",),
+    ),
+    Mutant(
+        "key-holds-what-recovery-decided",
+        "a recovery decides under a key as the coordinator does",
+        _DECISIONS,
+        'update={"txn_id": None, "last_version": last_version}',
+        'update={"last_version": last_version}',
+        tests=(
+            "tests/participants/restored/test_rules.py::test_a_transaction_under_a_key_is_decided_as_the_coordinator_does",
+        ),
+    ),
+    Mutant(
+        "lost-ledgers-count-as-trimmed",
+        "a segment that has lost ledgers is not served, unless that is accepted",
+        _FOUND,
+        "return bool(self.missing) and not trimmed",
+        "return False",
+        tests=("tests/participants/restored/test_rules.py::test_a_trim_takes_the_oldest_ledgers_and_never_all",),
+    ),
+    Mutant(
+        "deleted-segment-comes-back",
+        "the rest of a deleted segment is adopted by nobody",
+        _FOUND,
+        "if not numbers or (named is not None and await _was_deleted(store, named)):",
+        "if not numbers:",
+        tests=("tests/participants/restored/test_rules.py::test_the_rest_of_a_deleted_segment_is_adopted_by_nobody",),
+    ),
+    Mutant(
+        "anothers-storage-is-recovered",
+        "the ledgers of another cluster are refused",
+        _RESTORED,
+        "if not any(segment.stored is not None for segment in known):",
+        "if not known:",
+        tests=("tests/participants/restored/test_rules.py::test_the_storage_of_another_cluster_is_not_recovered",),
+    ),
+    Mutant(
+        "recovered-under-running-services",
+        "nothing is recovered while a service is announced",
+        _RESTORED,
+        "        await self._until_nobody_is_announced()\n",
+        "",
+        tests=("tests/participants/restored/test_rules.py::test_nothing_is_recovered_while_a_service_runs",),
+    ),
+    Mutant(
+        "adopted-before-it-is-hidden",
+        "what is to be hidden is hidden before the store knows the ledgers",
+        _RESTORED,
+        "            recovered.hidden += await transactions.hide(found, wishes.undecided)\n"
+        "            await ledgers.adopt(segment, sealed)\n",
+        "            await ledgers.adopt(segment, sealed)\n"
+        "            recovered.hidden += await transactions.hide(found, wishes.undecided)\n",
+        tests=("tests/participants/restored/test_rules.py::test_what_is_hidden_is_hidden_before_its_ledger_is_known",),
+    ),
+    Mutant(
+        "epochs-do-not-leap",
+        "an epoch that was given out after the backup is not given out again",
+        _LEAPS,
+        '"epoch": max(key.epoch, now_ms)',
+        '"epoch": key.epoch',
+        tests=(
+            "tests/participants/restored/test_rules.py::test_every_counter_leaps_behind_what_may_have_been_given_out",
+        ),
+    ),
+    Mutant(
+        "generations-do-not-leap",
+        "a generation that was had after the backup is not had again",
+        _LEAPS,
+        "generation = max(owner.generation, now_ms)",
+        "generation = owner.generation",
+        tests=(
+            "tests/participants/restored/test_rules.py::test_every_counter_leaps_behind_what_may_have_been_given_out",
+        ),
+    ),
+    Mutant(
+        "ids-do-not-leap",
+        "an id that was given out after the backup is not given out again",
+        _LEAPS,
+        "max(int(value), now_ms * IDS_PER_MS)",
+        "int(value)",
+        tests=(
+            "tests/participants/restored/test_rules.py::test_every_counter_leaps_behind_what_may_have_been_given_out",
+        ),
+    ),
+    Mutant(
+        "merge-of-the-backup-goes-on",
+        "a segment that was sealed for a merge which is given up has a child",
+        "participants/restored/merges.py",
+        'if record.state == "sealed":',
+        'if record.state == "deleted":',
+        tests=(
+            "tests/participants/restored/test_rules.py::test_who_was_sealed_for_a_merge_that_is_given_up_has_a_child",
+        ),
+    ),
+    Mutant(
+        "broker-of-a-restored-store-starts",
+        "a broker does not start on a store that is behind what its storage has seen",
+        _SEEN,
+        "if self._guard.revision < seen.revision:",
+        "if seen.revision < 0:",
+        tests=(
+            "tests/participants/restored/test_rules.py::test_a_broker_starts_on_the_store_that_its_storage_has_seen",
+        ),
+    ),
+    Mutant(
+        "broker-of-another-store-starts",
+        "a broker does not start with the ledgers of another store",
+        _SEEN,
+        "if seen.incarnation != self._guard.id:",
+        "if not seen.incarnation:",
+        tests=(
+            "tests/participants/restored/test_rules.py::test_a_broker_starts_on_the_store_that_its_storage_has_seen",
+        ),
+    ),
+)
