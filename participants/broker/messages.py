@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from metastore.errors import MetastoreError
 from metastore.txn.ids import TxnId
 from metastore.types import Revision
 from participants.api.models import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
@@ -98,10 +99,17 @@ class Messages:
             if errors:
                 raise _one_error(errors, len(results) + taken_before, options)
             if any(isinstance(result, BaseException) and _moved_on(result) for result in results):
-                self._broker.forget_topic(topic_name)
-                topic = await self._broker.topic(topic_name)
-                segments = await self._segments(topic, authorization=options.authorization)
+                segments = await self._moved_to(topic_name, options, taken=bool(places))
         return _ids([places[index] for index in range(len(messages))], options)
+
+    async def _moved_to(self, topic_name: str, options: PublishOptions, *, taken: bool) -> list[Part]:
+        """The segments now, for what others did not take. `taken`: a part of the messages was appended."""
+        try:
+            self._broker.forget_topic(topic_name)
+            topic = await self._broker.topic(topic_name)
+            return await self._segments(topic, authorization=options.authorization)
+        except (ServiceError, MetastoreError) as error:
+            raise _one_error([error], 1 + taken, options) from None
 
     def _hashes(self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[Part]) -> list[int]:
         if options.sequence is not None:

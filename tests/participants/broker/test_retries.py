@@ -8,13 +8,14 @@ That only a part was carried out is brought about by an owner that cannot be rea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 from obstore.store import MemoryStore
 
+from metastore.errors import StoreUnavailable
 from participants.api.models import MESSAGES_MEDIA_TYPE, hash_of_key
 from participants.broker.names import MessageId
 from tests.participants.broker.shared import SharedBroker
@@ -113,16 +114,21 @@ async def append(broker: SharedBroker, segment: str, sequence: int) -> httpx.Res
     )
 
 
-class Cut(httpx.AsyncBaseTransport):
-    """To one segment nothing gets through."""
+async def _reset() -> None:
+    raise httpx.ReadError("reset")
 
-    def __init__(self, brokers: Brokers, segment: str) -> None:
+
+class Cut(httpx.AsyncBaseTransport):
+    """To one segment nothing gets through, or only after something else has happened."""
+
+    def __init__(self, brokers: Brokers, segment: str, before: Callable[[], Awaitable[None]] = _reset) -> None:
         self._ways = {other.url: other.http._transport for other in brokers.started}
         self._segment = quoted(segment)
+        self._before = before
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self._segment in request.url.raw_path.decode():
-            raise httpx.ReadError("reset", request=request)
+            await self._before()
         return await self._ways[f"http://{request.url.host}"].handle_async_request(request)
 
 
@@ -133,6 +139,24 @@ async def publish_without(brokers: Brokers, keys: tuple[str, ...], unreached: st
     answer = await publish(here, keys)
     here.broker.peers = way
     assert answer.status_code == 504 and "Send all of it again" in answer.json()["action"]
+
+
+async def test_a_part_that_was_taken_is_not_denied_when_the_children_of_the_other_one_are_not_found(
+    brokers: Brokers,
+) -> None:
+    """Its segment is split between the look at the topic and the append, and then the broker loses the store."""
+    names = await brokers.create(2)
+    here = await brokers.stranger(names[1])
+
+    async def split() -> None:
+        await brokers.change(names[1], "split")
+        here.store.away = StoreUnavailable("gone")
+
+    here.broker.peers, way = httpx.AsyncClient(transport=Cut(brokers, names[1], split)), here.broker.peers
+    answer = await publish(here, QUARTERS)
+    here.broker.peers, here.store.away = way, None
+    assert answer.status_code == 504 and "Send all of it again" in answer.json()["action"]
+    await brokers.assert_once(QUARTERS, await ids_of(here, QUARTERS))
 
 
 @pytest.mark.parametrize("transactional", [False, True])
