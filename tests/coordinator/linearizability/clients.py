@@ -2,7 +2,7 @@
 
     action  {"verb": "begin", "call", "level", "timeout_ms", "key", "epoch", "version"}
             {"verb": "get" | "commit" | "abort" | "keep-alive" | "writers" | "prepare", "txn", "key", ...}
-            {"verb": "connect", "key", "epoch", "session"} {"verb": "key", "key"} {"verb": "list"}
+            {"verb": "connect", "key", "epoch", "session"} {"verb": "key" | "delete", "key"} {"verb": "list"}
     answer  {"status", "body"}, also of a refusal, which is an observation; otherwise why there is none
 
 `call` is a property of the transaction that is begun, so that it can be told later which one a lost begin has left.
@@ -40,6 +40,8 @@ REFUSALS = {
     *("INVALID_ARGUMENT", "TXN_NOT_FOUND", "INVALID_TXN_STATE", "TXN_CONFLICT"),
     *("EXPIRED_TRANSACTION", "NOT_ALLOWED", "NOT_FOUND"),
 }
+
+_KEYS_PATH = "/admin/v2/transactions/transaction-keys"
 
 
 @dataclass
@@ -88,8 +90,9 @@ class Client:
         steps: dict[Callable[[], Awaitable[object]], int] = {
             self._begin: 3,
             self._begin_under_key: 4,
-            self._connect: 2,
+            self._connect: 3,
             self._look_at_key: 2,
+            self._delete_key: 1,
             self._batch: 2,
             lambda: self._of_some_transaction("get"): 6,
             lambda: self._of_some_transaction("commit", writers=self._some_writers()): 3,
@@ -187,7 +190,11 @@ class Client:
         await self.look_at_key(self._known.key(self._dice).name)
 
     async def look_at_key(self, key: str) -> None:
-        await self._call({"verb": "key", "key": key}, "GET", f"/admin/v2/transactions/transaction-keys/{key}")
+        await self._call({"verb": "key", "key": key}, "GET", f"{_KEYS_PATH}/{key}")
+
+    async def _delete_key(self) -> None:
+        key = self._known.key(self._dice).name
+        await self._call({"verb": "delete", "key": key}, "DELETE", f"{_KEYS_PATH}/{key}")
 
     # -- calls --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ A request is what the clients write down (see `clients`). An answer is the code 
 
     begin         ("begun", created?, id), ("committed before",)     get, and all verbs of a transaction     `described`
     connect       ("epoch", epoch)                                   key         (epoch, id it holds, last version)
+    delete        ("deleted", epoch, last version)
     holds         (epoch, id of the prepared one it holds, last version)         fenced      (is it?,)
     expire        ()
 
@@ -39,7 +40,8 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`epoch` is -1 while the key was never used. `holds` is the id of its open transaction."""
+    """`epoch` is -1 while the key was never used. `holds` is the id of its open transaction. What is left of a deleted
+    key is its epoch, its last version and who was fenced."""
 
     txns: frozenset[tuple[str, Txn]] = frozenset()
     epoch: int = -1
@@ -47,6 +49,7 @@ class Family:
     fenced_sessions: frozenset[str] = frozenset()
     holds: str | None = None
     last_version: int | None = None
+    deleted: bool = False
 
     def txn(self, txn_id: str | None) -> Txn | None:
         return dict(self.txns).get(txn_id or "")
@@ -59,10 +62,14 @@ class Family:
         family = self.having(txn_id, replace(txn, prepared=False, **final))
         return replace(family, holds=None) if self.holds == txn_id else family
 
-    def fencing(self) -> Family:
-        """Whatever the key holds is aborted, unless it is prepared."""
+    @property
+    def live(self) -> bool:
+        return self.epoch >= 0 and not self.deleted
+
+    def fencing(self, *, prepared: bool = False) -> Family:
+        """Whatever the key holds is aborted; one that is prepared only if it says so."""
         held = self.txn(self.holds)
-        if self.holds is None or held is None or held.prepared:
+        if self.holds is None or held is None or (held.prepared and not prepared):
             return self
         return self.ended(self.holds, held, state="ABORTED", fenced=True)
 
@@ -102,7 +109,7 @@ def _begin(family: Family, request: Request) -> Performed:
         return family.having(txn_id, new), ("begun", True, txn_id)
     if request.get("epoch") is None:
         return family, "INVALID_ARGUMENT"
-    if request["epoch"] != family.epoch:
+    if not family.live or request["epoch"] != family.epoch:
         return family, "NOT_ALLOWED"
     if version is not None and family.last_version is not None and version <= family.last_version:
         return family, ("committed before",)
@@ -189,15 +196,22 @@ def _connect(family: Family, request: Request) -> Performed:
     epoch, session = request["epoch"], request["session"]
     if epoch == -1 and family.session is not None and session == family.session:
         return family, ("epoch", family.epoch)
-    if session in family.fenced_sessions or epoch not in (-1, family.epoch):
+    if session in family.fenced_sessions or (epoch != -1 and not (family.live and epoch == family.epoch)):
         return family, "NOT_ALLOWED"
     fenced = family.fenced_sessions | ({family.session} if family.session and family.session != session else set())
-    after = replace(family.fencing(), epoch=family.epoch + 1, session=session, fenced_sessions=fenced)
+    after = replace(family.fencing(), epoch=family.epoch + 1, session=session, fenced_sessions=fenced, deleted=False)
     return after, ("epoch", after.epoch)
 
 
+def _delete(family: Family, request: Request) -> Performed:
+    if family.epoch < 0:
+        return family, "NOT_FOUND"
+    after = replace(family.fencing(prepared=True), session=None, deleted=True)
+    return after, ("deleted", family.epoch, family.last_version)
+
+
 def _key(family: Family, request: Request) -> Performed:
-    return family, (family.epoch, family.holds, family.last_version) if family.epoch >= 0 else "NOT_FOUND"
+    return family, (family.epoch, family.holds, family.last_version) if family.live else "NOT_FOUND"
 
 
 def _holds(family: Family, request: Request) -> Performed:
@@ -218,6 +232,7 @@ OF_TRANSACTIONS: dict[str, Callable[[Family, str, Txn, Request], Performed]] = {
 OTHERS: dict[str, Callable[[Family, Request], Performed]] = {
     "begin": _begin,
     "connect": _connect,
+    "delete": _delete,
     "key": _key,
     "holds": _holds,
 }

@@ -1,10 +1,11 @@
 """Goal: any number of coordinators answer like one, whatever becomes of them and of their store (issue 4, item 2).
 
-Method: ten clients send every call to a random one of three processes on one etcd, and write down what they ask and
-are told: begin, read, keep alive, remember writers, prepare, commit and abort, single and in batches, connect to keys
-and look at them. Meanwhile each process is killed and replaced by a blank one, etcd is killed and started again, and
-some clients give up their calls half-way. In the end every coordinator lists everything, and the whole history must
-have an order in which one coordinator alone would have answered the same (see `verdict`; scenarios K86-K88, X112).
+Method: ten clients send every call to a random one of three processes on one etcd, and write down what they ask and are
+told: begin, read, keep alive, remember writers, prepare, commit (with all writers, some, or none) and abort, single and
+in batches, connect to keys, look at them and delete them. Meanwhile each process is killed and replaced by a blank one,
+etcd is killed and started again, and some clients give up their calls half-way. In the end every coordinator lists
+everything, and the whole history must have an order in which one coordinator alone would have answered the same (see
+`verdict`; scenarios K86-K88, X112).
 
 `METATXN_LINEARIZABLE_ROUNDS` repeats the faults so many times. The history stays behind in the directory of the test.
 """

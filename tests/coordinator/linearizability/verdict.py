@@ -4,14 +4,15 @@ families     each key with its transactions, and each transaction without a key,
 decisions    whoever is told of a decided transaction is told the very same of it
 
 Some answers are made of two moments, and are judged as two calls in the same time. Begin and connect answer what they
-find afterwards when a reply was lost inside. What connect says it has aborted must be fenced when it returns: after a
-lost reply that may be another connection's deed.
+find afterwards when a reply was lost inside. What connect and delete say they have aborted must be fenced when they
+return: after a lost reply that may be another one's deed.
 
 A begin that left doubt has its transaction if the lists at the end show one of its name; otherwise nobody met what it
 did. Without a key it is begun anew, under another id, when a first request is not to be found, which may arrive later:
 what the lists show of its name beside the one that it answered is a begin of which nobody heard. A keep-alive that was
 under way while the store was away may have happened twice, since it is sent again as a new one: it is idempotent, but a
-later one may come in between.
+later one may come in between. So may the deletion of a key, if somebody has connected in between; and a connect, if
+somebody has deleted the key.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.histories.linearizable import not_linearizable
 
 STORE_AWAY = "store away"
 """The verb of whoever takes the store away, from before until after."""
+SENT_AS_NEW = ("keep-alive", "connect", "delete")
 
 
 def verdict(calls: Sequence[Call]) -> dict[str, str]:
@@ -63,7 +65,7 @@ def _listed(call: Call) -> Sequence[Any]:
 
 def _may_have_happened_twice(call: Call, away: Sequence[Call]) -> bool:
     """Its reply was lost, it landed, and was sent again: see above."""
-    if call.action["verb"] != "keep-alive" or not (_succeeded(call) or call.outcome is Outcome.UNKNOWN):
+    if call.action["verb"] not in SENT_AS_NEW or not (_succeeded(call) or call.outcome is Outcome.UNKNOWN):
         return False
     return any(not (call.precedes(gone) or gone.precedes(call)) for gone in away)
 
@@ -81,10 +83,10 @@ def _parts(call: Call, begun: Mapping[str, set[str]]) -> Iterator[tuple[str, Cal
             return
         case "begin":
             yield from _begin_parts(call, begun)
-        case "connect":
+        case "connect" | "delete":
             yield action["key"], replace(call, action=Told(action, _answer(call)))
             if _succeeded(call):
-                for look in _connect_looks(call.result["body"]):
+                for look in _looks_of(action["verb"], call.result["body"]):
                     yield action["key"], replace(call, action=look)
         case _:
             yield action.get("key") or action["txn"], replace(call, action=Told(action, _answer(call)))
@@ -125,9 +127,9 @@ def _with_expiry(family: str, begin: Call) -> Iterator[tuple[str, Call]]:
         yield family, Call("sweep", Told({"verb": "expire", "txn": request["txn"]}), Outcome.UNKNOWN, due, due)
 
 
-def _connect_looks(answer: Mapping[str, Any]) -> Iterator[Told]:
-    holds = (answer["epoch"], answer.get("prepared_txn_id"), answer.get("last_version"))
-    yield Told({"verb": "holds"}, holds)
+def _looks_of(verb: str, answer: Mapping[str, Any]) -> Iterator[Told]:
+    if verb == "connect":
+        yield Told({"verb": "holds"}, (answer["epoch"], answer.get("prepared_txn_id"), answer.get("last_version")))
     if aborted := answer.get("aborted_txn_id"):
         yield Told({"verb": "fenced", "txn": aborted}, (True,))
 
@@ -146,6 +148,8 @@ def _answer(call: Call) -> Answer | None:
             return ("begun", status == 201, body["txn_id"])
         case "connect":
             return ("epoch", body["epoch"])
+        case "delete":
+            return ("deleted", body["epoch"], body.get("last_version"))
         case "key":
             return (body["epoch"], body.get("txn_id"), body.get("last_version"))
     return described_header(body)
