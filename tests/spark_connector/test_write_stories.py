@@ -107,3 +107,14 @@ def test_only_committed_jobs_count(
     found = column(client, name)
     doubtful = set().union(*[rows for rows in jobs.doubtful if rows <= set(found)])
     assert found == sorted(jobs.counting | doubtful)
+
+
+def test_of_two_attempts_the_one_that_was_chosen_counts(url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    """In a transaction that a job has of its own."""
+    name = topic()
+    writer = BatchWriter(write_options({"url": url, "topic": name}, "batch"), SCHEMA)
+    rows = [pa.RecordBatch.from_pydict({"id": [7]}, schema=SCHEMA)]
+    zombie, chosen = writer.write(iter(rows)), writer.write(iter(rows))
+    assert (zombie.rows, chosen.rows) == (1, 1)
+    writer.commit([chosen])
+    assert column(client, name) == [7]

@@ -58,8 +58,9 @@ async def test_many_culprits_cost_two_more(
     assert sizes == [50, 49, 25]
 
 
+@pytest.mark.parametrize("way", ["replace", "remove", "check"])
 async def test_a_record_that_was_deleted_and_created_again_is_another(
-    zookeeper_server: ZooKeeperServer, open_store: OpenStore
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, way: str
 ) -> None:
     """Its data version is 0 again, as it was when it was read."""
     one, two = await pair(zookeeper_server, open_store)
@@ -70,16 +71,17 @@ async def test_a_record_that_was_deleted_and_created_again_is_another(
         await two.apply(two.batch().delete("/a"))
         await two.apply(two.batch().put("/a", b"new"))
 
+    batches = {
+        "replace": one.batch().replace(stale, b"wrong"),
+        "remove": one.batch().remove(stale),
+        "check": one.batch().check(AtVersion("/a", stale.version)).put("/b", b""),
+    }
     inject(one, before(again))
     with pytest.raises(CheckFailed) as failed:
-        await one.apply(one.batch().replace(stale, b"wrong"))
+        await one.apply(batches[way])
     assert failed.value.current == await existing(two, "/a")
     assert (await existing(two, "/a")).value == b"new"
-    for batch in (
-        one.batch().remove(stale),
-        one.batch().check(AtVersion("/a", stale.version)).put("/b", b""),
-        one.batch().check(AtVersion("/a", stale.version)),
-    ):
+    for batch in (*batches.values(), one.batch().check(AtVersion("/a", stale.version))):
         with pytest.raises(CheckFailed):
             await one.apply(batch)
 

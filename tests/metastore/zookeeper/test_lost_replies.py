@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.backends.zookeeper_log import LogReader
 from metastore.backends.zookeeper_wire import Culprit
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, EmptyRange, FirstVersion
@@ -92,6 +93,21 @@ async def test_a_request_that_lost_against_the_fence_never_lands(
         await store.apply(store.batch().put("/b", b""))
     record = await store.get("/a")
     assert record is not None and record.first and record.version == applied.revision
+
+
+async def test_a_number_that_was_fenced_off_hides_nothing_behind_it(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
+) -> None:
+    """Who reads the log goes on behind it at once: the next round begins behind all that was there in this one."""
+    store = await open_store(zookeeper_server)
+    await store.apply(store.batch().put("/known", b""))
+    reader = LogReader(store._connection, store._paths, await store.current_revision())
+    await reader.advance(store._deadline())
+    await store.apply(store.batch().put("/before", b""))
+    inject(store, request_lost)
+    await store.apply(store.batch().put("/behind", b""))
+    changes, _ = await reader.advance(store._deadline())
+    assert [event.key for each in changes for event in each.events] == ["/before", "/behind"]
 
 
 async def test_a_late_request_that_is_faster_than_its_fence_is_found(

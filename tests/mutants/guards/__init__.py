@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tests.mutants.guards.client import CLIENT
+from tests.mutants.guards.clusters import CLUSTERS
+from tests.mutants.guards.connector import CONNECTOR
 from tests.mutants.guards.coordinator import COORDINATOR
 from tests.mutants.guards.ledgers import LEDGERS
 from tests.mutants.guards.metastore import METASTORE
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.service import SERVICE
 
-GUARDS = (*SERVICE, *METASTORE, *COORDINATOR, *LEDGERS, *PARTICIPANTS, *CLIENT)
+GUARDS = (*SERVICE, *METASTORE, *CLUSTERS, *COORDINATOR, *LEDGERS, *PARTICIPANTS, *CLIENT, *CONNECTOR)

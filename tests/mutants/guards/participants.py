@@ -1,9 +1,14 @@
-"""Brokers and their segments."""
+"""Brokers and their segments: what is claimed, rolled, trimmed and remembered, and who may ask."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_OPENING = "participants/segment/recovery.py"
+_ROLLING = "participants/segment/rolling.py"
+_SEGMENT = "participants/segment/segment.py"
+_TRIMMING = "participants/segment/trimming.py"
+_SNAPSHOT = "participants/segment/dedup_snapshot.py"
 _TEST_OWNERSHIP = "tests/participants/broker/test_ownership.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
 
@@ -23,5 +28,184 @@ PARTICIPANTS = (
         "for ledger in ledgers.sealed if ledger.id > through][:1]",
         "for ledger in ledgers.sealed if ledger.id > through][-1:]",
         tests=(f"{_TEST_ROLLING}::test_an_owner_that_dies_between_two_ledgers_leaves_the_sequences_of_both",),
+    ),
+    Mutant(
+        "unknown-ledger-is-skipped",
+        "a segment with a ledger that the store does not know is not served",
+        _OPENING,
+        "    if unknown:\n",
+        "    if unknown is None:\n",
+        tests=(
+            "tests/participants/segment/test_recovery.py::test_a_ledger_that_the_store_does_not_know_makes_the_segment_unavailable",
+        ),
+    ),
+    Mutant(
+        "claimed-with-an-old-generation",
+        "a new owner's generation is above every ledger's number",
+        _OPENING,
+        "max(owner.generation if owner else 0, record.newest_ledger) + 1",
+        "(owner.generation if owner else 0) + 1",
+        tests=(
+            "tests/participants/segment/test_rolling.py::test_ledgers_are_rolled_sealed_and_recorded_and_read_as_one",
+        ),
+    ),
+    Mutant(
+        "claimed-in-another-storage",
+        "a segment is opened where its ledgers are",
+        _OPENING,
+        "    if elsewhere:\n",
+        "    if elsewhere is None:\n",
+        tests=(
+            "tests/participants/segment/test_recovery.py::test_only_the_storage_that_holds_the_ledgers_may_claim_the_segment",
+        ),
+    ),
+    Mutant(
+        "snapshot-through-what-it-lacks",
+        "a snapshot is through a ledger when it holds what that ledger tells",
+        _OPENING,
+        "if snapshot is not None and not remembers_more:",
+        "if snapshot is not None:",
+        tests=(
+            "tests/participants/segment/test_rolling.py::test_a_snapshot_is_through_a_ledger_when_it_holds_what_that_tells",
+        ),
+    ),
+    Mutant(
+        "open-transactions-forget-their-sequences",
+        "sequences of an open transaction outlive a takeover",
+        _OPENING,
+        "(header.txn_id is None or header.txn_id in operations):",
+        "header.txn_id is None:",
+        tests=("tests/participants/segment/test_recovery.py::test_79_a_transaction_goes_on_with_the_new_owner",),
+    ),
+    Mutant(
+        "used-ledger-deleted-as-planned",
+        "a ledger with entries is not deleted because the store says that it was only planned",
+        _ROLLING,
+        "    if found.entries:\n",
+        "    if found is None:\n",
+        tests=("tests/participants/segment/test_recovery.py::test_a_planned_ledger_that_was_written_to_is_kept",),
+    ),
+    Mutant(
+        "rolled-before-its-appends-end",
+        "appends change over once those that were begun have ended",
+        _SEGMENT,
+        "        while self._begun:\n",
+        "        while False:\n",
+        tests=(
+            "tests/participants/segment/test_rolling.py::test_what_is_acknowledged_while_appends_change_over_is_in_the_snapshot",
+        ),
+    ),
+    Mutant(
+        "trimmed-beyond-the-horizon",
+        "nothing is trimmed that readers have not been shown",
+        _TRIMMING,
+        "if (up_to is not None and up_to > horizon) or before",
+        "if before",
+        tests=("tests/participants/segment/test_trimming.py::test_a_trim_never_passes_what_readers_have_been_shown",),
+    ),
+    Mutant(
+        "lost-trim-still-reads",
+        "what a trim of unknown outcome may have taken is not read any more",
+        _TRIMMING,
+        '        segment.trimmed(segment.record.model_copy(update={"first_position": moved.first_position}))\n'
+        "        raise\n",
+        "        raise\n",
+        tests=(
+            "tests/participants/segment/test_trimming.py::test_a_trim_whose_answer_was_lost_may_have_happened_and_is_done_again",
+        ),
+    ),
+    Mutant(
+        "trimmed-in-the-middle-of-a-roll",
+        "a ledger stays until the sequences of its frames are recorded",
+        _TRIMMING,
+        "for each in record.ledgers[:-1] if each.last is not None and up_to is not None and each.last <= up_to]",
+        "for each in record.ledgers[:-1] if up_to is not None and each.id < up_to.ledger + (each.last is not None)]",
+        tests=("tests/participants/segment/test_rolling.py::test_sealed_ledgers_are_trimmed_while_the_segment_lives",),
+    ),
+    Mutant(
+        "deposed-owner-trims",
+        "who was deposed trims nothing",
+        _TRIMMING,
+        "    batch = store.batch().check(segment.ownership.check)\n    if moved != record:",
+        "    batch = store.batch()\n    if moved != record:",
+        tests=("tests/participants/segment/test_trimming.py::test_a_deposed_owner_trims_nothing",),
+    ),
+    Mutant(
+        "part-of-a-snapshot-is-missing",
+        "a segment whose snapshot has lost a part is not served",
+        _SNAPSHOT,
+        '            raise SnapshotMissing(f"segment {segment} cannot tell retries: {key} is missing")',
+        "            continue",
+        tests=(
+            "tests/participants/segment/test_rolling.py::test_a_segment_that_has_lost_a_part_of_its_snapshot_is_not_served",
+        ),
+    ),
+    Mutant(
+        "snapshot-that-counts-is-deleted",
+        "only snapshots that count no more are deleted",
+        _SNAPSHOT,
+        "if kept is None or not record.key.startswith(kept)]",
+        "if kept is None or record.key]",
+        tests=(
+            "tests/participants/segment/test_rolling.py::test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_the_last",
+        ),
+    ),
+    Mutant(
+        "deposed-owner-cleans-up",
+        "who was deposed deletes no operations",
+        "participants/txn/materializer.py",
+        "batch = store.batch().check(ownership)",
+        "batch = store.batch()",
+        tests=("tests/participants/segment/test_intents.py::test_a_deposed_owner_materializes_nothing",),
+    ),
+    Mutant(
+        "unknown-intent-is-forgotten",
+        "an operation that may have landed is cleaned up after the decision",
+        _SEGMENT,
+        "self._drop_intent(transaction, intent, maybe_stored=not definite)",
+        "self._drop_intent(transaction, intent, maybe_stored=False)",
+        tests=(
+            "tests/participants/segment/test_intents.py::test_an_unknown_intent_pins_nothing_and_is_cleaned_up_after_the_decision",
+        ),
+    ),
+    Mutant(
+        "frozen-owner-shows-its-old-end",
+        "on a shared storage an owner looks whether it still is one before it says where the end is",
+        _SEGMENT,
+        "if owner is None or owner.version != self.ownership.check.version:",
+        "if owner is None:",
+        tests=("tests/participants/broker/test_ownership.py::test_each_way_in_which_a_frozen_owner_finds_out",),
+    ),
+    Mutant(
+        "decisions-unbounded",
+        "so many final headers are remembered and no more",
+        "participants/txn/header_mirror.py",
+        "if len(self._decided) > KEPT_DECISIONS:",
+        "if len(self._decided) < 0:",
+        tests=("tests/participants/txn/test_header_mirror.py::test_a_forgotten_decision_is_read_from_the_store",),
+    ),
+    Mutant(
+        "closed-segment-follows-on",
+        "a segment that was closed follows nothing: the mirror would keep it for ever",
+        "participants/txn/header_mirror.py",
+        "        if not self._closed:\n",
+        "        if self._mirror:\n",
+        tests=("tests/participants/txn/test_header_mirror.py::test_a_segment_that_was_closed_follows_nothing",),
+    ),
+    Mutant(
+        "write-into-anothers-transaction",
+        "a transaction takes the writes of its owner",
+        "participants/api/rights.py",
+        "if not caller.owns(header.owner):",
+        "if caller.name is None:",
+        tests=("tests/participants/test_security.py::test_b14_a_write_into_a_transaction_of_another_is_refused",),
+    ),
+    Mutant(
+        "foreseen-id-is-written-to",
+        "a transaction that nobody has begun takes nothing, whoever foresees its id",
+        "participants/api/rights.py",
+        "    if header is None:\n        raise refusal(txn_id, None)\n",
+        "    if header is None:\n        return\n",
+        tests=("tests/participants/test_security.py::test_b14_an_id_that_was_foreseen_is_of_no_use",),
     ),
 )

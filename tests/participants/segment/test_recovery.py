@@ -14,11 +14,13 @@ import pytest
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
+from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing
 from participants.records import SegmentRecord
 from participants.segment.recovery import SegmentUnavailable
 from service.problems import ErrorCode, ServiceError
 from tests.participants.devices import on_local_files
+from tests.participants.ledger.ledgers import append_all
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import (
     SEGMENT,
@@ -477,6 +479,35 @@ async def test_77_a_missing_ledger_makes_the_segment_unavailable_never_empty(wor
         with pytest.raises(LedgerMissing):
             await node.open()
     assert (await record_of(world)).ledgers[0].id == 1, "the record still names it"
+
+
+async def test_a_ledger_that_the_store_does_not_know_makes_the_segment_unavailable(world: World) -> None:
+    """The store may have been restored: what was acknowledged in that ledger would be passed over."""
+    await publish(await world.segment(), "x")
+    node = await world.crash()
+    number = (await record_of(world)).newest_ledger + 1
+    unknown = await node.storage.create(SEGMENT, number)
+    await append_all(unknown, [b"acknowledged"])
+    await unknown.close()
+    with pytest.raises(SegmentUnavailable, match="was it restored"):
+        await node.open()
+    assert number in await node.storage.numbers(segment_directory(SEGMENT))
+
+
+async def test_a_planned_ledger_that_was_written_to_is_kept(world: World) -> None:
+    """The store may have been restored to where the ledger was not listed yet."""
+    await publish(await world.segment(), "x")
+    node = await world.crash()
+    record = await record_of(world)
+    number = record.newest_ledger + 1
+    used = await node.storage.create(SEGMENT, number)
+    await append_all(used, [b"acknowledged"])
+    await used.close()
+    planned = record.model_copy(update={"planned": number})
+    await world.store.apply(world.store.batch().put(paths.segment(SEGMENT), planned.encode()))
+    with pytest.raises(LedgerCorrupt, match="only planned"):
+        await node.open()
+    assert number in await node.storage.numbers(segment_directory(SEGMENT))
 
 
 @on_local_files

@@ -19,6 +19,7 @@ from metastore.txn import paths
 from participants.ledger.chain import LedgerChain
 from participants.ledger.frames import MIN_FRAME_BYTES, RawFrame
 from participants.records import SegmentRecord
+from participants.segment.dedup_snapshot import SnapshotMissing
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from participants.txn.memory_buffer import MemoryTransactionBuffer
@@ -229,6 +230,35 @@ async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_
     for number in range(11):
         _, duplicate = await segment.publish(entry("?", producer="p", sequence=number))
         assert duplicate
+
+
+async def test_a_snapshot_is_through_a_ledger_when_it_holds_what_that_tells(world: World) -> None:
+    """Restart by restart: the second one does not read again what the first one has read."""
+    segment = await world.segment()
+    for number in range(4):
+        await publish(segment, str(number), producer="p", sequence=number)
+        await rolled(segment)
+    for number in range(4, 7):
+        segment = await world.reopened()
+        await publish(segment, str(number), producer="p", sequence=number)
+    for _ in range(2):
+        segment = await world.reopened()
+    for number in range(7):
+        assert (await segment.publish(entry("?", producer="p", sequence=number)))[1]
+
+
+async def test_a_segment_that_has_lost_a_part_of_its_snapshot_is_not_served(world: World) -> None:
+    """It would append again what was acknowledged."""
+    segment = await world.segment()
+    for number in range(4):
+        await publish(segment, str(number), producer="p", sequence=number)
+        await rolled(segment)
+    node = await world.crash()
+    chunks = await world.store.scan(paths.dedup_snapshots(SEGMENT))
+    assert chunks.records
+    await world.store.apply(world.store.batch().remove(chunks.records[0]))
+    with pytest.raises(SnapshotMissing, match="cannot tell retries"):
+        await node.open()
 
 
 async def test_what_is_acknowledged_while_appends_change_over_is_in_the_snapshot(world: World) -> None:

@@ -1,0 +1,141 @@
+"""The stores of etcd and ZooKeeper: lost replies, history, members, what ends with a process."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ETCD = "metastore/backends/etcd_group_commit.py"
+_ETCD_MEMBERS = "metastore/backends/etcd_members.py"
+_ZOOKEEPER = "metastore/backends/zookeeper_group_commit.py"
+_ZOOKEEPER_LOG = "metastore/backends/zookeeper_log.py"
+_ZOOKEEPER_HISTORY = "metastore/backends/zookeeper_history.py"
+_ZOOKEEPER_EPHEMERALS = "metastore/backends/zookeeper_ephemerals.py"
+
+CLUSTERS = (
+    Mutant(
+        "etcd-sent-again-without-a-fence",
+        "a request whose reply was lost is fenced off before it is sent again",
+        _ETCD,
+        "return await self._fence(slot, members, name)",
+        "return members",
+        tests=("tests/metastore/etcd/test_lost_replies.py::test_every_member_gets_its_true_answer",),
+    ),
+    Mutant(
+        "etcd-judged-as-of-its-own-revision",
+        "a lost request is judged by what was there before it",
+        _ETCD,
+        "condition.add_read(request.success, revision - 1)",
+        "condition.add_read(request.success, revision)",
+        tests=("tests/metastore/etcd/test_lost_replies.py::test_every_member_gets_its_true_answer",),
+    ),
+    Mutant(
+        "etcd-no-space-is-believed",
+        "the request that crosses the quota is applied, whatever the answer says",
+        _ETCD,
+        "        if found and found[0].value == name:\n"
+        "            return await self._settle(slot, members, found, name, fence=None)\n        for",
+        "        for",
+        tests=("tests/metastore/etcd/test_lost_replies.py::test_no_space_is_believed_only_after_a_look_at_the_marker",),
+    ),
+    Mutant(
+        "etcd-deadline-is-definite",
+        "a write that was sent and not answered is an unknown outcome",
+        _ETCD,
+        'member.fail(OutcomeUnknown(f"no answer from etcd at {self._connection.endpoints}"))',
+        'member.fail(self._connection.unavailable("no answer"))',
+        tests=(
+            "tests/metastore/etcd/test_lost_replies.py::test_an_answer_that_never_comes_is_unknown_and_settled_later",
+        ),
+    ),
+    Mutant(
+        "etcd-another-cluster",
+        "a member is taken up when it is of the cluster that named it",
+        _ETCD_MEMBERS,
+        "if (header.cluster_id, header.member_id) != (cluster_id, member_id):",
+        "if header.member_id != member_id:",
+        tests=("tests/metastore/etcd/test_members.py::test_another_member_or_a_member_of_another_cluster_is_not",),
+    ),
+    Mutant(
+        "etcd-member-without-tls",
+        "no member is asked less safely than the ones that were given",
+        _ETCD_MEMBERS,
+        'return url.startswith("https://") == secure and',
+        "return secure is not None and",
+        tests=("tests/metastore/etcd/test_members.py::test_nobody_is_taken_up_who_is_less_safe_than_what_was_given",),
+    ),
+    Mutant(
+        "zookeeper-sent-again-without-a-fence",
+        "a request whose reply was lost is fenced off before it is sent again",
+        _ZOOKEEPER,
+        "            return await self._fence(request)",
+        "            self._put_back(request)\n            return False",
+        tests=("tests/metastore/zookeeper/test_lost_replies.py::test_every_member_gets_its_true_answer",),
+    ),
+    Mutant(
+        "zookeeper-fence-lowers-the-floor",
+        "the floor of a log says what may be gone, also after a fence",
+        _ZOOKEEPER,
+        'set_data(home, b"%d" % request.floor)',
+        'set_data(home, b"0")',
+        tests=("tests/metastore/zookeeper/test_old_history.py::test_a_fence_never_lowers_the_floor_of_a_log",),
+    ),
+    Mutant(
+        "zookeeper-gap-not-told",
+        "a log that does not reach back far enough is a Resync",
+        _ZOOKEEPER_LOG,
+        "if floor_of(holder) > self.revision:",
+        "if floor_of(holder) < 0:",
+        tests=("tests/metastore/zookeeper/test_faults.py::test_a_log_trimmed_behind_a_lost_session_is_a_resync",),
+    ),
+    Mutant(
+        "zookeeper-hole-is-the-end",
+        "a number without an entry is not the end of a log",
+        _ZOOKEEPER_LOG,
+        "if end > self._next[writer]:",
+        "if end < 0:",
+        tests=(
+            "tests/metastore/zookeeper/test_lost_replies.py::test_a_number_that_was_fenced_off_hides_nothing_behind_it",
+        ),
+    ),
+    Mutant(
+        "zookeeper-recreated-is-the-same",
+        "a record that was deleted and created again is another one",
+        "metastore/backends/zookeeper_plan.py",
+        "self._check_guard(part, key, belief)\n            case FirstVersion",
+        "pass\n            case FirstVersion",
+        tests=(
+            "tests/metastore/zookeeper/test_group_commit.py::test_a_record_that_was_deleted_and_created_again_is_another",
+        ),
+    ),
+    Mutant(
+        "zookeeper-log-of-the-waking",
+        "a log is removed unless its writer has written since it was looked at",
+        _ZOOKEEPER_HISTORY,
+        "        if await self._delete(entries[:-1], unchanged):\n"
+        "            last = [*map(delete, entries[-1:]), delete(home)]\n"
+        "            await self._connection.ask(Multi([unchanged, *last]), self._deadline())",
+        "        if await self._delete(entries):\n"
+        "            await self._connection.ask(Multi([delete(home)]), self._deadline())",
+        tests=("tests/metastore/zookeeper/test_old_history.py::test_a_log_whose_writer_wakes_up_stays",),
+    ),
+    Mutant(
+        "zookeeper-takes-the-name-back",
+        "a record that somebody else has put in a new session's meantime is theirs",
+        _ZOOKEEPER_EPHEMERALS,
+        "            if version is not None and not is_ours:\n                self._held.remove(held)\n"
+        "                return\n",
+        "",
+        tests=("tests/metastore/zookeeper/test_ephemerals.py::test_somebody_elses_record_is_left_alone",),
+    ),
+    Mutant(
+        "zookeeper-torn-range",
+        "a range is as of one revision, however many requests it took",
+        "metastore/backends/zookeeper_reads.py",
+        "if self.first.stat.mzxid != self.last.stat.mzxid:",
+        "if self.first is None:",
+        tests=(
+            "tests/metastore/contract/test_reads.py::test_a_read_sees_one_state[zookeeper]",
+            "tests/metastore/zookeeper/test_listings.py",
+        ),
+    ),
+)
