@@ -12,11 +12,12 @@ from typing import Any, Self
 
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
-from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound
+from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound, TransactionConflict
 from metatxn.http import Call, json_body, path_of
 from metatxn.reader import Message, message_of
 from metatxn.transaction import AsyncTransaction, inside
 from participants.api.models import ReceiveAnswer
+from participants.broker.names import MessageId
 
 PREFETCH_MESSAGES = 100
 WAIT_MS = 1000
@@ -128,7 +129,8 @@ class AsyncConsumer:
     ) -> None:
         """These messages, durably; inside `txn` they count once it is committed, and return when it is aborted.
 
-        Raises `TransactionConflict`, `ExpiredTransaction`; whatever is raised, `txn` cannot be committed any more.
+        Raises `TransactionConflict`, also for what a broker has given that does not serve the segment any more: it
+        comes again; `ExpiredTransaction`. Whatever is raised, `txn` cannot be committed any more.
         """
         messages = [message] if isinstance(message, Message) else list(message)
         for start in range(0, len(messages), MAX_IDS):
@@ -157,7 +159,23 @@ class AsyncConsumer:
             body["txn_id"] = txn.id
         path = subscription_path(self.topic, self.subscription, "acks")
         with inside(txn):
-            await self._connection.home_of(self.topic, post(path, body, settled_by=ACKS_SETTLED_BY))
+            try:
+                await self._connection.home_of(self.topic, post(path, body, settled_by=ACKS_SETTLED_BY))
+            except TransactionConflict as conflict:
+                if conflict.members.get("never_given"):
+                    self._let_go_of(str(conflict.members["segment"]))
+                raise
+
+    def _let_go_of(self, segment: str) -> None:
+        """It was opened again, and its broker knows of nobody who was given anything. What nobody has looked at yet
+        would be refused like the first: it comes again."""
+        for _ in range(len(self._received)):
+            if (message := self.prefetched()) is None:
+                return
+            if MessageId.parse(message.message_id).segment == segment:
+                self._settle([message.message_id])
+            else:
+                self._received.append(message)
 
     async def negative_acknowledge(self, message: Message | Sequence[Message]) -> None:
         """Give these messages again, to this consumer or another one."""

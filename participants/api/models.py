@@ -502,9 +502,9 @@ MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 class AckMessagesRequest(Request):
     """`cumulative` takes one id and covers its segment up to it; or, in its place, `positions`: per segment a place
     `ledger:entry` that readers have been shown, and everything up to it is covered. A shared subscription refuses
-    both, for they cover what other consumers have; with `for_all` it takes `positions`, from one who reads the topic in
-    the place of all consumers. `writer` (only inside a transaction) counts as its other operations do: if the commit
-    lists it, or lists none."""
+    both, for they cover what other consumers have; and inside a transaction a message is refused that nobody was given
+    since its segment was opened. With `for_all` neither is: for one who reads the topic in the place of all consumers.
+    `writer` (only inside a transaction) counts as its other operations do: if the commit lists it, or lists none."""
 
     model_config = example(kind="individual", message_ids=[_FIRST_MESSAGE], txn_id=_TXN_ID)
 
@@ -531,8 +531,6 @@ class AckMessagesRequest(Request):
             raise ValueError("positions: only a cumulative acknowledgement goes up to a place")
         if self.kind == "cumulative" and self.message_ids is not None and len(self.message_ids) != 1:
             raise ValueError("message_ids: a cumulative acknowledgement takes exactly one")
-        if self.for_all and self.positions is None:
-            raise ValueError("for_all: has a meaning only with positions")
         if self.writer is not None and self.txn_id is None:
             raise ValueError("writer: has a meaning only with txn_id")
         return self

@@ -57,10 +57,9 @@ class RemoteShare:
 
     async def acknowledge(self, request: AckRequest) -> None:
         kind = "cumulative" if request.cumulative or request.up_to else "individual"
-        body: dict[str, Any] = {"kind": kind}
+        body: dict[str, Any] = {"kind": kind, "for_all": request.for_all or None}
         if request.up_to:
             body["positions"] = {segment: str(place) for segment, place in request.up_to.items()}
-            body["for_all"] = request.for_all or None
         else:
             body["message_ids"] = [str(each) for each in request.ids]
         if request.txn_id is not None:

@@ -75,9 +75,16 @@ class Counts:
     pending: defaultdict[TxnId, int] = field(default_factory=lambda: defaultdict(int))
 
 
+class NotGiven(AckConflict):
+    """As far as is known here, nobody was given the message: it is not PENDING in the words of PIP-31."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, "it was given to no consumer since its segment was opened")
+
+
 class AckRefused(ServiceError):
     """TXN_CONFLICT: `holder` has the message, an undecided transaction as far as `part` knows. None: it is
-    acknowledged already."""
+    acknowledged already, or was never given (`never_given` in the problem)."""
 
     def __init__(self, part: SegmentSubscription, ack: Ack, conflict: AckConflict) -> None:
         holder = conflict.holder
@@ -85,12 +92,11 @@ class AckRefused(ServiceError):
             ErrorCode.TXN_CONFLICT,
             f"message {conflict.place} of segment {part.segment.id} cannot be acknowledged: {conflict}"
             + (f" in transaction {holder}" if holder is not None else ""),
-            action="Abort, and do the work again in a new transaction without this message."
-            if holder is None
-            else "Wait until that transaction ends, or abort.",
+            action=_action_after(conflict),
             segment=part.segment.id,
             position=str(ack.position),
             holder=str(holder) if holder is not None else None,
+            never_given=True if isinstance(conflict, NotGiven) else None,
         )
         self.part = part
         self.holder = holder
@@ -189,8 +195,9 @@ class SegmentSubscription:
             raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="message_ids")
         return size
 
-    def check(self, txn_id: TxnId | None, acks: Iterable[Ack]) -> None:
-        """Raises `AckRefused`, or why the transaction takes no acks, when any of `acks` loses. Changes nothing."""
+    def check(self, txn_id: TxnId | None, acks: Iterable[Ack], for_all: bool = False) -> None:
+        """Raises `AckRefused`, or why the transaction takes no acks, when any of `acks` loses; also, unless `for_all`,
+        when it is in a transaction and nobody was given the message. Changes nothing."""
         self._assert_serving()
         if txn_id is not None and (final := self._mirror.final(txn_id)) is not None:
             raise refusal(txn_id, final[0])
@@ -201,8 +208,14 @@ class SegmentSubscription:
                 self.pending.check(txn_id, ack, self.cursor)
                 if txn_id is not None and not ack.cumulative and self.deliveries.has_dead(ack.span):
                     raise AckConflict(ack.span.start, "it is on its way to the dead-letter topic")
+                if txn_id is not None and not for_all and not self._was_given(txn_id, ack):
+                    raise NotGiven(ack.span.end)
             except AckConflict as conflict:
                 raise AckRefused(self, ack, conflict) from None
+
+    def _was_given(self, txn_id: TxnId, ack: Ack) -> bool:
+        """What is acknowledged in this transaction already was: that may have been before the segment was opened."""
+        return ack.span.end <= self.deliveries.next_read or self.pending.state(txn_id, ack) is not None
 
     def reserve(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
         """Right after `check`, with nothing awaited in between."""
@@ -701,6 +714,14 @@ class SegmentSubscription:
     def _report(self, error: BaseException | None) -> None:
         name = self.definition.name
         log.warning("carry the decision out again", segment=self.segment.id, subscription=name, error=str(error))
+
+
+def _action_after(conflict: AckConflict) -> str:
+    if isinstance(conflict, NotGiven):
+        return "Abort, receive the message again, and do the work in a new transaction; or say `for_all`."
+    if conflict.holder is None:
+        return "Abort, and do the work again in a new transaction without this message."
+    return "Wait until that transaction ends, or abort."
 
 
 def acks_error(errors: Sequence[BaseException], parts: int) -> BaseException:

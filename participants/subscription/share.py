@@ -23,7 +23,8 @@ from service.problems import ErrorCode, ServiceError
 @dataclass(frozen=True, slots=True)
 class AckRequest:
     """Messages, or with `up_to` everything up to a place of each segment; the latter is always cumulative. With
-    `for_all` it speaks for all consumers of the subscription, without it for the one that was given the messages."""
+    `for_all` it speaks for all consumers of the subscription, whoever was given the messages, if anybody was; without
+    it for the one that was."""
 
     ids: Sequence[MessageId] = ()
     cumulative: bool = False
@@ -132,7 +133,7 @@ class Share:
         """All of it, or nothing when any message conflicts, or its kind does not fit the subscription."""
         self._assert_fits(request)
         acks = await self._acks(request)
-        await self._check(request.txn_id, acks)
+        await self._check(request, acks)
         # From the last check to the reservations nothing is awaited: who comes first wins, on all segments.
         if request.txn_id is not None:
             for part, wanted in acks:
@@ -158,23 +159,23 @@ class Share:
                     ErrorCode.INVALID_ARGUMENT,
                     f"kind: subscription {part.definition.name} is shared, so a cumulative acknowledgement would cover "
                     "what other consumers have",
-                    action="Acknowledge each message, with kind `individual`; or, if no consumer needs what lies "
-                    "before a place, give `positions` and `for_all`.",
+                    action="Acknowledge each message, with kind `individual`; or, to speak for all consumers, say "
+                    "`for_all`.",
                     field="kind",
                     subscription=part.definition.name,
                 )
 
-    async def _check(self, txn_id: TxnId | None, acks: Iterable[tuple[SegmentSubscription, list[Ack]]]) -> None:
+    async def _check(self, request: AckRequest, acks: Iterable[tuple[SegmentSubscription, list[Ack]]]) -> None:
         """Raises what `SegmentSubscription.check` does. Nothing is awaited behind the last check.
 
         The header of a transaction that is in the way is read before anybody is refused because of it: a successor
         whose connect aborted it acknowledges the same messages at once, and may be faster than the watch that tells us.
         """
-        asked = {txn_id}
+        asked = {request.txn_id}
         while True:
             try:
                 for part, wanted in acks:
-                    part.check(txn_id, wanted)
+                    part.check(request.txn_id, wanted, request.for_all)
                 return
             except AckRefused as refused:
                 if refused.holder is None or refused.holder in asked:

@@ -8,11 +8,14 @@ Found by `make chaos` (mix `frozen`, seed 203).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
 
 import metatxn
+from participants.broker.names import MessageId
+from participants.ledger.position import Position
 
 URL = "http://broker.test"
 Settle = Callable[[metatxn.Consumer, metatxn.Message], None]
@@ -20,6 +23,9 @@ Settle = Callable[[metatxn.Consumer, metatxn.Message], None]
 
 class Home:
     """Gives the messages of one list of names after another."""
+
+    opened_again: str | None = None
+    """A segment whose broker knows of nobody who was given anything."""
 
     def __init__(self, *answers: list[str]) -> None:
         self._answers = list(answers)
@@ -32,6 +38,10 @@ class Home:
             names = self._answers.pop(0) if self._answers else []
             messages = [{"message_id": name, "value": name, "publish_ms": 1, "redelivery_count": 0} for name in names]
             return httpx.Response(200, json={"messages": messages})
+        if request.url.path.endswith("/acks") and self.opened_again is not None:
+            said = {"status": 409, "title": "", "detail": "", "code": "TXN_CONFLICT", "retriable": False}
+            said |= {"definite": True, "action": "", "never_given": True, "segment": self.opened_again}
+            return httpx.Response(409, json=said, headers={"Content-Type": "application/problem+json"})
         return httpx.Response(200, json={"count": 0})
 
     def consumer(self) -> metatxn.Consumer:
@@ -66,3 +76,17 @@ def test_what_was_settled_may_come_again(settle: Settle) -> None:
     assert message is not None
     settle(consumer, message)
     assert received(consumer) == ["a"]
+
+
+def test_what_nobody_has_looked_at_yet_comes_again_once_its_segment_was_opened_again() -> None:
+    """One transaction fails of it, not one for each message that was fetched."""
+    opened, other = (MessageId(segment, Position(1, 0), 0) for segment in ("segment://t/0", "segment://t/1"))
+    first, second, third = str(opened), str(other), str(replace(opened, index=1))
+    home = Home([first, second, third], [first, third])
+    home.opened_again = opened.segment
+    consumer = home.consumer()
+    message = consumer.receive(1)
+    assert message is not None
+    with pytest.raises(metatxn.TransactionConflict):
+        consumer.acknowledge(message)
+    assert received(consumer) == [second, first, third]

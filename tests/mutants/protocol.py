@@ -442,6 +442,14 @@ PROTOCOL = (
         "consume",
     ),
     Mutant(
+        "given-to-nobody-and-acknowledged",
+        "5.10: only what somebody was given becomes PENDING_ACK",
+        "participants/subscription/segment_subscription.py",
+        "        return ack.span.end <= self.deliveries.next_read or",
+        "        return True or",
+        "consume",
+    ),
+    Mutant(
         "shared-takes-cumulative-acks",
         "5.10: on a shared subscription nobody acknowledges what others have",
         "participants/subscription/share.py",

@@ -187,6 +187,8 @@ class History:
     letters: dict[str, Counter[str]] = field(default_factory=dict)
     """Of the first topic of such a pair, by the ids of its entries: how many dead letters there are in the end."""
     refused_acks: list[RefusedAck] = field(default_factory=list)
+    given_to_nobody: list[str] = field(default_factory=list)
+    """Acknowledgements in transactions that were taken, of messages that nobody can have been given."""
     marks: str | None = None
     """The topic of marks: entries whose key names a segment and a place, up to which it was acknowledged with them."""
     mark_deletes: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -179,6 +179,10 @@ def refused_because_of_an_aborted_one(history: History) -> None:
     history.refused_acks.append(RefusedAck("client", T2, T3, 30, 31))
 
 
+def taken_of_nobody(history: History) -> None:
+    history.given_to_nobody.append("an acknowledgement")
+
+
 def refused_and_done(history: History) -> None:
     history.ends[0].outcome = Outcome.FAILED
 
@@ -253,7 +257,7 @@ LIES: dict[str, list[Lie]] = {
     "no request tries for ever": [endless_request],
     "acknowledged exactly when there is an output": [input_without_output, letter_again],
     "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
-    "refused only for what was so": [refused_because_of_an_aborted_one],
+    "refused only for what was so": [refused_because_of_an_aborted_one, taken_of_nobody],
     "fencing": [version_again, under_a_stale_epoch, begun_by_who_has_not_connected],
     "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
     "nothing is left": [left_in_memory],

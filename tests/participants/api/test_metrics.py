@@ -122,7 +122,7 @@ async def test_a_repair_and_a_gap_are_counted(process: BrokerProcess, world: Wor
     txns = [await world.begin(), await world.begin()]
     ids = (await process.http.post("/v1/topics/t/messages", json={"messages": [{"value": 1}]})).json()["message_ids"]
     await process.http.post(f"/v1/topics/t/messages?txn_id={txns[0]}", json={"messages": [{"value": 2}]})
-    body = {"kind": "individual", "message_ids": ids, "txn_id": str(txns[1])}
+    body = {"kind": "individual", "message_ids": ids, "txn_id": str(txns[1]), "for_all": True}
     assert (await process.http.post("/v1/topics/t/subscriptions/s/acks", json=body)).status_code == 200
     world.store.dropping = True
     for txn in txns:

@@ -71,7 +71,7 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
         assert await status(boss, "PUT", *dead) == 200
 
         begun = await consumer.coordinator.post("/v1/txns", json={})
-        inside = acks | {"txn_id": begun.json()["txn_id"]}
+        inside = acks | {"txn_id": begun.json()["txn_id"], "for_all": True}
         assert await status(other, "POST", f"{SUBSCRIPTION}/acks", inside) == 403
         assert await status(consumer, "POST", f"{SUBSCRIPTION}/acks", inside) == 200
         assert await status(other, "POST", f"{SUBSCRIPTION}/share/acks", inside) == 403

@@ -175,12 +175,12 @@ async def subscribed(life: Life, client: Client) -> None:
 
 
 async def acknowledge(life: Life, client: Client, txn: str | None) -> None:
-    """A message of its own, in that transaction or for good."""
+    """A message of its own, in that transaction or for good; also when the broker that gave it is dead."""
 
     async def receive_and_acknowledge() -> None:
         ids = await client.once(f"received for {txn}", lambda: received(life))
         txn_id = client.txns[txn] if txn is not None else None
-        await life.subscriptions.acknowledge(TOPIC, "s", AckRequest(ids, txn_id=txn_id))
+        await life.subscriptions.acknowledge(TOPIC, "s", AckRequest(ids, txn_id=txn_id, for_all=True))
 
     await client.once(f"acknowledge in {txn}", receive_and_acknowledge)
 

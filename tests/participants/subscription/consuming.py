@@ -73,8 +73,10 @@ class Consuming:
         name: str = "s",
         kind: str = "individual",
         writer: str | None = None,
+        for_all: bool = True,
     ) -> httpx.Response:
-        body: dict[str, Any] = {"kind": kind, "message_ids": list(ids)}
+        """Whoever was given the messages, if anybody was."""
+        body: dict[str, Any] = {"kind": kind, "message_ids": list(ids), "for_all": for_all}
         if txn_id is not None:
             body["txn_id"] = str(txn_id)
         if writer is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ class Acknowledged:
 
 
 async def told(
-    consuming: Consuming, ids: Sequence[str], values: set[int], found: Acknowledged, txn_id: TxnId | None, **how: str
+    consuming: Consuming, ids: Sequence[str], values: set[int], found: Acknowledged, txn_id: TxnId | None, **how: Any
 ) -> None:
     answer = await consuming.ack(ids, txn_id, **how)
     if answer.status_code == 200:

@@ -209,6 +209,34 @@ async def test_a_decision_that_overtakes_the_operation_refuses_it_and_nothing_of
 
 
 @pytest.mark.parametrize("kind", ["individual", "cumulative"])
+async def test_what_nobody_was_given_is_not_acknowledged_in_a_transaction(consuming: Consuming, kind: str) -> None:
+    """PIP-31: only what is PENDING becomes PENDING_ACK. Who was given it by an earlier broker receives it again."""
+    await consuming.subscribe(kind="failover")
+    first, second = await consuming.publish("a", "b")
+    txn = await consuming.world.begin()
+
+    async def refused(message: str) -> bool:
+        answer = await consuming.ack([message], txn, kind=kind, for_all=False)
+        assert answer.status_code == 200 or (answer.status_code, answer.json()["never_given"]) == (409, True)
+        return answer.status_code == 409
+
+    assert await refused(first) and await refused(second)
+    assert await consuming.values(limit=1) == ["a"]
+    assert not await refused(first)
+    assert await refused(second)
+    assert await consuming.values() == ["b"]
+    await consuming.crash()
+    assert not await refused(first), "the same again, which is in the store"
+    assert await refused(second)
+    assert await consuming.values() == ["b"]
+    assert not await refused(second)
+    await consuming.commit(txn)
+    assert (await consuming.shown())["backlog"] == 0
+    third = await consuming.publish("c")
+    await consuming.acked(third, kind=kind, for_all=False)  # for good: that loses nobody anything but what it names
+
+
+@pytest.mark.parametrize("kind", ["individual", "cumulative"])
 async def test_a_successor_is_not_refused_for_what_its_aborted_predecessors_held(
     consuming: Consuming, kind: str
 ) -> None:

@@ -437,7 +437,7 @@ async def test_one_broker_that_cannot_be_reached_keeps_the_messages_of_others_fr
     answer = await spreading.ask(
         "POST",
         "/subscriptions/s/acks",
-        {"kind": "individual", "message_ids": list(ids.values()), "txn_id": str(txn)},
+        {"kind": "individual", "message_ids": list(ids.values()), "txn_id": str(txn), "for_all": True},
         at=home,
     )
     assert answer.json()["code"] == "OUTCOME_UNKNOWN", "others have taken their part"

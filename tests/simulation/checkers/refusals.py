@@ -1,4 +1,5 @@
-"""Refused only for what was so: an acknowledgement loses against a transaction only while that may still commit."""
+"""Refused only for what was so: an acknowledgement loses against a transaction only while that may still commit. And
+refused in a transaction when nobody was given the message."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from tests.simulation.history import History
 
 
 def check(history: History) -> Iterable[str]:
+    for taken in history.given_to_nobody:
+        yield f"{taken} was taken, and nobody was given the message"
     for refused in history.refused_acks:
         decision = history.decisions.get(refused.holder)
         if decision is None or decision.committed or decision.revision > refused.floor:

@@ -5,6 +5,8 @@ Some acknowledge first, ask only once, and believe what they are told: what was 
 commit the transaction all the same. Some of a shared subscription try to acknowledge everything up to what they were
 given, though others have what lies before it, and do so message by message only when that is refused.
 
+Some acknowledge on a subscription of which nobody was ever given anything.
+
 Where there is a dead-letter topic, an input that was given back too often has a dead letter instead of its output.
 The subscription's name is also as long as it may be.
 """
@@ -26,6 +28,9 @@ BELIEVING = 0.3
 """How many of the packings acknowledge first, and go on without what is refused."""
 CARELESS = 0.1
 """How many acknowledgements on a shared subscription begin with a cumulative one."""
+GUESSING = 0.1
+"""How many packings acknowledge what nobody was given."""
+NEVER_READ = "unread"
 LONGEST_NAME = 256
 
 
@@ -47,6 +52,7 @@ class Consume(Workload):
             self.cluster.topics.append(self.letters)
             redeliveries = random.choice((0, 1, 3))
         await self.client(random).subscribe(self.orders, self.subscription, self.kind, self.letters, redeliveries)
+        await self.client(random).subscribe(self.orders, NEVER_READ, "shared")
 
     def start(self) -> None:
         for number in range(PRODUCERS):
@@ -110,6 +116,8 @@ class Packer(Actor):
             await asyncio.sleep(1)
             return 0
         txn_id = await self.client.begin(self.random.choice(TIMEOUT_MS))
+        if self.random.random() < GUESSING:
+            await self._guess(txn_id, given)
         try:
             if self.random.random() < BELIEVING:
                 await self._pack_what_is_taken(txn_id, given)
@@ -127,6 +135,15 @@ class Packer(Actor):
         elif fate < 0.95:
             await self.end(txn_id, commit=False)
         return len(given)
+
+    async def _guess(self, txn_id: str, given: list[dict[str, Any]]) -> None:
+        assert isinstance(self.workload, Consume)
+        ids = [message["message_id"] for message in given]
+        try:
+            await self.client.acknowledge(self.workload.orders, NEVER_READ, ids, txn_id, patience_s=0)
+        except (Refused, Doubtful):
+            return
+        self.history.given_to_nobody.append(f"{ids} in {txn_id}")
 
     async def _pack_what_is_taken(self, txn_id: str, given: list[dict[str, Any]]) -> None:
         """Of two halves those whose acknowledgement is not certainly refused."""
