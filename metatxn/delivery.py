@@ -1,11 +1,18 @@
 """Ordered, exactly-once delivery to the segments of one topic.
 
-    put ──▶ lane (segment, transaction) ──▶ one entry in flight per lane ──▶ broker
+    put ──▶ lane (segment, transaction) ──▶ entries in flight that share no key ──▶ broker
 
-A lane posts one entry at a time, so its items arrive in the order of `put`; what is put meanwhile waits and travels
-as the next entry. Lanes are independent of each other. Every entry carries (producer, sequence) and keeps both
-through all of its retries. A sequence is never used twice by one `Delivery`, not even in another segment: the child
-of a merge inherits what both of its parents have seen.
+Items of one key arrive in the order of `put`. So what is put while an entry is in flight waits and travels as the next
+one; only an entry that is full already goes beside those in flight, and only if it shares no key with any of them:
+whichever arrives first, no key's order is changed by it. (Items without a key are treated as of one key, and rows of
+tables all are.) Lanes are independent of each other.
+
+Every entry carries (producer, sequence) and keeps both through all of its retries. The order in which sequences arrive
+means nothing to a broker: it remembers each by itself, inside a transaction all of them, outside the last 1,000 of a
+producer (`participants/segment/dedup.py`). Therefore nothing is sent that is `MAX_AHEAD` sequences or more ahead of an
+entry of its lane that has no answer yet: the retry of that one still finds what it has appended. A sequence is never
+used twice by one `Delivery`, not even in another segment: the child of a merge inherits what both of its parents have
+seen.
 
 When a segment turns out to be sealed, the entry that it refused stays at the head of its lane, and the lane is
 stranded. What a layout says of it is not believed before its owner was asked, and nothing is believed for ever (see
@@ -20,10 +27,11 @@ Everything here happens on one event loop, so what has no `await` in it cannot b
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from metatxn.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
@@ -31,6 +39,10 @@ from metatxn.topics import Layout
 
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 """Above it `put` waits."""
+MAX_IN_FLIGHT = 16
+"""Entries of one lane. More make no client faster, and would take the turns of others' calls."""
+MAX_AHEAD = 500
+"""Half of what brokers remember: as many that were sent before an entry may land behind it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,9 @@ class Format(Protocol[T]):
 
     def size(self, item: T) -> int: ...
 
+    def key(self, item: T) -> Hashable:
+        """Items of one key arrive in the order of `put`."""
+
     def split(self, item: T, layout: Layout) -> Iterable[tuple[str, T]]:
         """The item, or its pieces, each with the segment it goes to."""
 
@@ -101,23 +116,54 @@ class Batching:
 
 
 @dataclass(slots=True, eq=False)
+class Flight(Generic[T]):
+    """An entry that has no answer yet. `keys`: those of its items."""
+
+    numbered: list[tuple[int, T]]
+    size: int
+    sequence: int
+    keys: set[Hashable]
+
+    @property
+    def items(self) -> list[T]:
+        return [item for _, item in self.numbered]
+
+
+@dataclass(slots=True, eq=False)
 class Lane(Generic[T]):
+    """Its items are numbered in the order in which they were put into it."""
+
     segment: str
     txn_id: str | None
-    items: deque[T] = field(default_factory=deque)
+    items: deque[tuple[int, T]] = field(default_factory=deque)
     size: int = 0
-    in_flight: int = 0
+    flights: list[Flight[T]] = field(default_factory=list)
+    """The one that was sent first in front."""
     accepted: int = 0
-    busy: bool = False
+    starting: bool = False
+    """A task is about to take the next entry."""
+    in_the_way: bool = False
+    """The next entry has a key of one in flight, which is known until one of these has its answer."""
     discarded: bool = False
     moved: bool = False
     since: float = 0
     """When it stopped being empty."""
     timer: asyncio.TimerHandle | None = None
 
+    @property
+    def busy(self) -> bool:
+        return self.starting or bool(self.flights)
+
     def settled(self, mark: int) -> bool:
         """What was accepted before `accepted` was `mark` is durable, failed or gone elsewhere."""
-        return self.accepted - self.in_flight - len(self.items) >= mark
+        waiting = [flight.numbered[0][0] for flight in self.flights]
+        if self.items:
+            waiting.append(self.items[0][0])
+        return min(waiting, default=self.accepted) >= mark
+
+    def take_back(self, flight: Flight[T]) -> None:
+        self.items = deque(sorted([*flight.numbered, *self.items], key=itemgetter(0)))
+        self.size += flight.size
 
 
 class Delivery(Generic[T]):
@@ -145,7 +191,8 @@ class Delivery(Generic[T]):
         self._producer = f"{name}/{link.new_name()}" if name else link.new_name()
         self._writer = writer
         self._failure_is_final = failure_is_final
-        self._sequences = itertools.count()
+        self._sequence = 0
+        """Of the next entry."""
         self._layout: Layout | None = None
         self._next_layout: Layout | None = None
         self._ended: set[str] = set()
@@ -260,7 +307,7 @@ class Delivery(Generic[T]):
             size = self._format.size(piece)
             if not lane.items:
                 lane.since = asyncio.get_running_loop().time()
-            lane.items.append(piece)
+            lane.items.append((lane.accepted, piece))
             lane.accepted += 1
             lane.size += size
             self.pending_bytes += size
@@ -268,14 +315,14 @@ class Delivery(Generic[T]):
 
     def _take_all(self, lane: Lane[T]) -> list[T]:
         """Empties the lane; its items no longer count as pending."""
-        taken = list(lane.items)
+        taken = [item for _, item in lane.items]
         lane.items.clear()
+        self._release(lane.size)
         lane.size = 0
-        self._release(taken)
         return taken
 
-    def _release(self, items: Iterable[T]) -> None:
-        self.pending_bytes -= sum(map(self._format.size, items))
+    def _release(self, size: int) -> None:
+        self.pending_bytes -= size
         self._notify()
 
     async def _hurry(self, done: Callable[[], bool]) -> None:
@@ -300,14 +347,26 @@ class Delivery(Generic[T]):
 
     def _kick(self, lane: Lane[T]) -> None:
         """Post the next entry of `lane` if it is due; forget the lane when it is empty."""
-        if lane.busy:
+        if lane.starting:
             return
         if not lane.items:
-            self._forget(lane)
-        elif not self._stranded(lane) and self._due(lane):
+            if not lane.flights:
+                self._forget(lane)
+        elif not self._stranded(lane) and (self._fits_beside(lane) if lane.flights else self._due(lane)):
             _stop_timer(lane)
-            lane.busy = True
+            lane.starting = True
             self._link.spawn(self._post_next(lane))
+
+    def _fits_beside(self, lane: Lane[T]) -> bool:
+        """The next entry may be sent beside those in flight, see above."""
+        full = len(lane.items) >= self._batching.max_items or lane.size >= self._batching.max_bytes
+        if not full or lane.in_the_way or len(lane.flights) >= MAX_IN_FLIGHT:
+            return False
+        if self._sequence - lane.flights[0].sequence >= MAX_AHEAD:
+            return False
+        keys = {self._format.key(item) for _, item in islice(lane.items, self._reach(lane)[0])}
+        lane.in_the_way = not all(keys.isdisjoint(flight.keys) for flight in lane.flights)
+        return not lane.in_the_way
 
     def _due(self, lane: Lane[T]) -> bool:
         batching = self._batching
@@ -333,44 +392,54 @@ class Delivery(Generic[T]):
             self._link.sending.pop(self, None)
         self._notify()
 
-    def _take(self, lane: Lane[T]) -> list[T]:
-        """The items of the next entry."""
-        taken: list[T] = []
+    def _reach(self, lane: Lane[T]) -> tuple[int, int]:
+        """How many items the next entry has, and their size."""
         size = 0
-        while lane.items and len(taken) < self._batching.max_items:
-            next_size = self._format.size(lane.items[0])
-            if taken and size + next_size > self._batching.max_bytes:
-                break
-            taken.append(lane.items.popleft())
-            size += next_size
+        for count, (_, item) in enumerate(islice(lane.items, self._batching.max_items)):
+            larger = size + self._format.size(item)
+            if count and larger > self._batching.max_bytes:
+                return count, size
+            size = larger
+        return min(len(lane.items), self._batching.max_items), size
+
+    def _take(self, lane: Lane[T]) -> Flight[T]:
+        """The next entry."""
+        count, size = self._reach(lane)
+        taken = [lane.items.popleft() for _ in range(count)]
+        flight = Flight(taken, size, self._sequence, {self._format.key(item) for _, item in taken})
+        self._sequence += 1
         lane.size -= size
-        lane.in_flight = len(taken)
-        return taken
+        lane.flights.append(flight)
+        return flight
 
     async def _post_next(self, lane: Lane[T]) -> None:
         """A task of its own."""
-        items = self._take(lane)
-        failure = self._final_failure(lane.txn_id)
-        outcome = failure or (await self._post(lane, items) if items else None)
-        lane.busy = False
-        lane.in_flight = 0
-        if outcome is None and not lane.discarded:
-            lane.items.extendleft(reversed(items))
-            lane.size += sum(map(self._format.size, items))
-        else:
-            self._release(items)
-            if isinstance(outcome, MetatxnError) and not lane.discarded:
-                self._failures.setdefault(lane.txn_id, outcome)
-            self._format.done(items, outcome or _ended(lane.txn_id))
+        lane.starting = False
+        if lane.items and not self._stranded(lane):
+            flight = self._take(lane)
+            self._kick(lane)
+            outcome = self._final_failure(lane.txn_id) or await self._post(lane, flight)
+            self._landed(lane, flight, outcome)
         self._change_routes()
         self._kick(lane)
 
-    async def _post(self, lane: Lane[T], items: list[T]) -> str | MetatxnError | None:
+    def _landed(self, lane: Lane[T], flight: Flight[T], outcome: str | MetatxnError | None) -> None:
+        lane.flights.remove(flight)
+        lane.in_the_way = False
+        if outcome is None and not lane.discarded:
+            lane.take_back(flight)
+            return
+        self._release(flight.size)
+        if isinstance(outcome, MetatxnError) and not lane.discarded:
+            self._failures.setdefault(lane.txn_id, outcome)
+        self._format.done(flight.items, outcome or _ended(lane.txn_id))
+
+    async def _post(self, lane: Lane[T], flight: Flight[T]) -> str | MetatxnError | None:
         """The position, the failure, or None: the segment took nothing and is gone."""
         try:
-            payload, count = self._format.encode(items)
+            payload, count = self._format.encode(flight.items)
             entry = Entry(
-                lane.segment, lane.txn_id, self._writer, self._producer, next(self._sequences), payload, count,
+                lane.segment, lane.txn_id, self._writer, self._producer, flight.sequence, payload, count,
                 self._format.content_type,
             )  # fmt: skip
             return await self._link.publish(entry)
@@ -389,6 +458,8 @@ class Delivery(Generic[T]):
 
     async def _strand(self, lane: Lane[T], reason: MetatxnError) -> MetatxnError | None:
         """`reason` is definite: nothing of what was sent is in the log, so it takes a new sequence elsewhere."""
+        if self._stranded(lane):
+            return None  # an entry that was in flight beside this one has found out
         ended = isinstance(reason, SegmentSealed) and not reason.children
         try:
             layout = await self._link.layout_behind(self.topic, lane.segment, patient=not ended)

@@ -43,6 +43,9 @@ class MessageFormat:
     def size(self, item: Outgoing) -> int:
         return len(item.encoded) + 1
 
+    def key(self, item: Outgoing) -> str | None:
+        return item.key
+
     def split(self, item: Outgoing, layout: Layout) -> Iterable[tuple[str, Outgoing]]:
         if item.key is None:
             return [(layout.any_segment(item.turn // STICKY_MESSAGES), item)]

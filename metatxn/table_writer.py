@@ -48,6 +48,9 @@ class ArrowFormat:
     def size(self, item: Rows) -> int:
         return item.size
 
+    def key(self, item: Rows) -> None:
+        """Rows of one segment keep the order written."""
+
     def split(self, item: Rows, layout: Layout) -> Iterable[tuple[str, Rows]]:
         if self._key_column is None or len(layout.leaves) <= 1:
             return [(layout.any_segment(item.turn), item)]

@@ -59,7 +59,8 @@ class Segment:
     ended: bool = False
     """Sealed for good."""
     entries: list[tuple[str | None, list[Any]]] = field(default_factory=list)
-    seen: set[tuple[str | None, str, str]] = field(default_factory=set)
+    seen: dict[tuple[str | None, str, str], None] = field(default_factory=dict)
+    """Transaction, producer and sequence of entries, the latest behind."""
 
 
 class FakeCluster:
@@ -72,6 +73,8 @@ class FakeCluster:
         self.requests: list[str] = []
         self.transactions: dict[str, dict[str, Any]] = {}
         self.remembered: dict[str, set[str]] = {}
+        self.memory = 1000
+        """So many sequences of a producer outside of transactions."""
         self.segments = {"s-0": Segment(0, HASH_RANGE_END)}
         self._lock = threading.RLock()
 
@@ -87,8 +90,8 @@ class FakeCluster:
             parent = self.segments[segment_id]
             middle = (parent.low + parent.high) // 2
             parent.children = [f"{segment_id}.a", f"{segment_id}.b"]
-            self.segments[parent.children[0]] = Segment(parent.low, middle, seen=set(parent.seen))
-            self.segments[parent.children[1]] = Segment(middle + 1, parent.high, seen=set(parent.seen))
+            self.segments[parent.children[0]] = Segment(parent.low, middle, seen=dict(parent.seen))
+            self.segments[parent.children[1]] = Segment(middle + 1, parent.high, seen=dict(parent.seen))
 
     def begin_merge(self, segment_id: str) -> None:
         """One of the two is sealed already."""
@@ -216,7 +219,10 @@ class FakeCluster:
         assert len(messages) == int(params["count"])
         for message in messages:
             assert "key" not in message or segment.low <= hash_of_key(message["key"]) <= segment.high
-        segment.seen.add(number)
+        segment.seen[number] = None
+        plain = [each for each in segment.seen if each[:2] == (None, params["producer"])]
+        for forgotten in plain[: max(0, len(plain) - self.memory)]:
+            del segment.seen[forgotten]
         segment.entries.append((txn_id, [message["value"] for message in messages]))
         return httpx.Response(200, json={"position": f"0:{len(segment.entries) - 1}"})
 

@@ -275,3 +275,20 @@ async def test_plain_rows_behind_a_failure_are_not_sent(cluster: FakeCluster, cl
             with pytest.raises(metatxn.SchemaMismatch):
                 await asked()
     assert cluster.visible() == []
+
+
+async def test_a_flush_tells_of_failures_inside_transactions(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    """Every time: the transaction cannot be committed any more. What is outside of it is told once."""
+    async with client:
+        producer = client.producer("t")
+        txn = await client.begin()
+        for inside in (txn, None):
+            cluster.before = [(ENTRIES, answering(ErrorCode.SCHEMA_MISMATCH))]
+            await asyncio.wait([await producer.send("x", txn=inside)])
+        for _ in range(2):
+            with pytest.raises(metatxn.SchemaMismatch):
+                await producer.flush()
+        with pytest.raises(metatxn.SchemaMismatch):
+            await txn.commit()
+        await producer.flush()
+    assert cluster.visible() == []

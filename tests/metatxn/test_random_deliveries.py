@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import httpx
 import pyarrow as pa
 import pytest
 
 import metatxn
+from metatxn import delivery
 from service.problems import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, answering, lost, problem, proxy
 from tests.simulation.loop import SimulationLoop
 
 ITEMS = 60
-KEYS = [str(number) for number in range(5)]
+KEYS = [str(number) for number in range(9)]
 FAULTS: list[Fault] = [
     lost,
     proxy(502),
@@ -40,6 +42,8 @@ class Story:
 
     random: Random
     cluster: FakeCluster
+    of: Sequence[str] = ("producer", "producer in", "table", "table in")
+    sizes: Sequence[int] = (1, 1, 2, 7, 1000)
     sent: list[dict[str, list[int]]] = field(default_factory=list)
     told: list[metatxn.MetatxnError | None] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
@@ -50,7 +54,7 @@ class Story:
         async with client:
             for number in range(2):
                 self.sent.append({key: [] for key in KEYS})
-                self.kinds.append(self.random.choice(["producer", "producer in", "table", "table in"]))
+                self.kinds.append(self.random.choice(self.of))
                 self.told.append(await self._one(client, number))
 
     async def _one(self, client: metatxn.AsyncClient, number: int) -> metatxn.MetatxnError | None:
@@ -68,8 +72,9 @@ class Story:
         return None
 
     async def _produce(self, client: metatxn.AsyncClient, number: int, txn: metatxn.AsyncTransaction | None) -> None:
-        size = self.random.choice([1, 1, 2, 7, 1000])
-        producer = client.producer("t", max_entry_messages=size, linger_ms=self.random.choice([0, 30]))
+        producer = client.producer(
+            "t", max_entry_messages=self.random.choice(self.sizes), linger_ms=self.random.choice([0, 30])
+        )
         for key, item in self._items(number):
             value = {"k": key, "n": item, "by": number}
             self.futures.append((number, key, item, await producer.send(value, key=key, txn=txn)))
@@ -166,17 +171,95 @@ class Changing(FakeCluster):
 
 def told(seed: int, refusals: int) -> Story:
     random = Random(seed)
+    story = Story(random, Changing(random, refusals))
+    in_virtual_time(random, story.run())
+    return story
+
+
+def in_virtual_time(random: Random, story: Coroutine[Any, Any, None]) -> None:
     loop = SimulationLoop(random, 4, lambda: 0.0)
-    cluster = Changing(random, refusals)
-    story = Story(random, cluster)
     try:
-        loop.run_until_complete(story.run())
+        loop.run_until_complete(story)
     finally:
         loop.close()
-    return story
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_sent_arrives_once_or_is_told_of(seed: int, refusals: int) -> None:
     told(seed, refusals).check(refusals)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_retry_finds_what_it_has_appended(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where brokers remember few sequences, and the client knows it: besides the entry itself one that was sent before
+    it and lands behind it, and one that was sent after it."""
+    monkeypatch.setattr(delivery, "MAX_AHEAD", 2)
+    random = Random(seed)
+    cluster = Changing(random, 0)
+    cluster.memory = 3
+    story = Story(random, cluster, of=["producer"], sizes=[1])
+    in_virtual_time(random, story.run())
+    story.check(0)
+
+
+def sent_beside(keys: Sequence[str | None]) -> int:
+    """One message for each entry, of which the first is held back: how many are sent without waiting for it."""
+    cluster, beside = FakeCluster(), []
+
+    async def hold(request: httpx.Request) -> httpx.Response | None:
+        await asyncio.sleep(1)  # nothing else takes any time
+        beside.append(len(cluster.visible()))
+        return None
+
+    async def story() -> None:
+        cluster.before = [("/entries", hold)]
+        async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+            producer = client.producer("t", max_entry_messages=1)
+            for number, key in enumerate(keys):
+                await producer.send([key, number], key=key)
+
+    in_virtual_time(Random(0), story())
+    for key in set(keys):
+        numbers = [number for other, number in cluster.visible() if other == key]
+        assert numbers == [number for number, other in enumerate(keys) if other == key]
+    return beside[0]
+
+
+def test_full_entries_without_a_key_in_common_are_in_flight_together() -> None:
+    assert sent_beside(list("abcdef")) == 5
+
+
+@pytest.mark.parametrize("keys", [list("aab"), [None, None, "a"]], ids=["a key", "none"])
+def test_a_key_waits_for_its_entry_in_flight(keys: list[str | None]) -> None:
+    """And so does what is behind it: an entry takes what is in front."""
+    assert sent_beside(keys) == 0
+
+
+def test_nothing_is_sent_too_far_ahead_of_an_entry_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry must come while brokers remember what it has appended."""
+    monkeypatch.setattr(delivery, "MAX_AHEAD", 4)
+    assert sent_beside(list("abcdefgh")) == 3
+
+
+def test_a_flush_waits_for_what_newer_messages_have_overtaken() -> None:
+    cluster, story = FakeCluster(), []
+
+    async def hold(request: httpx.Request) -> httpx.Response | None:
+        await asyncio.sleep(1)
+        return None
+
+    async def flushing() -> None:
+        cluster.before = [("/entries", hold)]
+        async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+            producer = client.producer("t", max_entry_messages=1)
+            await producer.send("old", key="a")
+            flush = asyncio.create_task(producer.flush())
+            await asyncio.sleep(0.1)
+            await (await producer.send("new", key="b"))
+            story.append((cluster.visible(), flush.done()))
+            await flush
+            story.append((cluster.visible(), True))
+
+    in_virtual_time(Random(0), flushing())
+    assert story == [(["new"], False), (["new", "old"], True)]

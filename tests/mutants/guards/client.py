@@ -8,6 +8,8 @@ _HTTP = "metatxn/http.py"
 _TRANSACTION = "metatxn/transaction.py"
 _CLUSTER = "metatxn/cluster.py"
 _DELIVERY = "metatxn/delivery.py"
+_TEST_BATCHING = "tests/metatxn/test_batching.py"
+_TEST_DELIVERIES = "tests/metatxn/test_random_deliveries.py"
 
 CLIENT = (
     Mutant(
@@ -207,6 +209,46 @@ CLIENT = (
         "        if failures:\n            raise failures[0]\n",
         "",
         tests=("tests/metatxn/test_batching.py::test_closing_raises_what_nobody_waited_for",),
+    ),
+    Mutant(
+        "flush-forgets-transactions",
+        "a flush tells of the failures of sends inside transactions",
+        _DELIVERY,
+        "for txn, failure in self._failures.items() if txn in wanted]",
+        "for txn, failure in self._failures.items() if txn is None]",
+        tests=(f"{_TEST_BATCHING}::test_a_flush_tells_of_failures_inside_transactions",),
+    ),
+    Mutant(
+        "rows-behind-a-failure",
+        "outside of transactions a table writer sends nothing behind a failure",
+        _DELIVERY,
+        "if txn_id is not None or self._failure_is_final else None",
+        "if txn_id is not None else None",
+        tests=(f"{_TEST_BATCHING}::test_plain_rows_behind_a_failure_are_not_sent",),
+    ),
+    Mutant(
+        "a-key-in-flight-twice",
+        "of two entries of one key the second one waits for the answer to the first",
+        _DELIVERY,
+        "lane.in_the_way = not all(keys.isdisjoint(flight.keys) for flight in lane.flights)",
+        "lane.in_the_way = False",
+        tests=(f"{_TEST_DELIVERIES}::test_a_key_waits_for_its_entry_in_flight",),
+    ),
+    Mutant(
+        "too-far-ahead",
+        "a retry comes while brokers remember what it has appended",
+        _DELIVERY,
+        "if self._sequence - lane.flights[0].sequence >= MAX_AHEAD:",
+        "if self._sequence < 0:",
+        tests=(f"{_TEST_DELIVERIES}::test_nothing_is_sent_too_far_ahead_of_an_entry_without_an_answer",),
+    ),
+    Mutant(
+        "flush-overtaken",
+        "a flush waits for what was sent before it, not for as many of what was sent later",
+        _DELIVERY,
+        "return min(waiting, default=self.accepted) >= mark",
+        "return self.accepted - len(waiting) >= mark",
+        tests=(f"{_TEST_DELIVERIES}::test_a_flush_waits_for_what_newer_messages_have_overtaken",),
     ),
     Mutant(
         "held-message-comes-twice",
