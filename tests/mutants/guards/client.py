@@ -274,4 +274,20 @@ CLIENT = (
         "char if char else char.encode",
         tests=("tests/metatxn/test_cli.py::test_what_a_client_says_is_no_command_to_the_terminal",),
     ),
+    Mutant(
+        "flush-forgets-a-transactions-failure",
+        "a send that failed inside a transaction fails each flush of it",
+        "metatxn/delivery.py",
+        "if None in wanted and not self._failure_is_final:\n            self._failures.pop(None, None)",
+        "for txn in wanted if not self._failure_is_final else ():\n            self._failures.pop(txn, None)",
+        tests=("tests/metatxn/test_commit_outcome.py::test_failure_that_was_looked_at_still_fails_the_commit",),
+    ),
+    Mutant(
+        "uneven-rows-in-one-entry",
+        "rows of uneven size are halved until they fit",
+        "metatxn/table_writer.py",
+        "if middle == 0 or rows.nbytes <= max_bytes or",
+        "if middle >= 0 or rows.nbytes <= max_bytes or",
+        tests=("tests/metatxn/test_entry_sizes.py::test_rows_of_uneven_size_arrive",),
+    ),
 )

@@ -269,4 +269,32 @@ COORDINATOR = (
         "        batch.check(FirstVersion(self.header_record.key))\n        value = Lease",
         tests=("tests/metastore/txn/test_transactions.py::test_nothing_enters_after_prepare",),
     ),
+    Mutant(
+        "lost-begin-under-a-key-is-definite",
+        "a refusal behind a begin that was lost is an unknown outcome",
+        "coordinator/transaction_keys.py",
+        "doubt.note(overtaken)\n                    if overtaken.check",
+        "if overtaken.check",
+        tests=("tests/coordinator/test_unknown_outcomes.py::test_begin_under_a_key_is_resolved",),
+    ),
+    Mutant(
+        "lost-deletion-is-definite",
+        "a refusal behind a deletion that was lost is an unknown outcome",
+        "coordinator/transaction_keys.py",
+        'doubt.note(overtaken)\n                    continue\n                log.info("transaction key deleted',
+        'continue\n                log.info("transaction key deleted',
+        tests=(
+            "tests/coordinator/test_unknown_outcomes.py::test_deleting_a_key_is_not_called_off_by_the_reads_behind_it",
+        ),
+    ),
+    Mutant(
+        "lost-batch-is-forgotten",
+        "what was lost of an end together with others is known to the end by itself",
+        "coordinator/transactions.py",
+        "answered(self.end(end, lost=lost))",
+        "answered(self.end(end))",
+        tests=(
+            "tests/coordinator/test_batches.py::test_a_lost_reply_of_many_ends_is_not_called_off_by_the_reads_behind_it",
+        ),
+    ),
 )

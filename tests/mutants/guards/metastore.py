@@ -186,4 +186,15 @@ METASTORE = (
         "",
         tests=_TEST_COMMITS,
     ),
+    Mutant(
+        "sqlite-taken-lock-is-no-fence",
+        "a commit that took although it failed is fenced too: its pages may not be on the disk",
+        "metastore/backends/sqlite.py",
+        "if taken or not _is_full(error):",
+        "if not taken and not _is_full(error):",
+        tests=(
+            "tests/metastore/sqlite/test_commits.py",
+            "tests/metastore/sqlite/test_every_step.py",
+        ),
+    ),
 )

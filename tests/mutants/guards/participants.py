@@ -208,4 +208,82 @@ PARTICIPANTS = (
         "    if header is None:\n        return\n",
         tests=("tests/participants/test_security.py::test_b14_an_id_that_was_foreseen_is_of_no_use",),
     ),
+    Mutant(
+        "mark-over-what-another-one-holds",
+        "a message below another transaction's cumulative acknowledgement is pending",
+        "participants/subscription/memory_pending_acks.py",
+        "if cumulative is not None and span.start < cumulative and self._cumulative_holder != txn_id:",
+        "if cumulative is not None and self._cumulative_holder is None:",
+        tests=(
+            "tests/participants/subscription/test_pending_acks.py::test_a_cumulative_ack_over_what_another_transaction_holds_conflicts_and_the_other_way_round",
+        ),
+    ),
+    Mutant(
+        "outstanding-unbounded",
+        "so many messages are given out and not settled, and no more",
+        "participants/subscription/deliveries.py",
+        "return len(self._outstanding) >= MAX_OUTSTANDING",
+        "return False",
+        tests=("tests/participants/subscription/test_delivery.py::test_no_more_is_given_out_than_memory_allows",),
+    ),
+    Mutant(
+        "redelivered-for-ever",
+        "a message that was given too often goes to the dead letters",
+        "participants/subscription/deliveries.py",
+        "if self._max_redeliveries is not None and delivery.times > self._max_redeliveries:",
+        "if self._max_redeliveries == -1:",
+        tests=(
+            "tests/participants/subscription/test_delivery.py::test_what_is_dead_goes_to_the_dead_letter_topic_once_and_is_acknowledged",
+        ),
+    ),
+    Mutant(
+        "deposed-cursor-is-written",
+        "who was deposed, or whose subscription was dropped, writes no cursor",
+        "participants/subscription/cursor_store.py",
+        "batch = self._store.batch().check(*self._guards)\n            for key",
+        "batch = self._store.batch()\n            for key",
+        tests=(
+            "tests/participants/subscription/test_individual_acks.py::test_a_deposed_broker_can_acknowledge_nothing",
+        ),
+    ),
+    Mutant(
+        "acknowledged-before-it-is-shown",
+        "a place is acknowledged up to where readers have been shown something",
+        "participants/subscription/segment_subscription.py",
+        "if place > self.segment.buffer.max_read_position:",
+        "if place > self.segment.buffer.last_durable:",
+        tests=(
+            "tests/participants/subscription/test_cumulative_acks.py::test_nothing_is_acknowledged_that_readers_were_not_shown",
+        ),
+    ),
+    Mutant(
+        "unanswered-owner-is-definite",
+        "a write to another broker that has no answer is an unknown outcome",
+        "participants/broker/peers.py",
+        "    if reads:\n        return _unavailable(what, reason)\n",
+        "    if what:\n        return _unavailable(what, reason)\n",
+        tests=(
+            "tests/participants/subscription/test_spread.py::test_an_acknowledgement_whose_answer_was_lost_between_brokers_is_unknown",
+        ),
+    ),
+    Mutant(
+        "sequences-unbounded",
+        "so many sequences are remembered of all producers together",
+        "participants/segment/dedup.py",
+        "while self._remembered > REMEMBERED_IN_ALL:",
+        "while self._remembered < 0:",
+        tests=(
+            "tests/participants/segment/test_deduplication.py::test_outside_of_transactions_the_last_sequences_are_remembered_and_no_more",
+        ),
+    ),
+    Mutant(
+        "cumulative-on-a-shared-subscription",
+        "nobody acknowledges what other consumers have",
+        "participants/subscription/share.py",
+        'if part.definition.record.type == "shared":',
+        'if part.definition.record.type == "none":',
+        tests=(
+            "tests/participants/subscription/test_cumulative_acks.py::test_a_shared_subscription_refuses_one_that_covers_what_another_consumer_has",
+        ),
+    ),
 )

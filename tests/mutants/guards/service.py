@@ -179,4 +179,12 @@ SERVICE = (
         "elif not name:",
         tests=("tests/coordinator/test_rest.py::test_a_query_that_an_endpoint_does_not_have_is_not_passed_over",),
     ),
+    Mutant(
+        "lost-body-is-none",
+        "a request that has lost its body is not served as one without",
+        "service/gate.py",
+        "scope[LOST_BODY] = True",
+        'scope[BODY] = b""',
+        tests=("tests/service/test_bodies.py::test_a_body_that_is_announced_and_missing_is_refused",),
+    ),
 )

@@ -87,6 +87,19 @@ async def test_up_to_a_place_of_a_segment(consuming: Consuming) -> None:
     assert await consuming.values() == ["d"]
 
 
+async def test_nothing_is_acknowledged_that_readers_were_not_shown(consuming: Consuming) -> None:
+    """It is durable, and an open transaction holds readers back before it."""
+    await consuming.subscribe(kind="shared")
+    segment, txn = await consuming.segment(), await consuming.world.begin()
+    await consuming.publish("held back", txn_id=txn)
+    await consuming.publish("behind it")
+    body = {"kind": "cumulative", "positions": {segment.id: str(segment.buffer.last_durable)}, "for_all": True}
+    assert (await consuming.ask("POST", "/subscriptions/s/acks", body)).status_code == 422
+    await consuming.commit(txn)
+    assert await consuming.values() == ["held back", "behind it"]
+    assert (await consuming.ask("POST", "/subscriptions/s/acks", body)).status_code == 200
+
+
 async def test_64_below_the_mark_delete_is_a_conflict(consuming: Consuming) -> None:
     await consuming.subscribe(kind="exclusive")
     ids = await consuming.publish("a", "b", "c", "d")

@@ -21,6 +21,7 @@ from participants.broker.names import MessageId
 from participants.ledger.frames import RawFrame
 from participants.ledger.position import Position
 from participants.segment.trimming import trim
+from participants.subscription import deliveries
 from participants.subscription.segment_subscription import SegmentSubscription
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World
@@ -207,6 +208,17 @@ async def test_a_receive_waits_for_a_message_without_reading_again_and_again(con
     await consuming.publish("x")
     assert (await waiting)["value"] == "x"
     assert reads <= 4
+
+
+async def test_no_more_is_given_out_than_memory_allows(consuming: Consuming, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until some of it is acknowledged."""
+    monkeypatch.setattr(deliveries, "MAX_OUTSTANDING", 3)
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(6))
+    assert await consuming.values(limit=3) == [0, 1, 2]
+    assert await consuming.values() == []
+    await consuming.acked(ids[:1])
+    assert await consuming.values() == [3, 4, 5]
 
 
 async def test_what_is_trimmed_is_not_given_and_does_not_hold_the_cursor(consuming: Consuming) -> None:
