@@ -16,6 +16,10 @@ class Edit(NamedTuple):
     before: str
     after: str
 
+    def of(self, text: str) -> str:
+        assert text.count(self.before) == 1, f"{text.count(self.before)} places in {self.path}"
+        return text.replace(self.before, self.after)
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -51,9 +55,7 @@ class Mutant:
         """To the source at `root`."""
         for edit in self.edits:
             source = root / edit.path
-            text = source.read_text()
-            assert text.count(edit.before) == 1, f"{self.name}: {text.count(edit.before)} places in {edit.path}"
-            source.write_text(text.replace(edit.before, edit.after))
+            source.write_text(edit.of(source.read_text()))
 
     def take_back(self, root: Path) -> None:
         for edit in self.edits:
