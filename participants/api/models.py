@@ -25,6 +25,8 @@ END_HEADER = "Metatxn-End"
 """`true` when nothing more was readable behind this page at the time it was read."""
 
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
+MAX_ENTRY_MESSAGES = 100_000
+"""JSON messages in one entry: each is looked at one by one, and costs a broker half a kilobyte of memory meanwhile."""
 MAX_SEGMENTS = 100
 """At creation: a topic and its segments are one apply, and etcd takes 128 operations in one."""
 MAX_NAME = 256

@@ -44,7 +44,7 @@ from participants.broker import names, schemas
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions, check_values
 from participants.broker.names import BrowseToken, ReadPlace, topic_name
-from participants.broker.payloads import decode_messages, hashes_of, inspect_arrow
+from participants.broker.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.broker.reading import read_page, snapshot_revision
 from participants.ledger.frames import PayloadKind
 from participants.ledger.position import Position
@@ -385,7 +385,7 @@ async def _fitting(
     kind = _KINDS.get(media_type, PayloadKind.BYTES)
     name = segment.record.topic
     if kind is PayloadKind.MESSAGES:
-        found = decode_messages(payload)
+        found = await decode_messages_in_turns(payload)
         await check_values(broker, name, [message.value for message in found])
         return kind, len(found), found
     if kind is PayloadKind.ARROW:

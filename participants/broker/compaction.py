@@ -26,6 +26,7 @@ from metastore.types import Revision
 from participants.api.models import Isolation, ReadMessage
 from participants.broker.names import BrowseToken
 from participants.broker.payloads import keyed, message_count, read_messages
+from participants.broker.pieces import in_turns
 from participants.broker.reading import BROWSE_BYTES, Part, read_page, start_of
 from participants.ledger.position import Position
 
@@ -141,11 +142,12 @@ async def _scan(segments: Sequence[Part], isolation: Isolation, revision: Revisi
                 position = frame.header.position
                 if end is not None and position > end:
                     break
-                for index, key, deleted in keyed(frame):
-                    if deleted:
-                        latest.pop(key, None)
-                    else:
-                        latest[key] = (segment.id, position, index)
+                async for piece in in_turns(keyed(frame)):
+                    for index, key, deleted in piece:
+                        if deleted:
+                            latest.pop(key, None)
+                        else:
+                            latest[key] = (segment.id, position, index)
             at, more = max(at, page.next), not page.end
         reached[segment.id] = at if end is None else end
         if not segment.ended_at(at):

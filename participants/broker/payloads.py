@@ -6,13 +6,15 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import Any
 
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
-from participants.api.models import Message, ReadMessage, hash_of_key
+from participants.api.models import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
 from participants.broker.names import MessageId
+from participants.broker.pieces import PIECE_ITEMS, in_turns, json_pieces
 from participants.ledger.frames import FrameHeader, PayloadKind, RawFrame
 from service.problems import ErrorCode, ServiceError
 
@@ -46,15 +48,40 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
 
 
 def decode_messages(payload: bytes | memoryview) -> list[Message]:
-    """Raises INVALID_ARGUMENT unless it is a JSON list of messages that can be read again."""
+    """Raises INVALID_ARGUMENT unless it is a JSON list of messages that can be read again, PAYLOAD_TOO_LARGE when there
+    are more than `MAX_ENTRY_MESSAGES`."""
+    return [message for piece in _decoded(payload) for message in piece]
+
+
+async def decode_messages_in_turns(payload: bytes | memoryview) -> list[Message]:
+    """As `decode_messages`, with a turn for everybody else behind each piece."""
+    return [message async for piece in in_turns(_decoded(payload)) for message in piece]
+
+
+def _decoded(payload: bytes | memoryview) -> Iterator[list[Message]]:
+    before = 0
     try:
-        messages = _MESSAGES.validate_json(bytes(payload))
+        for piece in json_pieces(bytes(payload).decode()):
+            messages = _validated(piece, before)
+            before += len(messages)
+            if before > MAX_ENTRY_MESSAGES:
+                problem = f"body: more than {MAX_ENTRY_MESSAGES} messages in one entry"
+                raise ServiceError(ErrorCode.PAYLOAD_TOO_LARGE, problem, field="body")
+            encode_messages(messages)
+            yield messages
+    except (ValueError, RecursionError) as error:
+        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body: not a JSON list: {error}", field="body") from None
+
+
+def _validated(piece: str, before: int) -> list[Message]:
+    """`before`: how many messages stand before this piece."""
+    try:
+        return _MESSAGES.validate_json(piece)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        index, *parts = first["loc"] or (0,)
+        where = ".".join(str(part) for part in (before + int(index), *parts))
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body.{where}: {first['msg']}", field="body") from None
-    encode_messages(messages)
-    return messages
 
 
 def hashes_of(messages: Sequence[Message], producer: str | None, sequence: int | None) -> list[int]:
@@ -106,22 +133,38 @@ def read_messages(segment: str, frame: RawFrame, indexes: Sequence[int] | None =
     ]
 
 
-def keyed(frame: RawFrame) -> Iterator[tuple[int, str, bool]]:
+def keyed(frame: RawFrame) -> Iterator[list[tuple[int, str, bool]]]:
     """Index and key of every message of an entry that has a key, and whether it deletes the key: its value is null or
-    has no bytes, or the row has other columns than the key's and all of them are null."""
-    header, payload = frame.header, frame.payload
-    match header.kind:
+    has no bytes, or the row has other columns than the key's and all of them are null. In pieces."""
+    match frame.header.kind:
         case PayloadKind.MESSAGES:
-            for index, body in enumerate(json.loads(bytes(payload))):
-                if body.get("key") is not None:
-                    yield index, body["key"], not body.get("value_base64") and body.get("value") is None
+            before = 0
+            for piece in json_pieces(bytes(frame.payload).decode()):
+                bodies = json.loads(piece)
+                yield [
+                    (before + index, body["key"], not body.get("value_base64") and body.get("value") is None)
+                    for index, body in enumerate(bodies)
+                    if body.get("key") is not None
+                ]
+                before += len(bodies)
         case PayloadKind.ARROW:
-            for index, row in enumerate(_rows(payload, range(header.count))):
-                if row["key"] is not None:
-                    columns = row["value"].values()
-                    yield index, row["key"], len(columns) > 1 == sum(value is not None for value in columns)
+            yield from _keyed_rows(frame.payload)
         case PayloadKind.BYTES:
             return
+
+
+def _keyed_rows(payload: memoryview) -> Iterator[list[tuple[int, str, bool]]]:
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        table = reader.read_all()
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    keys = columns.pop((table.schema.metadata or {}).get(KEY_COLUMN, b"").decode(errors="replace"), None)
+    if keys is None:
+        return
+    for start in range(0, table.num_rows, PIECE_ITEMS):
+        nulls = [column.slice(start, PIECE_ITEMS).is_null().to_pylist() for column in columns.values()]
+        deletes = map(all, zip(*nulls, strict=True)) if nulls else repeat(False)
+        rows = zip(count(start), _values(keys.slice(start, PIECE_ITEMS)), deletes)
+        yield [(index, str(key), delete) for index, key, delete in rows if key is not None]
 
 
 def _rows(payload: memoryview, indexes: Sequence[int]) -> list[Mapping[str, Any]]:

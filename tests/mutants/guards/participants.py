@@ -286,4 +286,20 @@ PARTICIPANTS = (
             "tests/participants/subscription/test_cumulative_acks.py::test_a_shared_subscription_refuses_one_that_covers_what_another_consumer_has",
         ),
     ),
+    Mutant(
+        "no-turns-in-between",
+        "a large entry is worked through in turns with everybody else",
+        "participants/broker/pieces.py",
+        "        await asyncio.sleep(0)\n",
+        "",
+        tests=("tests/participants/broker/test_large_entries.py",),
+    ),
+    Mutant(
+        "pieces-without-a-bound",
+        "a piece of a large entry is bounded by count",
+        "participants/broker/pieces.py",
+        "if ended or items >= PIECE_ITEMS or end",
+        "if ended or end",
+        tests=("tests/participants/broker/test_large_entries.py",),
+    ),
 )

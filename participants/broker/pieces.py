@@ -1,0 +1,57 @@
+"""Large entries in pieces: whoever works through one on the event loop lets everybody else have a turn in between.
+
+A thread would not help: what parses JSON or makes Python values of columns holds the interpreter's lock all the while.
+A piece is bounded by its number of items and by its length, but for a single item that is longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+PIECE_ITEMS = 1_000
+PIECE_CHARACTERS = 1 << 17
+_WHITESPACE = " \t\n\r"
+_ITEM = json.JSONDecoder()
+
+
+async def in_turns(pieces: Iterable[T]) -> AsyncIterator[T]:
+    """The same, with a turn for everybody else behind each."""
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(0)
+
+
+def json_pieces(text: str) -> Iterator[str]:
+    """JSON lists that put together are the list in `text`. Raises `ValueError` or `RecursionError` when it is none."""
+    start = at = _behind(text, _skipped(text, 0), "[")
+    items, ended = 0, text[at : at + 1] == "]"
+    if ended:
+        yield "[]"
+    while not ended:
+        _, end = _ITEM.raw_decode(text, at)
+        items, at = items + 1, _skipped(text, end)
+        ended = text[at : at + 1] == "]"
+        if not ended:
+            at = _behind(text, at, ",")
+        if ended or items >= PIECE_ITEMS or end - start >= PIECE_CHARACTERS:
+            yield f"[{text[start:end]}]"
+            start, items = at, 0
+    if _skipped(text, at + 1) != len(text):
+        raise ValueError(f"more behind the end of the list, at character {at + 1}")
+
+
+def _skipped(text: str, at: int) -> int:
+    while text[at : at + 1] in _WHITESPACE and at < len(text):
+        at += 1
+    return at
+
+
+def _behind(text: str, at: int, sign: str) -> int:
+    """Behind `sign`, which is to stand at `at`, and the space that follows."""
+    if text[at : at + 1] != sign:
+        raise ValueError(f"no {sign!r} at character {at}")
+    return _skipped(text, at + 1)
