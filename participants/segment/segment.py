@@ -513,6 +513,7 @@ class Segment:
         assert record.state == "sealed"
         self.record = record
         self.ledgers = LedgerChain((*self.ledgers.sealed, last), None, self.ledgers.trimmed)
+        self.buffer.durable_up_to(self.ledgers.last_durable)  # behind the entries, when the last ledger has none
         self.changed.notify()
 
     def ended_at(self, position: Position) -> bool:

@@ -92,6 +92,19 @@ async def test_91_a_transaction_over_a_merge(process: BrokerProcess, world: Worl
     await assert_lawful(world)
 
 
+async def test_readers_go_on_at_the_children_of_a_segment_whose_last_ledger_is_empty(process: BrokerProcess) -> None:
+    """It had just rolled when it was split. Found by chaos with small ledgers."""
+    (name,) = await process.create("t")
+    parent = await process.broker.segment(name)
+    parent.max_ledger_bytes = 1
+    await send(process, LOW, "before")
+    assert parent._rolling is not None
+    await parent._rolling
+    await post(process, name, "split")
+    await send(process, LOW, "after")
+    assert await browse(process) == ["before", "after"]
+
+
 async def test_a_keys_messages_are_read_in_the_order_written_across_a_split_and_a_merge(process: BrokerProcess) -> None:
     (parent,) = await process.create("t")
     await send(process, LOW, 0)
