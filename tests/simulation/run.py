@@ -160,9 +160,9 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
                 await workload.finish()
             await asyncio.sleep(TIMEOUT_S + LATE_S)  # what is late arrives
             await _until(lambda: not cluster.network.under_way())
-            cluster.survivor.end()
             for workload in workloads:
                 await workload.drain()
+            cluster.survivor.end()
             await _until(lambda: set(history.begun) == set(history.decisions))
             await _compare_mirrors(cluster, history)
             cluster.let_time_pass()

@@ -1,7 +1,7 @@
 """A coordinator from before the metadata store was restored from a backup.
 
 The store gives out ids again that this one is using: it begins transactions with some of the ids of the blocks that the
-others lease, a moment later, and ends them when the faults have stopped. An id that began once it leaves alone: when
+others lease, a moment later, and ends them when nobody begins any more. An id that began once it leaves alone: when
 that transaction is forgotten, nobody can see that it was there.
 """
 
