@@ -1,7 +1,7 @@
 """Goal: whoever dies behind any single write of what a broker or a coordinator does, a blank one finishes it: the same
 end as without a death, no acknowledged entry lost or doubled, nothing left over.
 
-Method: every interrupted prefix, enumerated (see `harness`), with ledgers as files and as objects, and with the answer
+Method: every interrupted prefix, enumerated (see `harness`), with ledgers as files or as objects, and with the answer
 to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 96, 112.
 """
 
