@@ -27,16 +27,8 @@ TESTS_S = 240
 TESTS_BESIDE_S = 60
 """How long to look for a test that catches what the simulation has to catch: what takes longer is no quick answer."""
 _KEPT = ROOT / "build" / "mutants"
-_COPIED = (
-    "metastore",
-    "service",
-    "coordinator",
-    "participants",
-    "metatxn",
-    "spark_connector",
-    "tests",
-    "pyproject.toml",
-)
+_PACKAGES = ("metastore", "service", "coordinator", "participants", "metatxn", "spark_connector")
+_COPIED = (*_PACKAGES, "tests", "pyproject.toml")
 
 
 class Catch(NamedTuple):
@@ -58,15 +50,16 @@ def hunt(mutant: Mutant) -> Found:
         copy = Path(place)
         for name in _COPIED:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                # With what is compiled, which holds as long as its source; not with what is being compiled.
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc.*"))
             else:
                 shutil.copy(ROOT / name, copy / name)
         mutant.apply(copy)
-        digest = source_digest(copy, mutant.workload, mutant.tests)
         if mutant.tests:
-            return Found(_kept(mutant, f"tests-{digest}", lambda: _by_tests(mutant, copy, mutant.tests, TESTS_S)), None)
+            return Found(_by_tests(mutant, copy, mutant.tests, TESTS_S), None)
+        digest = source_digest(copy, mutant.workload)
         return Found(
-            _kept(mutant, f"beside-{digest}", lambda: _by_tests(mutant, copy, (mutant.tests_beside,), TESTS_BESIDE_S)),
+            _by_tests(mutant, copy, (mutant.tests_beside,), TESTS_BESIDE_S),
             _kept(mutant, f"seeds-{digest}", lambda: _by_seeds(mutant, copy)),
         )
 
@@ -113,6 +106,13 @@ def _find_in(copy: Path, first: int, last: int, workload: str) -> tuple[str, int
 
 
 def _by_tests(mutant: Mutant, copy: Path, tests: tuple[str, ...], at_most_s: int) -> Catch | None:
+    """Kept for this source, and for what stands in the directories of these tests."""
+    beside = {"/".join(Path(test.partition("::")[0]).parts[:2]) for test in tests}
+    digest = source_digest(copy, tests, at_most_s, packages=(*_PACKAGES, *sorted(beside)))
+    return _kept(mutant, f"tests-{digest}", lambda: _first_that_fails(mutant, copy, tests, at_most_s))
+
+
+def _first_that_fails(mutant: Mutant, copy: Path, tests: tuple[str, ...], at_most_s: int) -> Catch | None:
     begun = time.monotonic()
     test = _first_to_fail(copy, tests, at_most_s)
     seconds = time.monotonic() - begun

@@ -134,10 +134,10 @@ def _table(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"| {head[0]} | {head[1]} |", "|---|---:|", *(f"| {name} | {value} |" for name, value in rows), ""]
 
 
-def source_digest(root: Path, *parameters: object) -> str:
-    """Of these, and of all the source below `root` that decides what seeds find."""
+def source_digest(root: Path, *parameters: object, packages: Iterable[str] = _DECIDING) -> str:
+    """Of these, and of all the source below `root` that decides what seeds find, or of other packages."""
     digest = blake2b(repr(parameters).encode(), digest_size=8)
-    for package in _DECIDING:
+    for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -90,10 +90,8 @@ CLIENT = (
         "stays-with-the-dead",
         "when a process does not answer it is the next one's turn",
         _CLUSTER,
-        '        """The next one\'s turn; after the last one the list is read anew."""\n'
-        "        urls = self._urls.get(role, [])\n        if url in urls:",
-        '        """The next one\'s turn; after the last one the list is read anew."""\n'
-        "        urls = self._urls.get(role, [])\n        if url not in urls:",
+        'the list is read anew."""\n        urls = self._urls.get(role, [])\n',
+        'the list is read anew."""\n        urls: list[str] = []\n',
         tests=("tests/metatxn/test_http.py::test_next_coordinator_is_asked_when_one_is_gone",),
     ),
     Mutant(

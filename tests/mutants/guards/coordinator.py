@@ -50,14 +50,6 @@ COORDINATOR = (
         tests=("tests/coordinator/test_unknown_outcomes.py::test_a_decision_is_not_called_off_by_the_reads_behind_it",),
     ),
     Mutant(
-        "writer-list-forgotten-by-retry",
-        "an answered decision is answered again only to whom asked for the same",
-        "coordinator/ends.py",
-        "if self.writers is not None and self.writers != header.writers:",
-        "if self.writers is None and header.writers is None:",
-        tests=("tests/coordinator/test_transactions.py::test_an_end_is_idempotent_and_excludes_the_other",),
-    ),
-    Mutant(
         "used-ids-are-taken-again",
         "a block of which an id was in use is left",
         _IDS,

@@ -118,9 +118,11 @@ PARTICIPANTS = (
         "trimmed-in-the-middle-of-a-roll",
         "a ledger stays until the sequences of its frames are recorded",
         _TRIMMING,
-        "for each in record.ledgers[:-1] if each.last is not None and up_to is not None and each.last <= up_to]",
-        "for each in record.ledgers[:-1] if up_to is not None and each.id < up_to.ledger + (each.last is not None)]",
-        tests=("tests/participants/segment/test_rolling.py::test_sealed_ledgers_are_trimmed_while_the_segment_lives",),
+        "if each.last is not None and up_to is not None and each.last <= up_to]",
+        "if up_to is not None and (each.last or Position(each.id, -1)) <= up_to]",
+        tests=(
+            "tests/participants/segment/test_rolling.py::test_a_full_ledger_is_trimmed_before_its_seal_is_recorded_and_its_sequences_stay",
+        ),
     ),
     Mutant(
         "deposed-owner-trims",
