@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class IdBlocks:
-    """The ids of one coordinator, strictly increasing within this process."""
+    """The ids of one coordinator, strictly increasing within this process as long as its coordinator id is the same."""
 
     def __init__(self, store: MetadataStore, coordinator_id: int, block_size: int = BLOCK_SIZE) -> None:
         assert block_size > 0
@@ -42,6 +42,12 @@ class IdBlocks:
         self._block = range(0)
         self._free: Iterator[int] = iter(self._block)
         self._lease: asyncio.Task[None] | None = None
+
+    def serve_as(self, coordinator_id: int) -> None:
+        """From now on the ids are of this coordinator id; what is left of a block of another one is lost."""
+        if coordinator_id != self._coordinator_id:
+            self._coordinator_id = coordinator_id
+            self._take_from(range(0))
 
     async def next(self) -> TxnId:
         """The next id; raises as `take`."""
@@ -67,7 +73,7 @@ class IdBlocks:
 
     def in_use(self, txn_ids: Iterable[TxnId]) -> None:
         """Some of these were given out before: no more of their block."""
-        if any(txn_id.sequence in self._block for txn_id in txn_ids):
+        if any(txn_id.coordinator == self._coordinator_id and txn_id.sequence in self._block for txn_id in txn_ids):
             log.warning(
                 "transaction ids are in use that the store gave out as new: was it restored from a backup?",
                 coordinator_id=self._coordinator_id,
@@ -81,14 +87,16 @@ class IdBlocks:
 
     async def _lease_block(self) -> None:
         for _ in range(_LEASE_ATTEMPTS):
+            coordinator_id = self._coordinator_id
             try:
                 first = 1 + await first_number(self._store, IDS_PER_MS)
-                key = paths.id_sequence(self._coordinator_id)
+                key = paths.id_sequence(coordinator_id)
                 block = await self._store.lease_ids(key, self._block_size, first=first)
             except OutcomeUnknown:
                 continue  # Perhaps a block is wasted; nobody was given an id of it.
-            self._take_from(block)
-            return
+            if coordinator_id == self._coordinator_id:
+                self._take_from(block)
+                return
         # Nothing was begun, so to those who wait this is definite.
         raise StoreUnavailable("the store did not answer when a block of transaction ids was leased")
 

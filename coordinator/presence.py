@@ -1,29 +1,40 @@
-"""That this coordinator serves, for all to see, and who else does.
+"""That this coordinator serves, for all to see, under which coordinator id, and who else does.
 
 The announcements are listed and watched before this process makes its own. So once the own one is seen, the store takes
 writes, keeps the lease and delivers what changes: that is what being ready means here. A process that was frozen until
 its lease ended sees that it is gone, and is not ready until it is announced again. A watch can die later, too, and says
 nothing of it: whoever asks whether this process is ready has what it shows compared with what is there. Liveness only:
 nothing that must be true rests on it.
+
+**The coordinator id** is the high part of the ids of transactions that begin here, so that they tell where they began.
+Unless it was chosen, it is the lowest that nobody else is announced with. Of two that announce the same one the first
+keeps it: each lists the others behind its own announcement, so the second has seen the first, and announces another.
+A process whose announcement had gone, and came back, is a second one, too. Should two of them share an id all the same
+(chosen so, or until the frozen one has looked), no two transactions do: see `IdBlocks`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 import structlog
 
 from coordinator.shares import Share, share_of
 from metastore.api import Ephemeral, MetadataStore
-from metastore.errors import MetastoreError
+from metastore.background import Backoff, in_background
+from metastore.errors import MetastoreError, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.ids import COORDINATORS
 from metastore.txn.records import JsonRecord
-from metastore.types import Event, Revision, Version
+from metastore.types import Event, Record, Revision, Version
 from metastore.watches import Mirror
 
 TTL_MS = 10_000
+_CLAIMS = 100
+"""How many coordinators may start at the same moment: each time round, one of them at least has its id."""
 _SEEN_WITHIN_SECONDS = 5
 _CAUGHT_UP_WITHIN_SECONDS = 2
 
@@ -31,28 +42,48 @@ log = structlog.get_logger()
 
 
 class ProcessRecord(JsonRecord):
-    """`/cluster/coordinator/<id>`: an ephemeral record, liveness only."""
+    """`/cluster/coordinator/<id>`: an ephemeral record, liveness only. A process that is older than coordinator ids has
+    0."""
 
     url: str
+    coordinator_id: int = 0
 
 
 class Presence:
-    """`start` and `stop`."""
+    """`start` and `stop`. `chosen` is the coordinator id that was asked for; `serve_as` is told the one that it is,
+    once nobody else has it."""
 
-    def __init__(self, store: MetadataStore, process_id: str) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        process_id: str,
+        chosen: int | None = None,
+        serve_as: Callable[[int], None] = lambda coordinator_id: None,
+    ) -> None:
+        assert chosen is None or 0 <= chosen < COORDINATORS, chosen
         self._store = store
+        self._chosen = chosen
+        self._serve_as = serve_as
+        self._url = ""
+        self._record: Ephemeral | None = None
+        self.coordinator_id = chosen or 0
         self._own = paths.coordinator_process(process_id)
         self._mirror = Mirror(store, paths.COORDINATORS, self._changed)
         self._seen = asyncio.Event()
+        self._back = asyncio.Event()
         self._news = asyncio.Event()
         self._running = AsyncExitStack()
 
     async def start(self, url: str) -> None:
         """Returns once the announcement is seen, or after some seconds without. Raises the store's errors."""
+        self._url = url
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._mirror.running())
-            record = await self._store.ephemeral(self._own, ProcessRecord(url=url).encode(), TTL_MS)
-            stack.push_async_callback(self._withdraw, record)
+            stack.push_async_callback(self._withdraw)
+            await self._announce()
+            keeper = in_background(self._keep_id(), "coordinator id")
+            stack.push_async_callback(asyncio.wait, [keeper])
+            stack.callback(keeper.cancel)
             self._running = stack.pop_all()
         try:
             await asyncio.wait_for(self._seen.wait(), _SEEN_WITHIN_SECONDS)
@@ -103,11 +134,77 @@ class Presence:
 
     def _changed(self, event: Event) -> None:
         self._news.set()
-        if event.key == self._own:
-            (self._seen.clear if event.record is None else self._seen.set)()
+        if event.key != self._own:
+            return
+        if event.record is None:
+            self._seen.clear()
+        else:
+            self._seen.set()
+            self._back.set()
 
-    async def _withdraw(self, record: Ephemeral) -> None:
+    # -- the coordinator id ------------------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        """Announce this process unless it is, and under another id when somebody has this one. Raises the store's
+        errors."""
+        announced = await self._announced()
+        for _ in range(_CLAIMS):
+            if self._record and not self._is_anothers(announced):
+                self._serve_as(self.coordinator_id)
+                return
+            await self._withdraw()
+            self.coordinator_id = self._lowest_free(announced) if self._chosen is None else self._chosen
+            value = ProcessRecord(url=self._url, coordinator_id=self.coordinator_id).encode()
+            self._record = await self._store.ephemeral(self._own, value, TTL_MS)
+            announced = await self._announced()
+        raise StoreUnavailable("others have announced every coordinator id that this one has tried")
+
+    async def _announced(self) -> Mapping[str, Record]:
+        found = await self._store.scan(paths.COORDINATORS)
+        return {record.key: record for record in found.records}
+
+    def _is_anothers(self, announced: Mapping[str, Record]) -> bool:
+        """Somebody else was announced with the id before. Whoever has chosen it shares it, and is told so."""
+        own = announced.get(self._own)
+        others = (record for key, record in announced.items() if key != self._own and not (own and _first(own, record)))
+        if all(_coordinator_id(record) != self.coordinator_id for record in others):
+            return False
+        if self._chosen is not None:
+            log.warning("another coordinator has the same coordinator id", coordinator_id=self.coordinator_id)
+        return self._chosen is None
+
+    def _lowest_free(self, announced: Mapping[str, Record]) -> int:
+        taken = {_coordinator_id(record) for key, record in announced.items() if key != self._own}
+        return next((number for number in range(COORDINATORS) if number not in taken), 0)
+
+    async def _keep_id(self) -> None:
+        """Look again whenever the announcement is back: it may have been gone, and the id given to another one."""
+        backoff = Backoff()
+        while True:
+            await self._back.wait()
+            self._back.clear()
+            try:
+                await self._announce()
+            except MetastoreError as error:
+                log.info("coordinator id not confirmed", error=str(error))
+                self._back.set()
+                await backoff.pause()
+            else:
+                backoff.reset()
+
+    async def _withdraw(self) -> None:
+        record, self._record = self._record, None
+        if record is None:
+            return
         try:
             await record.close()
         except MetastoreError as error:  # The store forgets by itself after the time to live.
             log.warning("coordinator still announced", error=str(error))
+
+
+def _first(own: Record, other: Record) -> bool:
+    return own.version < other.version
+
+
+def _coordinator_id(record: Record) -> int:
+    return ProcessRecord.decode(record.value).coordinator_id

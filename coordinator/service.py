@@ -51,8 +51,9 @@ def _now_ms() -> int:
 class CoordinatorService:
     """Serve the coordinator's API for `store`, which stays the caller's to close.
 
-    `coordinator_id` is the high part of the ids of transactions begun here. It need not be unique: ids come in blocks
-    from one record per coordinator id in the store. `port` 0 takes a free one. Without `exposure` only this machine may
+    `coordinator_id` is the high part of the ids of transactions begun here; without one it is the lowest that no other
+    coordinator has (see `presence`). It need not be unique: ids come in blocks from one record per coordinator id in
+    the store. `port` 0 takes a free one. Without `exposure` only this machine may
     connect; raises `InvalidExposure` for another `host` then.
     """
 
@@ -83,7 +84,7 @@ class CoordinatorService:
         store.group_listeners.append(self.metrics.group_commit_size.observe)
         self.listings = Listings(store, clock, self.metrics)
         self.process_id = secrets.token_hex(8)
-        self.presence = Presence(store, self.process_id)
+        self.presence = Presence(store, self.process_id, coordinator_id, self.transactions.serve_as)
         self.guard = IncarnationGuard(store, clock, seen=lambda: self.presence.revision)
         self.metrics.show_resyncs(lambda: self.presence.resyncs)
         self.timeout_sweep = TimeoutSweep(
@@ -121,7 +122,8 @@ class CoordinatorService:
         self.timeout_sweep.start()
         self.gc_sweep.start()
         self.survey.start()
-        log.info("coordinator ready", url=self.url, process_id=self.process_id)
+        coordinator_id = self.presence.coordinator_id
+        log.info("coordinator ready", url=self.url, process_id=self.process_id, coordinator_id=coordinator_id)
 
     async def stop(self) -> None:
         """Withdraw, then finish the requests and the sweep that are under way. Idempotent."""

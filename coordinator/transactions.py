@@ -72,7 +72,8 @@ async def answered(call: Awaitable[Answer]) -> Answer | Failure:
 class Transactions:
     """The transactions of one store, seen by one coordinator.
 
-    `coordinator_id` is the high part of the ids begun here. Processes may share one (see `IdBlocks`).
+    `coordinator_id` is the high part of the ids begun here, until `serve_as` says another one. Processes may share one
+    (see `IdBlocks`).
     """
 
     def __init__(
@@ -93,6 +94,10 @@ class Transactions:
         self._ids = IdBlocks(store, coordinator_id, id_block_size)
         self._decisions = Decisions(store, clock, self._settling, self.metrics)
         self.keys = TransactionKeys(self._decisions, self._ids)
+
+    def serve_as(self, coordinator_id: int) -> None:
+        """The high part of the ids that begin from now on."""
+        self._ids.serve_as(coordinator_id)
 
     def on_behalf_of(self, caller: Principal) -> Self:
         """The same transactions, as `caller` may begin, see and end them: its own, those of nobody, and a superuser

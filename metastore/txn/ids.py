@@ -2,7 +2,8 @@
 
     | 16 bits coordinator id | 112 bits number, from leased blocks, starting at 1 |
 
-Text form: 32 lower-case hex digits, so that key order is numeric order.
+Text form: 32 lower-case hex digits, so that key order is numeric order. The first four tell which coordinator began the
+transaction: its coordinator id, which it was started with or has found free (`coordinator.presence`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from functools import lru_cache
 from typing import Self
 
 _COORDINATOR_DIGITS = 4
+COORDINATORS = 1 << 4 * _COORDINATOR_DIGITS
+"""How many coordinator ids there are, from 0 on."""
 _SEQUENCE_BITS = 112
 _TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -22,7 +25,7 @@ class TxnId(str):
     __slots__ = ()
 
     def __new__(cls, coordinator: int, sequence: int) -> Self:
-        assert 0 <= coordinator < 1 << 16, coordinator
+        assert 0 <= coordinator < COORDINATORS, coordinator
         assert 0 <= sequence < 1 << _SEQUENCE_BITS, sequence
         return super().__new__(cls, f"{coordinator << _SEQUENCE_BITS | sequence:032x}")
 

@@ -34,6 +34,15 @@ SweepOption = Annotated[int | None, typer.Option(min=1, help="How often timed-ou
 GcIntervalOption = Annotated[int | None, typer.Option(min=1, help="How often finished transactions are cleared away.")]
 GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
 SkewOption = Annotated[int | None, typer.Option(min=0, help="How far the clocks of two machines may be apart.")]
+CoordinatorIdOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="The first four digits, in hexadecimal, of the ids of transactions that begin here. "
+        "[default: the lowest that no other coordinator has]",
+    ),
+]
 MaxLedgerOption = Annotated[
     int | None,
     typer.Option(
@@ -127,6 +136,7 @@ def coordinator(
     gc_interval_ms: GcIntervalOption = None,
     gc_retention_ms: GcRetentionOption = None,
     max_clock_skew_ms: SkewOption = None,
+    coordinator_id: CoordinatorIdOption = None,
     advertise_url: AdvertiseOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
@@ -139,6 +149,7 @@ def coordinator(
         "gc_interval_ms": gc_interval_ms,
         "gc_retention_ms": gc_retention_ms,
         "max_clock_skew_ms": max_clock_skew_ms,
+        "coordinator_id": coordinator_id,
     }
 
     async def run(stack: AsyncExitStack) -> None:

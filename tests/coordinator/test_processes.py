@@ -104,9 +104,13 @@ async def test_a_hundred_connect_under_one_key_at_once(three: list[CoordinatorPr
 
 async def test_a_signal_lets_a_slow_commit_finish(tmp_path: Path) -> None:
     """SIGTERM while the store does not answer: the commit still gets its answer, and the process ends with 0."""
-    with EtcdServer(tmp_path / "etcd") as server, CoordinatorProcess(f"etcd://{server.endpoint}") as process:
+    with (
+        EtcdServer(tmp_path / "etcd") as server,
+        CoordinatorProcess(f"etcd://{server.endpoint}", "--coordinator-id", "171") as process,
+    ):
         async with client() as http:
             txn_id = (await http.post(f"{process.url}/v1/txns")).json()["txn_id"]
+            assert txn_id.startswith("00ab")
             server.freeze()
             url = httpx.URL(process.url)
             reader, writer = await asyncio.open_connection(url.host, url.port)
