@@ -19,7 +19,7 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.disk import Disk, make_directory, read_all, read_file, replace_file
 from participants.ledger.frames import RawFrame
 from participants.ledger.group_commit import device_errors
-from participants.ledger.open_files import OpenFiles
+from participants.ledger.open_files import KEPT_FILES, OpenFiles
 from participants.ledger.reading import checked_frames
 from participants.ledger.recovery import recover, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
@@ -34,7 +34,7 @@ class LedgerFiles:
     def __init__(self, disk: Disk, root: Path) -> None:
         self.disk = disk
         self._root = root
-        self._read = OpenFiles(disk)
+        self._read = OpenFiles(disk, KEPT_FILES)
         self._guard = threading.Lock()
         self._segment_locks: dict[str, threading.Lock] = {}
 

@@ -27,7 +27,7 @@ class _Open:
 
 
 class OpenFiles:
-    def __init__(self, disk: Disk, kept: int = KEPT_FILES) -> None:
+    def __init__(self, disk: Disk, kept: int) -> None:
         self._disk = disk
         self._limit = kept
         self._lock = threading.Lock()

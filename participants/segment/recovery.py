@@ -28,7 +28,7 @@ from metastore.txn.ids import TxnId
 from metastore.txn.invariants import RECOVER
 from metastore.txn.records import Header, Outcome, WriteOp, decode_op
 from metastore.types import AtVersion, Record
-from participants.ledger.chain import LedgerChain
+from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.directories import segment_directory
 from participants.ledger.position import Position
 from participants.ledger.storage import LedgerStorage, SealedLedger
@@ -265,7 +265,7 @@ async def _read_frames(segment: Segment, operations: Operations, through: int, a
     if not ledgers.sealed or not starts:
         return remembers_more
     at, end = min(starts), ledgers.sealed[-1].last
-    while frames := await ledgers.read(at, end):
+    while frames := await ledgers.read(at, end, READ_BYTES):
         for frame in frames:
             header = frame.header
             if header.txn_id in operations:

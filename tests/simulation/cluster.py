@@ -11,6 +11,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
+from tests.bounds import ledger_bytes
 from tests.simulation.bucket import Objects
 from tests.simulation.disk import Device
 from tests.simulation.network import Network
@@ -110,7 +112,8 @@ class Cluster:
                 self.store, self.network, process, 2 * self._most_ms, self._id_block_size
             )
         place = self.objects or self.devices[name]
-        return lambda process: SimulatedBroker(self.store, self.network, process, place)
+        max_ledger_bytes = ledger_bytes(self.world.seed, DEFAULT_MAX_LEDGER_BYTES)
+        return lambda process: SimulatedBroker(self.store, self.network, process, place, max_ledger_bytes)
 
     async def start(self) -> None:
         """Returns once all serve."""

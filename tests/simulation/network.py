@@ -160,8 +160,10 @@ class Network:
         self._served.remove((server.process, effort))
         server.process.on_death.remove(broken)
         world = self._world
-        if world.faults.happens("net_lost_reply"):
-            world.trace.note("network", f"lost answer {given.status} to {request.method} {request.url}")
+        lost = given is None or world.faults.happens("net_lost_reply")
+        if given is None or lost:
+            what = f"lost answer {given.status}" if given is not None else "unfinished answer"
+            world.trace.note("network", f"{what} to {request.method} {request.url}")
             world.later(world.faults.random.uniform(0, 1), _fail, answer, NoAnswer("the connection broke"))
             return
         detail = f": {given.json()['detail']}" if given.status >= 300 else ""
@@ -169,10 +171,11 @@ class Network:
         world.later(world.faults.delay_s("net_slow"), _give, answer, given)
 
 
-async def ask(app: ASGIApp, request: Request, waits: asyncio.Future[Answer]) -> Answer:
-    """One request to an application, as a server makes it, whose client hangs up when it no longer `waits`."""
+async def ask(app: ASGIApp, request: Request, waits: asyncio.Future[Answer]) -> Answer | None:
+    """One request to an application, as a server makes it, whose client hangs up when it no longer `waits`. None: the
+    answer was left unfinished, with which a server ends the connection."""
     status, headers, chunks = 0, {}, []
-    sent = False
+    sent = finished = False
 
     async def receive() -> Message:
         nonlocal sent
@@ -184,15 +187,16 @@ async def ask(app: ASGIApp, request: Request, waits: asyncio.Future[Answer]) -> 
         return {"type": "http.request", "body": request.body, "more_body": False}
 
     async def send(message: Message) -> None:
-        nonlocal status, headers
+        nonlocal status, headers, finished
         if message["type"] == "http.response.start":
             status = message["status"]
             headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:
             chunks.append(message.get("body", b""))
+            finished = not message.get("more_body", False)
 
     await app(request.scope(), receive, send)
-    return Answer(status, headers, b"".join(chunks))
+    return Answer(status, headers, b"".join(chunks)) if finished else None
 
 
 def _give(answer: asyncio.Future[Answer], given: Answer) -> None:

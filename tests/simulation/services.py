@@ -113,7 +113,14 @@ class SimulatedCoordinator(CoordinatorService):
 class SimulatedBroker(BrokerService):
     """Its ledgers lie on `place`: a disk of its own, or the objects that brokers share."""
 
-    def __init__(self, server: StoreServer, network: Network, process: Process, place: Device | Objects) -> None:
+    def __init__(
+        self,
+        server: StoreServer,
+        network: Network,
+        process: Process,
+        place: Device | Objects,
+        max_ledger_bytes: int,
+    ) -> None:
         self._process = process
         self._place = place
         self._network = network
@@ -122,6 +129,7 @@ class SimulatedBroker(BrokerService):
             data_dir=DATA_DIR,
             reconcile_interval_ms=RECONCILE_INTERVAL_MS,
             clock=process.wall_clock_ms,
+            max_ledger_bytes=max_ledger_bytes,
         )
         self._server = InProcessServer(network, process, self.app, f"http://{process.name}")
 

@@ -17,6 +17,7 @@ from metatxn.client import connect_async
 from metatxn.errors import MetatxnError
 from metatxn.producer import AsyncProducer
 from metatxn.transaction import AsyncTransaction
+from tests.bounds import entry_bounds
 from tests.simulation.client import Doubtful, Refused, parse_position
 from tests.simulation.history import Begun, End, Outcome, Write
 from tests.simulation.transport import SimulatedTransport
@@ -97,7 +98,7 @@ class Shop(User):
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)
         assert isinstance(workload, Library)
-        self._orders = self.library.producer(workload.orders, name)
+        self._orders = self.library.producer(workload.orders, name, **entry_bounds(workload.world.seed))
 
     async def act(self) -> None:
         keys = [f"order-{self.random.randrange(20)}" for _ in range(self.random.choice((1, 1, 3)))]
@@ -108,7 +109,7 @@ class Packer(User):
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)
         assert isinstance(workload, Library)
-        self._parcels = self.library.producer(workload.parcels, name)
+        self._parcels = self.library.producer(workload.parcels, name, **entry_bounds(workload.world.seed))
         self._consumer = self.library.consumer(workload.orders, workload.subscription, name)
 
     async def leave(self) -> None:

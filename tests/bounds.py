@@ -1,0 +1,177 @@
+"""The bounds of the services and of the client, drawn anew for each seed of the simulation.
+
+What is done in slices, pages and groups, and what is kept in caches, is bounded so generously that a minute of a test
+never comes to the second slice. So half of the bounds of a seed are as in production, and the others so small that they
+are met all the time: a ledger of three entries, one operation in an apply, one frame in a page.
+
+A bound is a constant that is looked up when it is used, so that it can be replaced while nothing runs.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import Any
+from unittest import mock
+
+SMALL: Mapping[str, Sequence[int]] = {
+    # ledgers
+    "participants.segment.segment.MAX_LEDGER_ENTRIES": (3, 20),
+    "participants.segment.segment.MANY_LEDGERS": (3, 10),
+    "participants.segment.segment.LOOKED_AT_ONCE": (1, 3),
+    "participants.segment.segment.READ_BYTES": (1, 500),
+    "participants.segment.recovery.READ_BYTES": (1, 500),
+    "participants.ledger.append_queue.GROUP_BYTES": (1, 500),
+    "participants.ledger.local_files.KEPT_FILES": (1, 2),
+    "participants.ledger.object_ledger.ObjectOpenLedger.groups_at_once": (1, 2),
+    "participants.ledger.object_ledger._OBJECTS_PER_READ": (1, 2),
+    "participants.ledger.object_ledger._CACHED_OBJECT_BYTES": (0, 500),
+    "participants.ledger.object_ledger._CACHE_BYTES": (0, 2_000),
+    "participants.ledger.object_storage._GETS_AT_ONCE": (1, 2),
+    # segments
+    "participants.segment.dedup_snapshot.CHUNK_BYTES": (1, 500),
+    "participants.segment.dedup_snapshot._RUNS_PER_ROW": (1, 3),
+    "participants.segment.dedup_snapshot.DELETED_PER_APPLY": (1, 3),
+    "participants.segment.trimming.OUTCOMES_PER_APPLY": (1, 3),
+    "participants.segment.recovery._CHUNK": (1, 3),
+    "participants.txn.materializer.OPS_PER_APPLY": (1, 3),
+    "participants.txn.materializer.OPS_PER_READ": (1, 5),
+    "participants.txn.header_mirror._CHUNK": (1, 3),
+    "participants.txn.header_mirror.KEPT_DECISIONS": (1, 20),
+    # brokers
+    "participants.broker.broker._PAGE": (1, 3),
+    "participants.broker.broker._OPEN_AT_ONCE": (1, 2),
+    "participants.broker.topics._CHUNK": (2, 6),
+    "participants.broker.layout._CHUNK": (1, 3),
+    "participants.broker.ownership._MOVES_AT_ONCE": (1,),
+    "participants.broker.deletion._OPS_PER_READ": (1, 5),
+    "participants.broker.messages.BROWSE_BYTES": (1, 500),
+    "participants.api.routes.ANSWER_BYTES": (1, 500),
+    "participants.api.frames_response.CHUNK_BYTES": (100, 1_000),
+    "participants.api.frames_response.SMALL_BYTES": (1, 500),
+    "participants.api.horizon_routes.SCAN_BYTES": (1, 500),
+    # subscriptions
+    "participants.subscription.segment_subscription.READ_BYTES": (1, 500),
+    "participants.subscription.segment_subscription.RECORDS_PER_APPLY": (1, 3),
+    "participants.subscription.segment_subscription.RECORDS_PER_READ": (1, 5),
+    "participants.subscription.subscription.RECEIVE_BYTES": (1, 500),
+    "participants.subscription.subscription._CHUNK": (1, 3),
+    "participants.subscription.cursor_store.RECORDS_PER_APPLY": (1, 3),
+    "participants.subscription.cursor.RANGES_PER_BUCKET": (2, 8),
+    "participants.subscription.traces.RECORDS_PER_APPLY": (1, 3),
+    "participants.subscription.traces.RECORDS_PER_READ": (1, 5),
+    "participants.subscription.message_counts.PAGE_BYTES": (1, 500),
+    "participants.subscription.message_counts.MAX_CHECKPOINTS": (2, 8),
+    # coordinators and their store
+    "coordinator.timeout_sweep.SLICE": (1, 5),
+    "coordinator.timeout_sweep.TOGETHER": (1, 3),
+    "coordinator.gc_sweep.SLICE": (1, 5),
+    "coordinator.gc_sweep.TOGETHER": (1, 3),
+    "coordinator.survey._PAGE": (1, 5),
+    "metastore.txn.listing._OPERATIONS_PER_JUMP": (1, 3),
+    "metastore.txn.store._READ_CHUNK": (1, 3),
+    "metastore.watches.MAX_QUEUED_BYTES": (20_000,),
+    # the client
+    "metatxn.http.MAX_ON_THEIR_WAY": (2, 5),
+    "metatxn.consumer.PREFETCH_MESSAGES": (1, 5),
+    "metatxn.consumer.MAX_IDS": (1, 3),
+    "metatxn.producer.STICKY_MESSAGES": (1, 3),
+    "metatxn.delivery.MAX_AHEAD": (1, 2),
+}
+"""By name."""
+AS_THEY_ARE: Mapping[str, Sequence[str]] = {
+    "a promise of the contract": (
+        "coordinator.api.models: MAX_BATCH_ITEMS MAX_KEY_LENGTH MAX_WRITERS MAX_TIMEOUT_MS MAX_NUMBER",
+        "coordinator.paging: MAX_LIMIT",
+        "coordinator.transaction_keys: FENCED_SESSIONS_KEPT",
+        "coordinator.transactions: MAX_WRITERS_BYTES",
+        "metastore.api: MAX_BATCH_BYTES",
+        "participants.api.models: MAX_ENTRY_BYTES MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME",
+        "participants.api.routes: MAX_WAIT_MS MAX_READ_BYTES MAX_NUMBER",
+        "participants.segment.dedup: REMEMBERED_SEQUENCES REMEMBERED_IN_ALL",
+        "participants.subscription.deliveries: MAX_OUTSTANDING",
+    ),
+    "a size of the format, or an estimate of one": (
+        "coordinator.capacity: ROOM_OF_KEY_BYTES ROOM_BYTES",
+        "metastore.incarnation: IDS_PER_MS",
+        "metastore.txn.records: SHORT_HEADER_BYTES",
+        "metastore.watches: EVENT_BYTES",
+        "participants.ledger.directories: _NAME_BYTES",
+        "participants.ledger.frames: MAX_FRAME_BYTES MAX_HEADER_BYTES MAX_NAME_BYTES MIN_FRAME_BYTES _TXN_BYTES",
+        "participants.ledger.frames: MAX_PAYLOAD_BYTES",
+        "participants.ledger.objects: _INDEX_HEAD_BYTES HEADER_BYTES",
+        "participants.ledger.recovery: GROUP_BYTES REWRITE_BYTES _CHUNK_BYTES",
+        "participants.ledger.seal_mark: _HEAD_BYTES",
+        "participants.segment.dedup_snapshot: _RUN_BYTES",
+        "participants.subscription.dead_letters: _MESSAGES_PER_ENTRY",
+    ),
+    "a default or an option, drawn where it is given": (
+        "metatxn.delivery: MAX_PENDING_BYTES",
+        "metatxn.producer: MAX_ENTRY_BYTES MAX_ENTRY_MESSAGES",
+        "participants.api.frames_response: ANSWER_BYTES",
+        "participants.broker.reading: BROWSE_BYTES",
+        "participants.ledger.chain: READ_BYTES",
+        "participants.ledger.object_ledger: PUTS_AT_ONCE",
+        "participants.ledger.open_files: KEPT_FILES",
+        "participants.segment.rolling: DEFAULT_MAX_LEDGER_BYTES",
+    ),
+    "not met by what clients do there": (
+        "coordinator.batches: TOGETHER LANES_AT_ONCE",
+        "coordinator.gc_sweep: _MOST_RIVALS",
+        "coordinator.hanging: MAX_AGE_MS MAX_TOUCHED MAX_TOUCHED_OF_ALL",
+        "coordinator.listings: PAGE_BYTES _SMALLEST_SLICE ROWS_PER_PAGE",
+        "coordinator.survey: MAX_COUNTED MAX_LABELLED_KEYS",
+        "metastore.watches: MAX_LOGGED_BYTES",
+        "metatxn.frames: PAGE_BYTES",
+        "metatxn.http: MAX_REDIRECTS",
+        "metatxn.reader: PAGE_MESSAGES",
+        "metatxn.table_writer: MAX_ROWS_BYTES DEFAULT_ENTRY_BYTES SMALL_BATCH_BYTES SMALL_COLUMN_BYTES",
+        "metatxn.table_writer: MAX_ENTRY_BATCHES",
+        "metatxn.tables: PARALLEL_READS",
+        "participants.api.large_answers: IN_MEMORY_BYTES CHUNK_BYTES",
+        "participants.broker.compaction: _SCANS_AT_ONCE REMEMBERED_KEYS",
+        "participants.ledger.bucket: _LIST_CHUNK",
+        "participants.ledger.disk: WRITE_BYTES",
+    ),
+}
+"""What looks like a bound and is not drawn, by the reason why: of each module its constants."""
+LEDGER_BYTES = (300, 2_000, 20_000)
+"""Of a full ledger; an option of the broker, not a constant."""
+
+
+def drawn(seed: object) -> dict[str, int]:
+    """The bounds of this seed that are not as in production. Each has a generator of its own: one more moves none."""
+    found = {}
+    for name, small in SMALL.items():
+        random = Random(f"{seed}/bound {name}")
+        if random.random() < 0.5:
+            found[name] = random.choice(small)
+    return found
+
+
+def ledger_bytes(seed: object, usual: int) -> int:
+    random = Random(f"{seed}/bound of ledgers")
+    return random.choice((usual, *LEDGER_BYTES))
+
+
+def entry_bounds(seed: object) -> dict[str, int]:
+    """Of an entry that a producer of the client makes: options, too."""
+    random = Random(f"{seed}/bound of entries")
+    return {"max_entry_messages": random.choice((1, 2, 1_000)), "max_entry_bytes": random.choice((1, 200, 1 << 20))}
+
+
+@contextmanager
+def applied(bounds: Mapping[str, int]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, bound in bounds.items():
+            place, attribute = place_of(name)
+            stack.enter_context(mock.patch.object(place, attribute, bound))
+        yield
+
+
+def place_of(name: str) -> tuple[Any, str]:
+    """The module or class of a bound, and what it is called there."""
+    path, _, attribute = name.rpartition(".")
+    return pkgutil.resolve_name(path), attribute
