@@ -101,8 +101,8 @@ class Story:
 
 
 async def every_prefix(story: Callable[[], Story], place: str, directory: Path, *, answered: bool) -> int:
-    """Answers how many steps are taken, or one more. Raises what an interrupted prefix ends in, with the steps up to its
-    death.
+    """Answers how many steps are taken, or one more. Raises what an interrupted prefix ends in, and the steps up to
+    its death.
 
     Each prefix is tried in two of the four ways that there are, and in `make test-all` in all: with ledgers in both
     places, and with the last answer heard and lost.
