@@ -1,4 +1,4 @@
-"""The bounds of the services and of the client, drawn anew for each seed of the simulation.
+"""The bounds of the services and of the client, drawn anew for each seed of the simulation and of chaos.
 
 What is done in slices, pages and groups, and what is kept in caches, is bounded so generously that a minute of a test
 never comes to the second slice. So half of the bounds of a seed are as in production, and the others so small that they

@@ -1,4 +1,4 @@
-"""Goal: every bound that production code has is drawn by the simulation, or it says why not.
+"""Goal: every bound that production code has is drawn by the simulation and by chaos, or it says why not.
 
 Method: the source is read. A bound that is not looked up when it is used would be drawn in vain.
 """

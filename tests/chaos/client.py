@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 import metatxn
 from metatxn import Message, Reader
+from tests.bounds import applied, drawn
 from tests.histories.calls import Outcome, Recorder
 from tests.histories.messages.consumption import INPUTS, OUTPUTS
 
@@ -352,4 +353,5 @@ def main(urls: str, directory: str, name: str, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with applied(drawn(sys.argv[4])):
+        main(*sys.argv[1:])

@@ -13,12 +13,13 @@ import httpx
 
 from metastore.api import MetadataStore
 from metastore.urls import open_store_to_read
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
+from tests.bounds import ledger_bytes
 from tests.chaos.disk import Disk
 from tests.chaos.mixes import Mix
 from tests.chaos.schedule import CLIENTS, COORDINATORS, SERVICES, members
 from tests.chaos.service import Service
 from tests.metastore.storms.relay import Relay
-from tests.metatxn.dev_server import COMMAND
 from tests.servers import EtcdCluster, EtcdServer, ZooKeeperServer, free_port
 
 Member = EtcdServer | ZooKeeperServer
@@ -103,10 +104,21 @@ class Cluster:
     def _service(self, name: str) -> list[str]:
         role = name.partition("-")[0]
         endpoints = ",".join(f"127.0.0.1:{self.ways[f'{name}>{member}'].port}" for member in self.members)
-        command = [*COMMAND, role, "--store", f"{self.mix.store}://{endpoints}/chaos", "--port", str(self._ports[name])]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chaos.bounded",
+            str(self._seed),
+            role,
+            "--store",
+            f"{self.mix.store}://{endpoints}/chaos",
+            "--port",
+            str(self._ports[name]),
+        ]
         command += ["--advertise-url", self._advertised(name)]
         if name in COORDINATORS:
             return command + SWEEPS
+        command += ["--max-ledger-bytes", str(ledger_bytes(self._seed, DEFAULT_MAX_LEDGER_BYTES))]
         if self.mix.ledgers == "shared":
             return [*command, "--storage", f"file://{self.disk.path / 'objects'}"]
         return [*command, "--data-dir", str(self.disk.path / name)]

@@ -15,6 +15,8 @@ import metatxn
 from metastore.api import MetadataStore
 from metastore.check import StoreCheck
 from metastore.txn import paths
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
+from tests.bounds import drawn, ledger_bytes
 from tests.chaos.client import BANK, LOG, SUBSCRIPTION, Ledger, Worker, read_on
 from tests.chaos.cluster import PATIENCE_S, Cluster
 from tests.chaos.mixes import MIXES, Fault
@@ -72,6 +74,9 @@ async def run(name: str, seed: int, seconds: float, directory: Path) -> Report:
     """Everything stays behind in `directory`."""
     mix = MIXES[name]
     report = Report(name, seed, seconds, directory, schedule(mix, seed, seconds))
+    report.notes.append(
+        f"ledgers of {ledger_bytes(seed, DEFAULT_MAX_LEDGER_BYTES)} bytes, {len(drawn(seed))} other bounds are small"
+    )
     cluster = Cluster(mix, seed, directory)
     async with cluster.running():
         await rage(cluster, report)
