@@ -17,6 +17,7 @@ PACKAGES = ("metastore", "service", "coordinator", "participants", "metatxn", "s
 WIRE_MODELS = {
     "coordinator.api.models",
     "participants.api.models",
+    "participants.broker.names",
     "participants.ledger.frames",
     "participants.ledger.position",
     "service.models",
