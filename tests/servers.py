@@ -221,9 +221,15 @@ class EtcdServer:
 class EtcdCluster:
     """Members of one etcd cluster, each with the faults of `EtcdServer`."""
 
-    def __init__(self, directory: Path, certificates: Sequence[Certificate | None] = (None, None, None)) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        certificates: Sequence[Certificate | None] = (None, None, None),
+        *,
+        flags: Sequence[str] = (),
+    ) -> None:
         self.members = [
-            EtcdServer(directory / f"m{number}", name=f"m{number}", certificate=certificate)
+            EtcdServer(directory / f"m{number}", name=f"m{number}", certificate=certificate, flags=flags)
             for number, certificate in enumerate(certificates)
         ]
         self.introduce()

@@ -20,6 +20,7 @@ from tests.chaos.mixes import Mix
 from tests.chaos.schedule import CLIENTS, COORDINATORS, SERVICES, members
 from tests.chaos.service import Service
 from tests.metastore.storms.relay import Relay
+from tests.partitions import PeerWays, between_etcds
 from tests.servers import EtcdCluster, EtcdServer, ZooKeeperServer, free_port
 
 Member = EtcdServer | ZooKeeperServer
@@ -28,13 +29,15 @@ SWEEPS = [
     *("--gc-retention-ms", "20000", "--max-clock-skew-ms", "500"),
 ]
 """Finished transactions are forgotten soon, so that collection meets everything else, but not while somebody asks."""
+QUOTA = ("--quota-backend-bytes", str(128 << 20))
+"""Of etcd: more than a run needs, and little enough to be filled within seconds."""
 POLL_S = 0.2
 PATIENCE_S = 300.0
 """How long anything may take without faults: much longer than on a machine that has nothing else to do."""
 
 
 class Cluster:
-    """`everyone` that can be killed and frozen, by name; `ways` by `from>to`."""
+    """`everyone` that can be killed and frozen, by name; `ways` by `from>to`; `peers` between members of the store."""
 
     def __init__(self, mix: Mix, seed: int, directory: Path) -> None:
         self.mix = mix
@@ -45,6 +48,7 @@ class Cluster:
         self.services: dict[str, Service] = {}
         self.clients: dict[str, Service] = {}
         self.ways: dict[str, Relay] = {}
+        self.peers = PeerWays()
         self._ports = {name: free_port() for name in SERVICES}
 
     @property
@@ -66,7 +70,7 @@ class Cluster:
         async with AsyncExitStack() as stack:
             self.disk = Disk(self._directory / "disk")
             stack.callback(self.disk.close)
-            await asyncio.to_thread(self._start_store, stack)
+            await self._start_store(stack)
             for name in SERVICES:
                 await self._open_way(stack, f"clients>{name}", self._ports[name])
                 for one, member in self.members.items():
@@ -83,16 +87,18 @@ class Cluster:
                 await self.ready()
             yield
 
-    def _start_store(self, stack: AsyncExitStack) -> None:
+    async def _start_store(self, stack: AsyncExitStack) -> None:
         directory = self._directory / "store"
         started: list[Member]
         if self.mix.members > 1:
             assert self.mix.store == "etcd" and self.mix.members == 3, "there is no cluster of this kind"
-            started = list(stack.enter_context(EtcdCluster(directory)).members)
+            cluster = EtcdCluster(directory, flags=QUOTA)
+            self.peers = await stack.enter_async_context(between_etcds(cluster))
+            started = list((await asyncio.to_thread(stack.enter_context, cluster)).members)
         elif self.mix.store == "etcd":
-            started = [stack.enter_context(EtcdServer(directory))]
+            started = [await asyncio.to_thread(stack.enter_context, EtcdServer(directory, flags=QUOTA))]
         else:
-            started = [stack.enter_context(ZooKeeperServer(directory))]
+            started = [await asyncio.to_thread(stack.enter_context, ZooKeeperServer(directory))]
         self.members = dict(zip(members(self.mix), started, strict=True))
 
     async def _open_way(self, stack: AsyncExitStack, name: str, port: int) -> None:

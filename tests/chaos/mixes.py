@@ -21,6 +21,9 @@ class Fault(StrEnum):
     COMPACTION = "compaction every 100 ms"
     LEADER = "leader frozen"
     QUORUM = "quorum lost"
+    APART = "member cut off"
+    APART_SILENT = "silence between members"
+    STORE_FULL = "store full"
     DISK = "disk full"
 
 
@@ -40,7 +43,8 @@ EVERYTHING = {
     Fault.COMPACTION: 2,
     Fault.DISK: 1,
 }
-WITH_LEADER = EVERYTHING | {Fault.LEADER: 2, Fault.QUORUM: 1}
+STORE_FULL = EVERYTHING | {Fault.STORE_FULL: 1}
+WITH_LEADER = STORE_FULL | {Fault.LEADER: 2, Fault.QUORUM: 1, Fault.APART: 1, Fault.APART_SILENT: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,13 @@ class Mix:
 
 
 MIXES = {
-    "etcd": Mix("etcd", 1, "shared", EVERYTHING),
-    "local": Mix("etcd", 1, "local", EVERYTHING),
+    "etcd": Mix("etcd", 1, "shared", STORE_FULL),
+    "local": Mix("etcd", 1, "local", STORE_FULL),
     "cluster": Mix("etcd", 3, "shared", WITH_LEADER),
     "zookeeper": Mix("zk", 1, "shared", EVERYTHING),
     "network": Mix("etcd", 1, "shared", NETWORK, pause_s=3.0),
     "short": Mix("etcd", 1, "shared", EVERYTHING, pause_s=2.0, longest_s=8.0),
+    "store": Mix("etcd", 3, "shared", {Fault.APART: 1, Fault.APART_SILENT: 1, Fault.STORE_FULL: 1}, pause_s=10.0),
     "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1}, pause_s=15.0, longest_s=90.0),
 }
 DEFAULT = ("etcd", "local", "cluster", "zookeeper")

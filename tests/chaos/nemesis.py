@@ -18,7 +18,9 @@ from tests.chaos.cluster import Cluster, Member
 from tests.chaos.mixes import Fault
 from tests.chaos.schedule import Strike, whole
 from tests.chaos.service import Service
+from tests.chaos.store_space import fill, make_room
 from tests.metastore.storms.relay import Way
+from tests.partitions import around
 from tests.servers import EtcdServer
 
 COMPACTION_S = 0.1
@@ -82,6 +84,16 @@ class Nemesis:
                 first, second, *_ = self._cluster.members.values()
                 with _killed(first), _killed(second):
                     yield
+            case Fault.APART | Fault.APART_SILENT:
+                with self._apart(strike.target, silent=strike.fault is Fault.APART_SILENT):
+                    yield
+            case Fault.STORE_FULL:
+                members = list(self._cluster.members.values())
+                try:
+                    await fill(members)
+                    yield
+                finally:
+                    await make_room(members)
             case Fault.DISK:
                 with self._full_disk():
                     yield
@@ -106,6 +118,16 @@ class Nemesis:
             yield
         finally:
             way.release(lose=lose)
+
+    @contextmanager
+    def _apart(self, member: str, *, silent: bool) -> Iterator[None]:
+        peers = self._cluster.peers
+        alone = around(list(self._cluster.members).index(member), len(self._cluster.members))
+        (peers.hold if silent else peers.cut)(*alone)
+        try:
+            yield
+        finally:
+            peers.mend()
 
     @contextmanager
     def _full_disk(self) -> Iterator[None]:

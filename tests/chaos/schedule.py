@@ -78,8 +78,10 @@ def _targets(mix: Mix, fault: Fault) -> list[str]:
             return [*SERVICES, *BROKERS, *CLIENTS, *members(mix)]
         case Fault.RESTARTS:
             return list(SERVICES)
-        case Fault.COMPACTION | Fault.LEADER | Fault.QUORUM:
+        case Fault.COMPACTION | Fault.LEADER | Fault.QUORUM | Fault.STORE_FULL:
             return [STORE]
+        case Fault.APART | Fault.APART_SILENT:
+            return members(mix)
         case Fault.DISK:
             return [DISKS]
         case _:

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from metastore.backends.etcd import EtcdStore
+from metastore.errors import StoreFull
 from tests.chaos.mixes import MIXES
 from tests.chaos.run import run
 from tests.chaos.schedule import schedule, whole
+from tests.chaos.store_space import fill, make_room
 from tests.extent import usually
+from tests.servers import EtcdServer
 
 SECONDS = usually(60.0, 120.0)
 SEED = 8
@@ -49,3 +53,14 @@ def test_nobody_is_struck_before_the_last_fault_is_over(name: str) -> None:
         here = [strike for strike in strikes if whole(strike.target) == target]
         assert all(before.at_s + before.for_s <= after.at_s for before, after in pairwise(here)), target
     assert all(strike.at_s + strike.for_s <= 600 for strike in strikes)
+
+
+async def test_a_store_is_full_until_there_is_room_again(tmp_path: Path) -> None:
+    with EtcdServer(tmp_path / "etcd", flags=("--quota-backend-bytes", str(16 << 20))) as server:
+        store = await EtcdStore.open([server.endpoint], "/chaos")
+        await fill([server])
+        with pytest.raises(StoreFull):
+            await store.apply(store.batch().put("/a", b""))
+        await make_room([server])
+        await store.apply(store.batch().put("/a", b""))
+        await store.close()
