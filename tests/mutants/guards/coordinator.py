@@ -53,8 +53,8 @@ COORDINATOR = (
         "used-ids-are-taken-again",
         "a block of which an id was in use is left",
         _IDS,
-        "            self._take_from(range(0))",
-        "            pass",
+        "            )\n            self._take_from(range(0))",
+        "            )",
         tests=(
             "tests/coordinator/test_restored_sequences.py::test_a_begin_never_answers_with_the_transaction_of_somebody_else",
         ),
