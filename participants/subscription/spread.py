@@ -34,6 +34,10 @@ class Spread:
         """Those that have any segments, this broker's first."""
         return [*([self.here] if self.parts else []), *self.elsewhere]
 
+    def knows(self, segments: Iterable[str]) -> bool:
+        """They are all of this topic, as far as was seen."""
+        return {*self.missing, *(each for share in self.shares for each in share.segments)}.issuperset(segments)
+
     def having(self, segments: Iterable[str], named: str) -> dict[Share | RemoteShare, list[str]]:
         """The shares that have these, and which of them each has.
 

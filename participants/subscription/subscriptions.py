@@ -7,7 +7,7 @@ back: any broker takes that to the owners of the segments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -123,8 +123,8 @@ class Subscriptions:
         Raises INVALID_ARGUMENT for what is no message of this topic, TXN_CONFLICT, EXPIRED_TRANSACTION, TXN_NOT_FOUND,
         STORE_UNAVAILABLE, OUTCOME_UNKNOWN: send it again, that is harmless.
         """
-        spread = await self._spread(topic, name, authorization)
-        having = spread.having(request.segments, "positions" if request.up_to else "message_ids")
+        field = "positions" if request.up_to else "message_ids"
+        having = await self._having(topic, name, request.segments, field, authorization)
         outcomes = await asyncio.gather(
             *(share.acknowledge(request.within(segments)) for share, segments in having.items()),
             return_exceptions=True,
@@ -137,14 +137,25 @@ class Subscriptions:
     ) -> int:
         """Messages that consumers hold, these or all, are given again. Answers how many. Raises INVALID_ARGUMENT,
         STORE_UNAVAILABLE."""
-        spread = await self._spread(topic, name, authorization)
         if ids is None:
+            spread = await self._spread(topic, name, authorization)
             spread.assert_complete()
             return sum(await asyncio.gather(*(share.redeliver(None) for share in spread.shares)))
-        having = spread.having(dict.fromkeys(each.segment for each in ids), "message_ids")
+        having = await self._having(topic, name, {each.segment for each in ids}, "message_ids", authorization)
         return sum(
             await asyncio.gather(*(share.redeliver(within(ids, segments)) for share, segments in having.items()))
         )
+
+    async def _having(
+        self, topic: str, name: str, segments: Collection[str], field: str, authorization: str | None
+    ) -> dict[Share | RemoteShare, list[str]]:
+        """As `Spread.having`. That a segment is none of the topic is believed only of the layout that the store has:
+        somebody else may have given a message of a child that this broker has not heard of."""
+        spread = await self._spread(topic, name, authorization)
+        if not spread.knows(segments):
+            self._broker.forget_topic(topic)
+            spread = await self._spread(topic, name, authorization)
+        return spread.having(segments, field)
 
     async def _spread(self, topic: str, name: str, authorization: str | None = None) -> Spread:
         known = self._known.get((topic, name))

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from itertools import zip_longest
 from random import Random
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+from metastore.types import Revision
 from participants.api.models import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
 from participants.broker.names import MessageId
 from participants.ledger.frames import decode_all
-from tests.simulation.history import Begun, History, Seen, connection
+from tests.simulation.history import Asked, Begun, History, Outcome, Seen, connection
 from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
 from tests.simulation.world import World
 
@@ -31,15 +33,13 @@ _BYTES = {"content-type": "application/octet-stream"}
 class Refused(Exception):
     """This attempt certainly did nothing. `code` of the contract's table; UNREACHABLE when nobody listened at all.
 
-    `doubtful`: the answer to an earlier attempt was lost, and of that one nobody knows. `holder`: the transaction that
-    is in the way.
+    `doubtful`: the answer to an earlier attempt was lost, and of that one nobody knows.
     """
 
-    def __init__(self, code: str, detail: str, *, doubtful: bool, holder: str | None = None) -> None:
+    def __init__(self, code: str, detail: str, *, doubtful: bool) -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.doubtful = doubtful
-        self.holder = holder
 
 
 class Doubtful(Exception):
@@ -379,7 +379,11 @@ class Client:
         headers = _BYTES if body is None else _JSON
         payload = content if body is None else json.dumps(body).encode()
         doubtful = False
+        asked = asked_by(method, path, (query or {}) | (body or {}), content, self._history.revision)
+        if method != "GET":
+            self._history.asked.append(asked)
         while True:
+            asked.floor = self._history.revision
             server = self._owners.pop(segment or "", None) or servers[self._random.randrange(len(servers))]
             request = Request(method, url(server, path, query), payload, headers if payload else {})
             try:
@@ -390,6 +394,7 @@ class Client:
                 problem, retriable, definite = {"code": "OUTCOME_UNKNOWN", "detail": str(error)}, True, False
             else:
                 if answer.ok:
+                    asked.outcome = Outcome.OK
                     if segment is not None:
                         self._owners[segment] = server
                     return answer
@@ -399,13 +404,44 @@ class Client:
                 retriable = problem["retriable"] or (not problem["definite"] and answer.status >= 500)
                 definite = problem["definite"] and not answer.copied
             doubtful = doubtful or not definite
-            if not retriable:
-                raise Refused(problem["code"], problem["detail"], doubtful=doubtful, holder=problem.get("holder"))
-            if loop.time() >= deadline or (once and doubtful):
-                if doubtful:
-                    raise Doubtful(problem["detail"])
-                raise Refused(problem["code"], problem["detail"], doubtful=False)
+            over = loop.time() >= deadline or (once and doubtful)
+            if retriable and over and doubtful:
+                raise Doubtful(problem["detail"])
+            if over or not retriable:
+                outcome = Outcome.UNKNOWN if doubtful else Outcome.FAILED
+                asked.refuse(problem["code"], problem["detail"], problem, outcome, self._history.revision)
+                raise Refused(problem["code"], problem["detail"], doubtful=doubtful)
             await asyncio.sleep(self._random.uniform(0.05, 0.5))
+
+
+_NAMES = {
+    "txns": "txn_id",
+    "transaction-keys": "key",
+    "topics": "topic",
+    "segments": "segment",
+    "subscriptions": "subscription",
+}
+
+
+def asked_by(method: str, path: str, given: Mapping[str, Any], content: bytes, revision: Revision) -> Asked:
+    """What a request is about: the names in its path, and what its query and its JSON body have given."""
+    _, _, *parts = map(unquote, path.split("/"))
+    asked = Asked(method, revision, txn_id=given.get("txn_id"), by=given.get("properties", {}).get("by"))
+    asked.key, asked.epoch, asked.cumulative = (
+        given.get("transaction_key"),
+        given.get("epoch"),
+        "cumulative" in given.values(),
+    )
+    for kind, name in zip_longest(parts[::2], parts[1::2]):
+        if name is None:
+            asked.verb = kind
+        else:
+            setattr(asked, _NAMES[kind], name)
+    asked.topic = asked.topic or given.get("name")
+    producer = given.get("producer") or given.get("writer")
+    if producer is not None and given.get("sequence") is not None:
+        asked.sequence = (producer, given["sequence"], content.decode() or str(given["messages"]))
+    return asked
 
 
 def parse_position(text: str) -> tuple[int, int]:

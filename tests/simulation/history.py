@@ -7,16 +7,21 @@ nothing a service says about itself is believed.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Any
 
 from metastore.txn import paths
 from metastore.txn.records import GcHorizon, Header, TransactionKey
 from metastore.types import Changes, Event, Revision
 from tests.simulation.efforts import Effort
+
+_WITH_STATES = (paths.TOPICS, paths.SEGMENTS, paths.SUBSCRIPTIONS, paths.PREPARED, paths.SEGMENT_OWNERS)
+_THERE = "there"
 
 
 def connection(key: str, epoch: int) -> str:
@@ -146,16 +151,48 @@ class Decision:
         return self.committed and (counted is None or writer is None or writer in counted)
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedAck:
-    """An acknowledgement that was refused because another transaction, `holder`, has the message. `floor` and
-    `at_revision` are the store's when it was asked and answered."""
+@dataclass(eq=False, repr=False, slots=True)
+class Asked:
+    """A request that changes something: `verb` is the last part of its path that is no name, or else its method, and
+    what it names is what it is about.
 
-    client: str
-    txn_id: str
-    holder: str
+    `code` is that of a definite refusal; `floor` and `at_revision` are the store's revisions when the attempt that was
+    refused was sent, and when it was answered. `outcome` is of all attempts: an earlier one may have had no answer.
+    """
+
+    verb: str
     floor: Revision
-    at_revision: Revision
+    txn_id: str | None = None
+    by: str | None = None
+    """Of a begin the property that says who begins."""
+    key: str | None = None
+    epoch: int | None = None
+    topic: str | None = None
+    segment: str | None = None
+    subscription: str | None = None
+    sequence: tuple[str, int, str] | None = None
+    """Of a publish its producer and sequence, and what it holds."""
+    cumulative: bool = False
+    at_revision: Revision = 0
+    outcome: Outcome = Outcome.UNKNOWN
+    code: str | None = None
+    argument: str | None = None
+    """Which one is invalid, as the refusal tells."""
+    holder: str | None = None
+    """The transaction that is in the way, as the refusal tells."""
+    never_given: bool = False
+    """As the refusal tells, nobody was given what was to be acknowledged."""
+    detail: str | None = None
+
+    def __repr__(self) -> str:
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        return f"Asked({', '.join(f'{name}={value}' for name, value in told.items() if value not in (None, False))})"
+
+    def refuse(self, code: str, detail: str, problem: Mapping[str, Any], outcome: Outcome, revision: Revision) -> None:
+        """Written down when it is told."""
+        self.code, self.detail, self.outcome, self.at_revision = code, detail, outcome, revision
+        self.argument, self.holder = problem.get("field"), problem.get("holder")
+        self.never_given = problem.get("never_given", False)
 
 
 @dataclass(slots=True)
@@ -173,6 +210,8 @@ class History:
     """What everybody sees once the faults have stopped and everything is done."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     begun: dict[str, Revision] = field(default_factory=dict)
+    begun_by: dict[str, str] = field(default_factory=dict)
+    """Of each of them the property that says who has begun it."""
     under_keys: dict[str, Header] = field(default_factory=dict)
     """As they began, those under a transaction key."""
     closed: dict[str, float] = field(default_factory=dict)
@@ -186,7 +225,7 @@ class History:
     """Topics of which the second has one output for each entry of the first, by the entry's id."""
     letters: dict[str, Counter[str]] = field(default_factory=dict)
     """Of the first topic of such a pair, by the ids of its entries: how many dead letters there are in the end."""
-    refused_acks: list[RefusedAck] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
     given_to_nobody: list[str] = field(default_factory=list)
     """Acknowledgements in transactions that were taken, of messages that nobody can have been given."""
     marks: str | None = None
@@ -199,6 +238,11 @@ class History:
     """Of each transaction key, when it came to which epoch."""
     layouts: dict[str, list[str]] = field(default_factory=dict)
     """Of each topic its segments in the end, parents before their children."""
+    states: dict[str, list[tuple[Revision, str | None]]] = field(default_factory=dict)
+    """Of each topic, segment, owner, subscription and prepare, by the key of its record, when it came to which state:
+    None when it was deleted."""
+    revision: Revision = 0
+    """Of the store's latest change."""
     broken: list[str] = field(default_factory=list)
     """Laws of the store that were found broken while it ran; see `checkers.laws`."""
     left: dict[str, Any] = field(default_factory=dict)
@@ -230,9 +274,21 @@ class History:
         before = [epoch for changed, epoch in self.epochs.get(key, ()) if changed < revision]
         return before[-1] if before else None
 
+    def was(self, key: str, states: Collection[str | None], since: Revision, until: Revision) -> bool:
+        """Whether a record was in one of these states at some time between two revisions."""
+        changes = [(0, None), *self.states.get(key, ())]
+        ends = [revision for revision, _ in changes[1:]]
+        return any(
+            state in states and began <= until and (end is None or end > since)
+            for (began, state), end in zip_longest(changes, ends)
+        )
+
     def hear(self, changes: Changes) -> None:
         """Every change of the store, when it takes effect."""
+        self.revision = changes.revision
         for event in changes.events:
+            if event.key.startswith(_WITH_STATES):
+                self._hear_state(event, changes.revision)
             if event.key == paths.GC_HORIZON and event.record is not None:
                 self.gc_horizons.append(GcHorizon.decode(event.record.value).revision)
             elif event.key.startswith(paths.HEADERS):
@@ -241,6 +297,14 @@ class History:
                 _, key = paths.parse_transaction_key(event.key)
                 epoch = TransactionKey.decode(event.record.value).epoch
                 self.epochs.setdefault(key, []).append((changes.revision, epoch))
+
+    def _hear_state(self, event: Event, revision: Revision) -> None:
+        record = json.loads(event.record.value) if event.record is not None else {"deleted": True}
+        known = self.states.setdefault(event.key, [])
+        state = str(record.get("state") or record.get("generation", _THERE))
+        now = None if record.get("deleted") or state == "deleted" else state
+        if not known or known[-1][1] != now:
+            known.append((revision, now))
 
     def _hear_header(self, event: Event, revision: Revision) -> None:
         txn_id = event.key.removeprefix(paths.HEADERS)
@@ -258,5 +322,6 @@ class History:
             self.broken.append(f"{txn_id} was begun twice, again at {revision}")
         else:
             self.begun[txn_id] = revision
+            self.begun_by[txn_id] = (header.properties or {}).get("by", "")
             if header.key is not None:
                 self.under_keys[txn_id] = header

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from metastore.txn import paths
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from tests.simulation.checkers import CHECKERS, judge
 from tests.simulation.efforts import Effort
 from tests.simulation.history import (
+    Asked,
     Begun,
     Decision,
     End,
@@ -24,7 +27,6 @@ from tests.simulation.history import (
     HorizonSeen,
     Outcome,
     Read,
-    RefusedAck,
     Retold,
     Seen,
     Write,
@@ -55,6 +57,11 @@ def seen(written: Write) -> Seen:
 
 def read(frames: list[Seen], isolation: str = "read_committed", *, at: int = 50, segment: str = SEGMENT) -> Read:
     return Read("reader", segment, isolation, (0, -1), (1, 9), True, None, at, at, frames)
+
+
+def refused(verb: str, code: str, between: tuple[int, int], **about: Any) -> Asked:
+    floor, at_revision = between
+    return Asked(verb, floor, at_revision=at_revision, code=code, outcome=Outcome.FAILED, **about)
 
 
 def true_story() -> History:
@@ -95,8 +102,30 @@ def true_story() -> History:
         read([mark], segment=MARKS_SEGMENT),
     ]
     history.marks, history.mark_deletes = MARKS, {SEGMENT: (1, 1)}
-    history.refused_acks = [RefusedAck("client", T1, T3, 29, 31), RefusedAck("client", T1, T3, 41, 42)]
-    history.refused_acks.append(RefusedAck("client", T3, T2, 21, 22))
+    history.states = {
+        paths.topic(TOPIC): [(1, "there")],
+        paths.topic("gone"): [(1, "there"), (20, None)],
+        paths.segment(SEGMENT): [(1, "active"), (30, "sealed")],
+        paths.subscription(TOPIC, "s"): [(1, "there")],
+        f"{paths.PREPARED}{T2}": [(15, "there"), (20, None)],
+    }
+    history.begun_by = {T1: "by one", T2: "by two", T3: "by three"}
+    history.asked = [
+        Asked("txns", 0, by="by one", outcome=Outcome.OK),
+        Asked("commit", 9, txn_id=T1, outcome=Outcome.OK),
+        Asked("abort", 29, txn_id=T3, outcome=Outcome.OK),
+        refused("acks", "TXN_CONFLICT", (29, 31), txn_id=T1, holder=T3),
+        refused("acks", "TXN_CONFLICT", (41, 42), txn_id=T1, holder=T3),
+        refused("acks", "TXN_CONFLICT", (21, 22), txn_id=T3, holder=T2),
+        refused("keep-alive", "TXN_CONFLICT", (14, 16), txn_id=T2),
+        refused("abort", "INVALID_TXN_STATE", (9, 10), txn_id=T1),
+        refused("commit", "TXN_NOT_FOUND", (39, 40), txn_id=T1),
+        refused("messages", "NOT_FOUND", (19, 21), topic="gone"),
+        refused("entries", "SEGMENT_SEALED", (29, 31), segment=SEGMENT),
+        refused("topics", "ALREADY_EXISTS", (5, 5), topic=TOPIC),
+        refused("entries", "STORE_UNAVAILABLE", (5, 5), segment=SEGMENT),
+        refused("txns", "NOT_ALLOWED", (5, 5), by="late", key="nightly", epoch=0),
+    ]
     history.horizons = [HorizonSeen(SEGMENT, "http://b", 1, 2, (1, 0)), HorizonSeen(SEGMENT, "http://b", 3, 4, (1, 1))]
     return history
 
@@ -176,7 +205,49 @@ def opposite_end_answered(history: History) -> None:
 
 def refused_because_of_an_aborted_one(history: History) -> None:
     """The true story has one that was refused while that was open, and one when it was collected."""
-    history.refused_acks.append(RefusedAck("client", T2, T3, 30, 31))
+    history.asked.append(refused("acks", "TXN_CONFLICT", (30, 31), txn_id=T2, holder=T3))
+
+
+def refused_and_begun(history: History) -> None:
+    history.asked[0].outcome = Outcome.FAILED
+
+
+def refused_and_committed(history: History) -> None:
+    history.asked[1].outcome = Outcome.FAILED
+
+
+def refused_and_aborted(history: History) -> None:
+    history.asked[2].outcome = Outcome.FAILED
+
+
+def refused_and_deleted(history: History) -> None:
+    history.asked.append(refused("DELETE", "STORE_UNAVAILABLE", (19, 21), topic="gone"))
+
+
+UNFOUNDED = [
+    refused("keep-alive", "INVALID_TXN_STATE", (18, 19), txn_id=T2),
+    refused("commit", "EXPIRED_TRANSACTION", (40, 40), txn_id=T3),
+    refused("commit", "TXN_NOT_FOUND", (38, 39), txn_id=T1),
+    refused("prepare", "TXN_CONFLICT", (8, 9), txn_id=T1),
+    refused("acks", "TXN_CONFLICT", (8, 9), txn_id=T1, topic=TOPIC, subscription="s"),
+    refused("messages", "NOT_FOUND", (18, 19), topic="gone"),
+    refused("acks", "NOT_FOUND", (5, 6), topic=TOPIC, subscription="s"),
+    refused("entries", "SEGMENT_SEALED", (28, 29), segment=SEGMENT),
+    refused("topics", "ALREADY_EXISTS", (20, 21), topic="gone"),
+    refused("txns", "NOT_ALLOWED", (5, 5), by="late", key="nightly", epoch=1),
+    refused("entries", "POSITION_TRIMMED", (5, 5), segment=SEGMENT),
+    refused("acks", "INVALID_ARGUMENT", (5, 5), topic=TOPIC, subscription="s", argument="message_ids"),
+    refused("entries", "INVALID_ARGUMENT", (5, 5), sequence=("p", 1, "x"), argument="sequence"),
+    refused("entries", "PAYLOAD_TOO_LARGE", (5, 5), segment=SEGMENT),
+]
+
+
+@pytest.mark.parametrize("unfounded", UNFOUNDED, ids=lambda asked: f"{asked.code}-{asked.verb}")
+def test_a_refusal_without_a_reason_is_found(unfounded: Asked) -> None:
+    history = true_story()
+    history.asked.append(unfounded)
+    (violation,) = CHECKERS["refused only for what was so"](history)
+    assert str(unfounded) in violation
 
 
 def taken_of_nobody(history: History) -> None:
@@ -257,7 +328,14 @@ LIES: dict[str, list[Lie]] = {
     "no request tries for ever": [endless_request],
     "acknowledged exactly when there is an output": [input_without_output, letter_again],
     "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
-    "refused only for what was so": [refused_because_of_an_aborted_one, taken_of_nobody],
+    "refused only for what was so": [
+        refused_because_of_an_aborted_one,
+        taken_of_nobody,
+        refused_and_begun,
+        refused_and_committed,
+        refused_and_aborted,
+        refused_and_deleted,
+    ],
     "fencing": [version_again, under_a_stale_epoch, begun_by_who_has_not_connected],
     "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
     "nothing is left": [left_in_memory],

@@ -417,6 +417,28 @@ async def test_a_home_that_read_the_layout_before_a_split_and_hears_of_it_first_
     assert await spreading.all_values() == ["in a child"] * 2
 
 
+@pytest.mark.parametrize("verb", ["redeliver", "acks"])
+async def test_a_broker_that_has_not_heard_of_a_split_takes_what_another_one_gave_of_the_children(
+    spreading: Spreading, verb: str
+) -> None:
+    """It was refused for good, as no message of the topic."""
+    await spreading.subscribe()
+    topic = "public/default/t"
+    before = await spreading.home.broker.topic(topic)
+    splitting = spreading.elsewhere()[0]
+    parent = next(iter(splitting.broker.served))
+    split = await splitting.http.post(f"/v1/segments/{quote(parent, safe='')}/split", json={})
+    spreading.segments += split.json()["children"]
+    owners = await spreading.settled()
+    ids = list((await spreading.publish_keys(*VALUES)).values())
+    assert len(await spreading.receive()) == len(VALUES)
+    asked = next(each for each in spreading.brokers if each not in [owners[new] for new in split.json()["children"]])
+    asked.broker._topic_cache[topic] = before
+    body = {"message_ids": ids} | ({"kind": "individual"} if verb == "acks" else {})
+    answer = await spreading.ask("POST", f"/subscriptions/s/{verb}", body, at=asked)
+    assert answer.status_code == 200, answer.text
+
+
 async def test_one_broker_that_cannot_be_reached_keeps_the_messages_of_others_from_nobody(
     spreading: Spreading,
 ) -> None:

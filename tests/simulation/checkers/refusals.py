@@ -1,20 +1,201 @@
-"""Refused only for what was so: an acknowledgement loses against a transaction only while that may still commit. And
-refused in a transaction when nobody was given the message."""
+"""Refused only for what was so: of every definite refusal the history tells what made it true, at some time while the
+attempt that was refused was under way; and what was certainly refused, each time that it was asked for, was not done.
+In a transaction nothing is taken that nobody was given.
+
+A refusal that says that the same request may succeed later needs no reason. That no entry is there which was certainly
+refused is what `repeated_writes` tells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 
-from tests.simulation.history import History
+from metastore.txn import paths
+from metastore.txn.ids import TxnId
+from tests.simulation.history import Asked, History, Outcome
+
+_OF_THE_MOMENT = {"STORE_UNAVAILABLE", "NOT_OWNER", "RATE_LIMITED", "STORAGE_FULL", "UNREACHABLE"}
+_OPERATIONS = ("entries", "messages", "acks")
 
 
 def check(history: History) -> Iterable[str]:
+    for asked in history.asked:
+        if asked.code is not None and asked.code not in _OF_THE_MOMENT:
+            reason = _REASONS.get(asked.code)
+            if reason is None or not reason(history, asked):
+                yield f"nothing that has happened is a reason for {asked}"
     for taken in history.given_to_nobody:
         yield f"{taken} was taken, and nobody was given the message"
-    for refused in history.refused_acks:
-        decision = history.decisions.get(refused.holder)
-        if decision is None or decision.committed or decision.revision > refused.floor:
-            continue
-        collected = history.collected.get(refused.holder)
-        if collected is None or collected[0] > refused.at_revision:
-            yield f"{refused}, and its holder was aborted at {decision.revision}"
+    requests = defaultdict(list)
+    for asked in history.asked:
+        requests[asked.verb, _subject(asked)].append(asked)
+    for done in _done(history):
+        if (wanted := requests[done]) and all(asked.outcome is Outcome.FAILED for asked in wanted):
+            yield f"{done} was done, and each of these was certainly refused: {wanted}"
+
+
+def _subject(asked: Asked) -> str | None:
+    if asked.subscription is not None and asked.topic is not None:
+        return paths.subscription(asked.topic, asked.subscription)
+    return asked.by or asked.txn_id or (asked.topic and paths.topic(asked.topic))
+
+
+def _done(history: History) -> Iterator[tuple[str, str]]:
+    """Verbs that have taken effect, and on what; deadlines and newer owners of a key end transactions unasked."""
+    for by in history.begun_by.values():
+        yield "txns", by
+    for txn_id, decision in history.decisions.items():
+        if decision.header.expired_by is None:
+            yield "commit" if decision.committed else "abort", txn_id
+    for key, states in history.states.items():
+        if key.startswith(paths.PREPARED):
+            yield "prepare", key.removeprefix(paths.PREPARED)
+        elif states[-1][1] is None:
+            yield "DELETE", key
+
+
+# -- reasons -------------------------------------------------------------------------------------------------------
+
+
+def _decided(history: History, asked: Asked) -> bool:
+    decision = history.decisions.get(asked.txn_id or "")
+    return decision is not None and decision.revision <= asked.at_revision
+
+
+def _expired(history: History, asked: Asked) -> bool:
+    return _decided(history, asked) and history.decisions[asked.txn_id or ""].header.expired_by is not None
+
+
+def _decided_or_incomplete(history: History, asked: Asked) -> bool:
+    """The library refuses to commit what is not all there."""
+    return _decided(history, asked) or any(
+        other.txn_id == asked.txn_id and other.verb in _OPERATIONS and other.outcome is not Outcome.OK
+        for other in history.asked
+    )
+
+
+def _unknown(history: History, asked: Asked) -> bool:
+    collected = history.collected.get(asked.txn_id or "")
+    return asked.txn_id not in history.begun or (collected is not None and collected[0] <= asked.at_revision)
+
+
+def _takes_no_more(history: History, asked: Asked) -> bool:
+    if asked.holder is not None or asked.never_given or asked.txn_id is None:
+        return asked.verb == "acks" and _held(history, asked)
+    prepared = paths.prepared(TxnId.parse(asked.txn_id))
+    was_prepared = history.was(prepared, {"there"}, asked.floor, asked.at_revision)
+    return was_prepared or _decided(history, asked) or (asked.verb == "acks" and _held(history, asked))
+
+
+def _held(history: History, asked: Asked) -> bool:
+    """Another transaction has what was to be acknowledged, and may still commit; or somebody has acknowledged it; or
+    was given it by nobody who remembers."""
+    if asked.never_given:
+        return _may_be_forgotten(history, asked)
+    if asked.holder is None:
+        return any(other is not asked and _may_have_acknowledged(other, asked) for other in history.asked)
+    decision = history.decisions.get(asked.holder)
+    collected = history.collected.get(asked.holder)
+    return (
+        decision is None
+        or decision.committed
+        or decision.revision > asked.floor
+        or (collected is not None and collected[0] <= asked.at_revision)
+    )
+
+
+def _may_be_forgotten(history: History, asked: Asked) -> bool:
+    """What was given is not known any more where a segment has had more than one owner."""
+    received = any(
+        (other.verb, other.topic, other.subscription) == ("receive", asked.topic, asked.subscription)
+        and other.floor <= asked.at_revision
+        for other in history.asked
+    )
+    return not received or any(
+        len(owners) > 1 and owners[1][0] <= asked.at_revision
+        for key, owners in history.states.items()
+        if key.startswith(paths.SEGMENT_OWNERS)
+    )
+
+
+def _may_have_acknowledged(other: Asked, asked: Asked) -> bool:
+    same = (other.verb, other.topic, other.subscription) == (asked.verb, asked.topic, asked.subscription)
+    return same and other.outcome is not Outcome.FAILED and other.floor <= asked.at_revision
+
+
+def _taken_over(history: History, asked: Asked) -> bool:
+    """By a later epoch of its key."""
+    began = history.under_keys.get(asked.txn_id or "")
+    key, epoch = (began.key, began.epoch) if began is not None else (asked.key, asked.epoch)
+    return any(
+        revision <= asked.at_revision and epoch is not None and later > epoch
+        for revision, later in history.epochs.get(key or "", ())
+    )
+
+
+def _missing(history: History, asked: Asked) -> bool:
+    return _was_one_of(history, asked, {None})
+
+
+def _there(history: History, asked: Asked) -> bool:
+    return _was_one_of(history, asked, {"there"})
+
+
+def _was_one_of(history: History, asked: Asked, states: set[str | None]) -> bool:
+    """What it names, or that to which this belongs."""
+    keys = []
+    if asked.segment is not None:
+        keys = [paths.segment(asked.segment), paths.topic(topic_of(asked.segment))]
+    elif asked.topic is not None:
+        keys = [paths.topic(asked.topic)]
+        if asked.subscription is not None:
+            keys.append(paths.subscription(asked.topic, asked.subscription))
+    return any(history.was(key, states, asked.floor, asked.at_revision) for key in keys)
+
+
+def topic_of(segment: str) -> str:
+    return segment.removeprefix("segment://").rpartition("/")[0]
+
+
+def _sealed(history: History, asked: Asked) -> bool:
+    assert asked.segment is not None
+    return history.was(paths.segment(asked.segment), {"sealed", None}, asked.floor, asked.at_revision)
+
+
+def _trimmed(history: History, asked: Asked) -> bool:
+    if asked.segment is not None:
+        return asked.segment in history.trimmed
+    return any(topic_of(segment) == asked.topic for segment in history.trimmed)
+
+
+def _wrong(history: History, asked: Asked) -> bool:
+    """Nobody here asks for what makes no sense but those who do so on purpose."""
+    match asked.argument:
+        case "epoch":
+            return asked.verb == "txns" and asked.key is not None and asked.epoch is None
+        case "kind":
+            return asked.verb == "acks" and asked.cumulative
+        case "message_ids":  # of a topic that was deleted and made again
+            return asked.topic is not None and None in [state for _, state in history.states[paths.topic(asked.topic)]]
+        case "sequence" if asked.sequence is not None:
+            producer, sequence, holds = asked.sequence
+            return any(
+                other.sequence is not None and other.sequence[:2] == (producer, sequence) and other.sequence[2] != holds
+                for other in history.asked
+            )
+    return False
+
+
+_REASONS: dict[str, Callable[[History, Asked], bool]] = {
+    "INVALID_TXN_STATE": _decided_or_incomplete,
+    "EXPIRED_TRANSACTION": _expired,
+    "TXN_NOT_FOUND": _unknown,
+    "TXN_CONFLICT": _takes_no_more,
+    "NOT_ALLOWED": _taken_over,
+    "NOT_FOUND": _missing,
+    "ALREADY_EXISTS": _there,
+    "SEGMENT_SEALED": _sealed,
+    "POSITION_TRIMMED": _trimmed,
+    "INVALID_ARGUMENT": _wrong,
+}

@@ -7,7 +7,8 @@ consumers with their signs of life run as they are; only the transport below it 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,8 +19,8 @@ from metatxn.errors import MetatxnError
 from metatxn.producer import AsyncProducer
 from metatxn.transaction import AsyncTransaction
 from tests.bounds import entry_bounds
-from tests.simulation.client import Doubtful, Refused, parse_position
-from tests.simulation.history import Begun, End, Outcome, Write
+from tests.simulation.client import parse_position
+from tests.simulation.history import Asked, Begun, End, Outcome, Write
 from tests.simulation.transport import SimulatedTransport
 from tests.simulation.workloads.base import Actor, Workload
 from tests.simulation.workloads.consume import CONSUMERS, PRODUCERS, TIMEOUT_MS, Consume
@@ -42,10 +43,14 @@ class ChangedMind(Exception):
     """The application does not want to commit after all."""
 
 
-class User(Actor):
-    """Has a client of its own, for as long as it lives."""
+class Told(Exception):
+    """What the library has raised is written down, and will be judged."""
 
-    refusals = (Refused, Doubtful, MetatxnError, ChangedMind)
+
+class User(Actor):
+    """Has a client of its own, for as long as it lives. What it raises and nobody has written down is a mistake."""
+
+    refusals = (Told, ChangedMind)
 
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)
@@ -62,8 +67,27 @@ class User(Actor):
         certain = error.definite and not self.workload.world.faults.rates.net_duplicated
         return Outcome.FAILED if certain else Outcome.UNKNOWN
 
+    @contextmanager
+    def asking(self, verb: str, **about: Any) -> Iterator[Asked]:
+        """Write down what is asked for and what comes of it. Raises `Told` for what the library raises."""
+        asked = Asked(verb, self.history.revision, **about)
+        self.history.asked.append(asked)
+        try:
+            yield asked
+        except MetatxnError as error:
+            self.refused(asked, error)
+            raise Told from error
+        asked.outcome = Outcome.OK
+
+    def refused(self, asked: Asked, error: MetatxnError) -> None:
+        if error.definite:
+            code = error.code or "UNREACHABLE"
+            asked.segment = error.members.get("segment", asked.segment)
+            asked.txn_id = asked.txn_id or error.members.get("txn_id")
+            asked.refuse(code, error.detail, error.members, self.outcome_of(error), self.history.revision)
+
     async def leave(self) -> None:
-        with suppress(MetatxnError):
+        with suppress(Told), self.asking("leave"):
             await self.library.close()
 
     async def put(self, producer: AsyncProducer, key: str, txn: AsyncTransaction | None = None) -> asyncio.Future[str]:
@@ -74,22 +98,26 @@ class User(Actor):
         name = f"{self.name}-{self._numbers}"
         write = Write(name, txn_id, None, producer.topic, key, 0, self.name, loop.time())
         self.history.writes.append(write)
+        asked = Asked("messages", self.history.revision, txn_id=txn_id, topic=producer.topic)
+        self.history.asked.append(asked)
         try:
             sent = await producer.send({"id": write.id, "key": key, "amount": 0}, key=key, txn=txn)
         except MetatxnError as error:
             write.outcome = self.outcome_of(error)
-            raise
-        sent.add_done_callback(partial(self._delivered, write))
+            self.refused(asked, error)
+            raise Told from error
+        sent.add_done_callback(partial(self._delivered, write, asked))
         return sent
 
-    def _delivered(self, write: Write, sent: asyncio.Future[str]) -> None:
+    def _delivered(self, write: Write, asked: Asked, sent: asyncio.Future[str]) -> None:
         error = sent.exception()
         if error is None:
-            write.outcome = Outcome.OK
+            asked.outcome = write.outcome = Outcome.OK
             write.position = parse_position(sent.result())
             write.ended = self.workload.world.loop.time()
         elif isinstance(error, MetatxnError):
             write.outcome = self.outcome_of(error)
+            self.refused(asked, error)
 
 
 class Shop(User):
@@ -102,7 +130,11 @@ class Shop(User):
 
     async def act(self) -> None:
         keys = [f"order-{self.random.randrange(20)}" for _ in range(self.random.choice((1, 1, 3)))]
-        await asyncio.gather(*[await self.put(self._orders, key) for key in keys])
+        sent = [await self.put(self._orders, key) for key in keys]
+        try:
+            await asyncio.gather(*sent)
+        except MetatxnError as error:
+            raise Told from error
 
 
 class Packer(User):
@@ -113,12 +145,18 @@ class Packer(User):
         self._consumer = self.library.consumer(workload.orders, workload.subscription, name)
 
     async def leave(self) -> None:
-        with suppress(MetatxnError):
+        with suppress(Told), self._asking("leave"):
             await self._consumer.close()
         await super().leave()
 
+    def _asking(self, verb: str, txn_id: str | None = None) -> AbstractContextManager[Asked]:
+        """As `asking`, of the subscription."""
+        consumer = self._consumer
+        return self.asking(verb, topic=consumer.topic, subscription=consumer.subscription, txn_id=txn_id)
+
     async def act(self) -> None:
-        first = await self._consumer.receive(timeout_s=1)
+        with self._asking("receive"):
+            first = await self._consumer.receive(timeout_s=1)
         if first is None:
             return
         messages = [first]
@@ -126,27 +164,29 @@ class Packer(User):
             messages.append(more)
         try:
             await self._pack(messages)
-        except (MetatxnError, ChangedMind):
-            await self._consumer.negative_acknowledge(messages)
+        except (Told, ChangedMind):
+            with self._asking("redeliver"):
+                await self._consumer.negative_acknowledge(messages)
             raise
 
     async def _pack(self, messages: list[Message]) -> None:
         by = f"{self.random.getrandbits(64):016x}"
-        txn = await self.library.begin(self.random.choice(TIMEOUT_MS), properties={"by": by})
+        with self.asking("txns", by=by):
+            txn = await self.library.begin(self.random.choice(TIMEOUT_MS), properties={"by": by})
         self.history.answered_begins.append(Begun(txn.id, by, ((txn.header and txn.header.properties) or {}).get("by")))
         if self.random.random() < 0.05:
             await self._fill(txn, messages)
             return  # nobody ends it
         end = End(txn.id, True, self.name)
         try:
-            async with txn:
-                await self._fill(txn, messages)
-                if self.random.random() < 0.1:
-                    raise ChangedMind
-                self.history.ends.append(end)
-        except MetatxnError as error:
-            end.outcome = self.outcome_of(error)
-            end.code = error.code
+            with self.asking("commit", txn_id=txn.id) as asked:
+                async with txn:
+                    await self._fill(txn, messages)
+                    if self.random.random() < 0.1:
+                        raise ChangedMind
+                    self.history.ends.append(end)
+        except Told:
+            end.outcome, end.code = asked.outcome, asked.code
             raise
         end.outcome = Outcome.OK
         self.is_closed(txn.id)
@@ -155,4 +195,5 @@ class Packer(User):
         for message in messages:
             order: dict[str, Any] = message.value
             await self.put(self._parcels, order["id"], txn)
-        await self._consumer.acknowledge(messages, txn)
+        with self._asking("acks", txn.id):
+            await self._consumer.acknowledge(messages, txn)

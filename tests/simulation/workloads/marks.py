@@ -9,7 +9,6 @@ aborted, killed or late. Meanwhile the oldest entries are trimmed, and with them
 from __future__ import annotations
 
 from tests.simulation.client import Refused
-from tests.simulation.history import RefusedAck
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 
 AUTHORS = 2
@@ -96,22 +95,11 @@ class Reader(Seeker):
         assert isinstance(workload, Marks)
         mark = f"{segment} {position[0]}:{position[1]}"
         await self.write(workload.marks, mark, 0, txn_id=txn_id)
-        await self._acknowledge_up_to(segment, position, txn_id)
+        await self.client.acknowledge_up_to(workload.log, SUBSCRIPTION, segment, position, txn_id)
         fate = self.random.random()
         if fate < 0.9:
             await self.end(txn_id, commit=fate < 0.65)
         return 0.75 < fate < 0.9
-
-    async def _acknowledge_up_to(self, segment: str, position: tuple[int, int], txn_id: str) -> None:
-        assert isinstance(self.workload, Marks)
-        store = self.workload.cluster.store
-        floor = store.revision
-        try:
-            await self.client.acknowledge_up_to(self.workload.log, SUBSCRIPTION, segment, position, txn_id)
-        except Refused as refused:
-            if refused.holder not in (None, txn_id):
-                self.history.refused_acks.append(RefusedAck(self.name, txn_id, refused.holder, floor, store.revision))
-            raise
 
 
 class Janitor(Seeker):
