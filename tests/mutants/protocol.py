@@ -450,6 +450,22 @@ PROTOCOL = (
         "consume",
     ),
     Mutant(
+        "no-segment-of-the-topic-as-it-was",
+        "the errors: that a message is none of the topic is believed only of the layout that the store has",
+        "participants/subscription/subscriptions.py",
+        "        if not spread.knows(segments):\n",
+        "        if False:\n",
+        "library",
+    ),
+    Mutant(
+        "gone-from-the-layout-as-it-was",
+        "the errors: that something is not there is believed only of the layout that the store has",
+        "participants/broker/broker.py",
+        "        if name in self._topic_cache:\n            try:\n                return await look()",
+        "        if False:\n            try:\n                return await look()",
+        "passing",
+    ),
+    Mutant(
         "shared-takes-cumulative-acks",
         "5.10: on a shared subscription nobody acknowledges what others have",
         "participants/subscription/share.py",
