@@ -383,7 +383,7 @@ class Client:
         if method != "GET":
             self._history.asked.append(asked)
         while True:
-            asked.floor = self._history.revision
+            asked.floor, copies = self._history.revision, self._network.copies
             server = self._owners.pop(segment or "", None) or servers[self._random.randrange(len(servers))]
             request = Request(method, url(server, path, query), payload, headers if payload else {})
             try:
@@ -402,7 +402,7 @@ class Client:
                 if segment is not None and "owner_url" in problem:
                     self._owners[segment] = problem["owner_url"]
                 retriable = problem["retriable"] or (not problem["definite"] and answer.status >= 500)
-                definite = problem["definite"] and not answer.copied
+                definite = problem["definite"] and self._network.copies == copies  # brokers ask each other, too
             doubtful = doubtful or not definite
             over = loop.time() >= deadline or (once and doubtful)
             if retriable and over and doubtful:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -41,8 +41,6 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    copied: bool = False
-    """A copy of the request may still arrive: this answer says nothing of what that one will do."""
 
     @property
     def ok(self) -> bool:
@@ -97,6 +95,8 @@ class Network:
         self._servers: dict[str, _Server] = {}
         self.efforts: list[Effort] = []
         self._served: list[tuple[Process, Effort]] = []
+        self.copies = 0
+        """How many a proxy has made so far of anybody's requests. One that arrives late may do what was refused."""
 
     def listen(self, base: str, process: Process, app: ASGIApp) -> None:
         self._servers[base] = _Server(process, app)
@@ -123,10 +123,11 @@ class Network:
             world.later(delay, self._arrive, request, answer)
             copied = faults.happens("net_duplicated")
             if copied:
+                self.copies += 1
                 again: asyncio.Future[Answer] = world.loop.create_future()
                 world.later(delay + faults.random.uniform(0, LATE_S), self._arrive, request, again)
         try:
-            return replace(await answer, copied=copied)
+            return await answer
         except Unreachable as error:
             if copied:
                 raise NoAnswer("a copy of the request is still on its way") from error
