@@ -192,6 +192,7 @@ class Asked:
         """Written down when it is told."""
         self.code, self.detail, self.outcome, self.at_revision = code, detail, outcome, revision
         self.argument, self.holder = problem.get("field"), problem.get("holder")
+        self.segment = problem.get("segment", self.segment)
         self.never_given = problem.get("never_given", False)
 
 

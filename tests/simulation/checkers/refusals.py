@@ -36,8 +36,8 @@ def check(history: History) -> Iterable[str]:
 
 
 def _subject(asked: Asked) -> str | None:
-    if asked.subscription is not None and asked.topic is not None:
-        return paths.subscription(asked.topic, asked.subscription)
+    if asked.subscription is not None:
+        return None
     return asked.by or asked.txn_id or (asked.topic and paths.topic(asked.topic))
 
 
@@ -51,7 +51,7 @@ def _done(history: History) -> Iterator[tuple[str, str]]:
     for key, states in history.states.items():
         if key.startswith(paths.PREPARED):
             yield "prepare", key.removeprefix(paths.PREPARED)
-        elif states[-1][1] is None:
+        elif key.startswith(paths.TOPICS) and states[-1][1] is None:  # what a topic has goes with it
             yield "DELETE", key
 
 
@@ -147,8 +147,8 @@ def _was_one_of(history: History, asked: Asked, states: set[str | None]) -> bool
     keys = []
     if asked.segment is not None:
         keys = [paths.segment(asked.segment), paths.topic(topic_of(asked.segment))]
-    elif asked.topic is not None:
-        keys = [paths.topic(asked.topic)]
+    if asked.topic is not None:
+        keys.append(paths.topic(asked.topic))
         if asked.subscription is not None:
             keys.append(paths.subscription(asked.topic, asked.subscription))
     return any(history.was(key, states, asked.floor, asked.at_revision) for key in keys)

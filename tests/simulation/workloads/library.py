@@ -82,7 +82,6 @@ class User(Actor):
     def refused(self, asked: Asked, error: MetatxnError) -> None:
         if error.definite:
             code = error.code or "UNREACHABLE"
-            asked.segment = error.members.get("segment", asked.segment)
             asked.txn_id = asked.txn_id or error.members.get("txn_id")
             asked.refuse(code, error.detail, error.members, self.outcome_of(error), self.history.revision)
 
