@@ -46,6 +46,7 @@ async def test_first_ends_with_the_second_write(store: MetadataStore) -> None:
 
 
 async def test_a_recreated_record_is_first_again_and_has_a_new_version(store: MetadataStore) -> None:
+    """Scenario 102: what was deleted is absent, and its version never comes back."""
     await put(store, "/a")
     before = await put(store, "/a")
     await store.apply(store.batch().delete("/a"))

@@ -98,6 +98,7 @@ async def test_begin_creates_an_open_header_that_is_due_at_its_deadline(store: M
 
 
 async def test_due_gives_the_oldest_deadlines_first_and_no_more_than_asked(store: MetadataStore) -> None:
+    """Scenario 103: one that is due later is not among them."""
     for number, deadline_ms in ((2, 900), (3, 1_100), (4, 10)):
         header = OPEN.model_copy(update={"timeout_ms": deadline_ms})
         await store.apply(begin(store.batch(), TxnId(1, number), header))
@@ -110,6 +111,7 @@ async def test_due_gives_the_oldest_deadlines_first_and_no_more_than_asked(store
     "before", [(), (keep_alive,), (prepare,), (remember,), (keep_alive, remember, prepare), (write, write)]
 )
 async def test_a_decision_ends_everything_at_once(store: MetadataStore, decide: Step, before: tuple[Step, ...]) -> None:
+    """Scenario 103: it leaves the index by deadline and is in the one by final state, at the time of the decision."""
     await do(store, *before)
     await assert_indexes_tell_the_truth(store)
     await do(store, decide)
