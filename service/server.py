@@ -181,6 +181,7 @@ class _BoundedHead(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
             self.send_400_response("Invalid HTTP request received.")
             return
         if self._in_head:
