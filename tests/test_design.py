@@ -1,0 +1,70 @@
+"""The table of records in docs/design.md has the fields that the records have.
+
+Method: what stands in braces in a row is compared with the class; a `?` marks a field that may be absent.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import BaseModel
+
+from coordinator.presence import ProcessRecord as CoordinatorRecord
+from metastore.txn import paths, records
+from participants import records as of_brokers
+from tests.citations import DESIGN
+
+ROWS: dict[str, tuple[type[BaseModel], ...]] = {
+    f"{paths.HEADERS}<txnId>": (records.Header,),
+    f"{paths.LEASES}<txnId>": (records.Lease,),
+    f"{paths.PREPARED}<txnId>": (records.Prepared,),
+    f"{paths.OPS}<txnId>/<seq>": (records.WriteOp, records.AckOp),
+    f"{paths.TRANSACTION_KEYS}<owner>&<key>": (records.TransactionKey,),
+    f"{paths.SEGMENT_STATES}<segment>/outcome/<txnId>": (records.Outcome,),
+    f"{paths.TOPICS}<name>": (of_brokers.TopicRecord,),
+    f"{paths.SEGMENTS}<id>": (
+        of_brokers.SegmentRecord,
+        of_brokers.LedgerRecord,
+        of_brokers.DedupSnapshot,
+        of_brokers.MergeClaim,
+    ),
+    f"{paths.SEGMENT_OWNERS}<id>": (of_brokers.OwnerRecord,),
+    f"{paths.SUBSCRIPTIONS}<topic>/<subscription>": (records.SubscriptionRecord,),
+    f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/mark-delete": (records.MarkDelete,),
+    f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/acked/<bucket>": (records.AckedBucket,),
+    f"{paths.COORDINATORS}<id>": (CoordinatorRecord,),
+    f"{paths.BROKERS}<id>": (of_brokers.ProcessRecord,),
+    paths.INCARNATION: (records.Incarnation,),
+    paths.GC_HORIZON: (records.GcHorizon,),
+}
+
+
+def drawn(page: str, key: str) -> list[set[str]]:
+    """The fields of each value in the row of a key."""
+    (row,) = re.findall(rf"^\| `{re.escape(key)}` \| (.*) \|$", page, re.MULTILINE)
+    values = re.findall(r"\{([^}]*)\}", row)
+    return [{re.sub(r":.*", "", field.strip()) for field in value.split(",")} for value in values]
+
+
+def fields(model: type[BaseModel]) -> set[str]:
+    infos = model.model_fields.items()
+    return {name if info.is_required() or info.default is not None else f"{name}?" for name, info in infos}
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_the_table_has_the_fields_of_the_records(key: str) -> None:
+    assert drawn(DESIGN.read_text(), key) == [fields(model) for model in ROWS[key]]
+
+
+def test_every_prefix_of_the_layout_is_in_the_table() -> None:
+    page = DESIGN.read_text()
+    prefixes = [value for name, value in vars(paths).items() if name.isupper() and str(value).startswith("/")]
+    assert len(prefixes) > 15
+    assert [prefix for prefix in prefixes if f"| `{prefix}" not in page] == []
+
+
+def test_a_field_that_is_missing_is_noticed() -> None:
+    page = "| `/txn-lease/<txnId>` | `{deadline_ms, more?}` | A lease. |"
+    assert drawn(page, "/txn-lease/<txnId>") == [{"deadline_ms", "more?"}]
+    assert fields(records.GcHorizon) == {"revision", "finalized_ms?"}
