@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test test-all quick contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants clean
+.PHONY: help setup check test test-all contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20

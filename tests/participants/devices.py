@@ -197,3 +197,21 @@ class ObjectsDevice(Device):
 
 def new_device(kind: DeviceKind, directory: Path) -> Device:
     return LocalDevice(directory) if kind == "local" else ObjectsDevice()
+
+
+class OnDevice:
+    """A process that has one."""
+
+    device: Device
+
+    @property
+    def directory(self) -> Path:
+        """Of one on local files."""
+        assert isinstance(self.device, LocalDevice)
+        return self.device.directory
+
+    @property
+    def disk(self) -> FaultyDisk:
+        """Of one on local files."""
+        assert isinstance(self.device, LocalDevice)
+        return self.device.disk

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,8 +16,7 @@ from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord
 from tests.participants.broker.applications import Application
-from tests.participants.devices import Device, LocalDevice
-from tests.participants.ledger.faults import FaultyDisk
+from tests.participants.devices import Device, OnDevice
 from tests.participants.segment.world import World
 
 URL = "http://broker"
@@ -31,7 +29,7 @@ def in_process(brokers: Mapping[str, httpx.AsyncClient], **options: Any) -> http
     return httpx.AsyncClient(mounts={url: client._transport for url, client in brokers.items()}, **options)
 
 
-class BrokerProcess:
+class BrokerProcess(OnDevice):
     """The only one on its device."""
 
     broker: Broker
@@ -45,18 +43,6 @@ class BrokerProcess:
         self.metrics = BrokerMetrics()
         self._announcement: Ephemeral | None = None
         self._stopped = False
-
-    @property
-    def directory(self) -> Path:
-        """Of one on local files."""
-        assert isinstance(self.device, LocalDevice)
-        return self.device.directory
-
-    @property
-    def disk(self) -> FaultyDisk:
-        """Of one on local files."""
-        assert isinstance(self.device, LocalDevice)
-        return self.device.disk
 
     async def start(self) -> BrokerProcess:
         self.storage = await self.device.open()

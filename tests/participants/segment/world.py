@@ -28,15 +28,14 @@ from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Entry, Page, Segment
 from participants.txn.header_mirror import HeaderMirror
 from tests.participants.broker.applications import Application
-from tests.participants.devices import Device, DeviceKind, LocalDevice, new_device
-from tests.participants.ledger.faults import FaultyDisk
+from tests.participants.devices import Device, DeviceKind, OnDevice, new_device
 from tests.participants.segment.faulty_store import FaultyStore
 
 SEGMENT = "segment://public/default/t/0000-ffff-0"
 ALL_BYTES = 1 << 20
 
 
-class Node:
+class Node(OnDevice):
     """One life of a broker process, without its HTTP server and its keepers."""
 
     def __init__(self, store: FaultyStore, device: Device, storage: LedgerStorage, clock: World) -> None:
@@ -56,18 +55,6 @@ class Node:
             clock.max_ledger_bytes,
         )
         self._exit = AsyncExitStack()
-
-    @property
-    def directory(self) -> Path:
-        """Of a node on local files."""
-        assert isinstance(self.device, LocalDevice)
-        return self.device.directory
-
-    @property
-    def disk(self) -> FaultyDisk:
-        """Of a node on local files."""
-        assert isinstance(self.device, LocalDevice)
-        return self.device.disk
 
     async def start(self) -> None:
         await self._exit.enter_async_context(self.mirror.running())
