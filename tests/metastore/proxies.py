@@ -33,6 +33,7 @@ class Proxy:
         connection = asyncio.create_task(self._forward(reader, writer))
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
+        connection.add_done_callback(lambda _: writer.close())  # also of one that is cut before it has begun
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
@@ -43,7 +44,6 @@ class Proxy:
         except* (ConnectionError, EOFError):
             pass  # either end has gone
         finally:
-            writer.close()
             requests.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bool) -> None:

@@ -73,26 +73,24 @@ class Relay:
         pump = asyncio.get_running_loop().create_task(self._carry(reader, writer), name="relay")
         self._pumps.add(pump)
         pump.add_done_callback(self._pumps.discard)
+        pump.add_done_callback(lambda _: writer.transport.abort())  # also of one that is cut before it has begun
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Both ways, until one of the two ends is gone. The other one is then cut off too."""
-        try:
-            with suppress(OSError):
-                server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
-                self.connections += 1
+        with suppress(OSError):
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+            self.connections += 1
+            try:
+                there = asyncio.create_task(_pump(reader, server_writer, self._ways["requests"], self._said))
+                back = asyncio.create_task(_pump(server_reader, writer, self._ways["replies"]))
                 try:
-                    there = asyncio.create_task(_pump(reader, server_writer, self._ways["requests"], self._said))
-                    back = asyncio.create_task(_pump(server_reader, writer, self._ways["replies"]))
-                    try:
-                        await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        there.cancel()
-                        back.cancel()
-                        await asyncio.gather(there, back, return_exceptions=True)
+                    await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    server_writer.transport.abort()
-        finally:
-            writer.transport.abort()
+                    there.cancel()
+                    back.cancel()
+                    await asyncio.gather(there, back, return_exceptions=True)
+            finally:
+                server_writer.transport.abort()
 
 
 async def _pump(
