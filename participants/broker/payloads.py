@@ -10,11 +10,11 @@ from itertools import count, repeat
 from typing import Any
 
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from participants.api.models import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
 from participants.broker.names import MessageId
-from participants.broker.pieces import PIECE_ITEMS, in_turns, json_pieces
+from participants.broker.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 from participants.ledger.frames import FrameHeader, PayloadKind, RawFrame
 from service.problems import ErrorCode, ServiceError
 
@@ -22,7 +22,7 @@ KEY_COLUMN = b"metatxn.key"
 """Metadata of an entry's Arrow schema: the name of the column that holds the key of each row."""
 
 _MESSAGES = TypeAdapter(list[Message])
-_READABLE = TypeAdapter(list[Any])
+_VALUES = TypeAdapter(list[Any], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,21 @@ class ArrowPayload:
 
 def encode_messages(messages: Sequence[Message]) -> bytes:
     """Raises INVALID_ARGUMENT for values that JSON cannot express: what is taken must be readable again."""
+    _check_readable(messages)
+    return json.dumps(
+        [{name: getattr(message, name) for name in message.model_fields_set} for message in messages],
+        ensure_ascii=False,
+        separators=(",", ":"),
+    ).encode()
+
+
+def _check_readable(messages: Sequence[Message]) -> None:
+    """Values are not too deep, hold no half of a surrogate pair, and no number that JSON has no form for."""
+    values = [message.value for message in messages]
     try:
-        _READABLE.dump_json([message.value for message in messages])  # not too deep, no half of a surrogate pair
-        return json.dumps(
-            [{name: getattr(message, name) for name in message.model_fields_set} for message in messages],
-            ensure_ascii=False,
-            allow_nan=False,
-            separators=(",", ":"),
-        ).encode()
+        written = _VALUES.dump_json(values)
+        if b"NaN" in written or b"Infinity" in written:  # such a number, or a text with this word in it
+            json.dumps(values, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise ServiceError(
             ErrorCode.INVALID_ARGUMENT, f"messages: a value is not plain JSON: {error}", field="messages"
@@ -61,25 +68,28 @@ async def decode_messages_in_turns(payload: bytes | memoryview) -> list[Message]
 def _decoded(payload: bytes | memoryview) -> Iterator[list[Message]]:
     before = 0
     try:
-        for piece in json_pieces(bytes(payload).decode()):
+        text = bytes(payload).decode()
+        for piece in (text,) if is_one_piece(text) else json_pieces(text):
             messages = _validated(piece, before)
             before += len(messages)
             if before > MAX_ENTRY_MESSAGES:
                 problem = f"body: more than {MAX_ENTRY_MESSAGES} messages in one entry"
                 raise ServiceError(ErrorCode.PAYLOAD_TOO_LARGE, problem, field="body")
-            encode_messages(messages)
+            _check_readable(messages)
             yield messages
     except (ValueError, RecursionError) as error:
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body: not a JSON list: {error}", field="body") from None
 
 
 def _validated(piece: str, before: int) -> list[Message]:
-    """`before`: how many messages stand before this piece."""
+    """`before`: how many messages stand before this piece. Raises `ValueError` when it is no list at all."""
     try:
         return _MESSAGES.validate_json(piece)
     except ValidationError as error:
         first = error.errors()[0]
-        index, *parts = first["loc"] or (0,)
+        if not first["loc"]:
+            raise ValueError(first["msg"]) from None
+        index, *parts = first["loc"]
         where = ".".join(str(part) for part in (before + int(index), *parts))
         raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body.{where}: {first['msg']}", field="body") from None
 

@@ -66,13 +66,13 @@ async def publish(consuming: Consuming, body: bytes, media_type: str) -> None:
 async def test_an_entry_of_many_messages_is_decoded_in_turns(
     consuming: Consuming, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = payloads.encode_messages
+    check = payloads._check_readable
 
-    def noted(messages: list[Message]) -> bytes:
+    def noted(messages: list[Message]) -> None:
         turns.note(len(messages))
-        return encode(messages)
+        check(messages)
 
-    monkeypatch.setattr(payloads, "encode_messages", noted)
+    monkeypatch.setattr(payloads, "_check_readable", noted)
     await publish(consuming, json.dumps([{"value": 1}] * MESSAGES).encode(), MESSAGES_MEDIA_TYPE)
     assert sum(turns.sizes.values()) == MESSAGES
     assert max(turns.sizes.values()) <= pieces.PIECE_ITEMS
@@ -120,6 +120,30 @@ def test_what_is_wrong_is_named_by_its_place_in_the_whole() -> None:
     body = json.dumps([{"value": 1}] * 2_500 + [{"value": 1, "colour": "red"}]).encode()
     with pytest.raises(ServiceError, match=r"^body\.2500\.colour: "):
         payloads.decode_messages(body)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1", "1", "null", "{}", '[{"value":1}] x'])
+@pytest.mark.parametrize("before", [0, 2_500])
+def test_what_is_no_list_is_not_taken(text: str, before: int) -> None:
+    """In one piece, and in several."""
+    several = "[" + '{"value":1},' * before if before else ""
+    with pytest.raises(ServiceError, match=r"^body") as refused:
+        payloads.decode_messages(f"{several}{text}".encode())
+    assert refused.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", '{"deep":[-1e999]}'])
+def test_a_number_that_json_has_no_form_for_is_not_taken(number: str) -> None:
+    """A parser makes one of too large a literal; written again, no parser would read it."""
+    with pytest.raises(ServiceError, match="not plain JSON"):
+        payloads.decode_messages(f'[{{"value":{number}}}]'.encode())
+
+
+def test_a_text_may_say_infinity() -> None:
+    values = ["NaN", {"Infinity": "-Infinity"}]
+    assert [
+        each.value for each in payloads.decode_messages(json.dumps([{"value": v} for v in values]).encode())
+    ] == values
 
 
 JSON = st.recursive(
