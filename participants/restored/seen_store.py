@@ -108,6 +108,7 @@ class StoreMemory:
             return
         if seen.incarnation != self._guard.id:
             raise StorageRefused(await self._other_incarnation(seen))
+        await self._guard.look()  # another broker may have moved the store, and written this, since this one began
         if self._guard.revision < seen.revision:
             how = f"brokers have seen its revision {seen.revision}, and it is at {self._guard.revision} now"
             raise StoreWentBack(await self._guard.went_back(how))

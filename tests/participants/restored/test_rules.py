@@ -242,6 +242,24 @@ async def test_a_broker_starts_on_the_store_that_its_storage_has_seen(
     await guard.stop()
 
 
+async def test_a_broker_starts_beside_another_one_that_has_just_seen_more(
+    store: MemoryStore, storage: LocalStorage
+) -> None:
+    """Both share the storage: what the other one has written there is later than the look with which ours started."""
+    guard, other = (IncarnationGuard(store, lambda: NOW_MS) for _ in range(2))
+    async with storage:
+        await guard.start()
+        await put(store, "/later", b"")
+        await other.start()
+        await StoreMemory(storage, store, other).start()
+        memory = StoreMemory(storage, store, guard)
+        await memory.start()
+        await memory.stop()
+    for each in (guard, other):
+        await each.stop()
+    assert store.refusal is None
+
+
 # -- counters and merges -------------------------------------------------------------------------------------------
 
 
