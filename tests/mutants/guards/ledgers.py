@@ -271,8 +271,8 @@ LEDGERS = (
         "store-not-looked-at-again",
         "a store is behind what brokers have seen only if it is after that was read",
         _SEEN,
-        "        await self._guard.look()  # another broker may have moved the store, and written this, since this one began\n",
-        "",
+        "await self._guard.look()  #",
+        "#",
         tests=(
             "tests/participants/restored/test_rules.py::test_a_broker_starts_beside_another_one_that_has_just_seen_more",
         ),
