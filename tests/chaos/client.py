@@ -95,6 +95,10 @@ class Scribe:
         assert error is None or isinstance(error, metatxn.MetatxnError)
         self._recorder.answer(call, self._actor, *(_outcome(error) if error else (Outcome.OK, future.result())))
 
+    def begin(self, client: metatxn.Client, timeout_ms: int) -> metatxn.Transaction:
+        action = {"do": "begin", "timeout_ms": timeout_ms}
+        return self.call(action, lambda: client.begin(timeout_ms=timeout_ms), lambda txn: txn.id)
+
     def end(self, txn: metatxn.Transaction, *, commit: bool) -> None:
         action = {"do": "end", "txn": txn.id, "commit": commit}
         self.call(action, txn.commit if commit else txn.abort)
@@ -137,7 +141,7 @@ class Actor(ABC):
 
     def transaction(self, work: Callable[[metatxn.Transaction], object], *, abort: float) -> None:
         """Begin, do the work, and commit; or abort with that probability, and when the work has failed."""
-        txn = self.client.begin(timeout_ms=self.dice.choice(TIMEOUT_MS))
+        txn = self.scribe.begin(self.client, self.dice.choice(TIMEOUT_MS))
         commit = self.dice.random() >= abort
         try:
             work(txn)
@@ -153,7 +157,7 @@ class Teller(Actor):
         if fate < 0.7:
             self.transaction(self._transfer, abort=0.15)
         elif fate < 0.8:
-            self._transfer(self.client.begin(timeout_ms=TIMEOUT_MS[0]))
+            self._transfer(self.scribe.begin(self.client, TIMEOUT_MS[0]))
         else:
             self._race()
 
@@ -167,7 +171,7 @@ class Teller(Actor):
 
     def _race(self) -> None:
         """Two rivals end one transaction, the same way or not, over different connections."""
-        txn = self.client.begin(timeout_ms=TIMEOUT_MS[1])
+        txn = self.scribe.begin(self.client, TIMEOUT_MS[1])
         for written in self._transfer(txn):
             written.result()
         with metatxn.connect(self.url, request_timeout_s=PATIENCE_S) as other:

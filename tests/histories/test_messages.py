@@ -5,6 +5,7 @@ Method: one small history of a bank, of keyed appends and of consumed orders; on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +17,24 @@ from tests.histories.messages.history import History
 OK, FAILED, UNKNOWN = Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN
 FINAL = 1_000
 """When everything is quiet."""
+AWAY = "StoreUnavailable: it is not there"
 
 
 def write(at: int, name: str, topic: str, key: str, txn: str | None = None, outcome: Outcome = OK, **more: Any) -> Call:
     action = {"do": "write", "id": name, "topic": topic, "key": key, "txn": txn, "amount": 0, "of": None} | more
-    return Call("writer", action, outcome, at, at + 2)
+    return Call("writer", action, outcome, at, at + 2, AWAY if outcome is FAILED else None)
 
 
 def end(at: int, txn: str, commit: bool, outcome: Outcome = OK) -> Call:
-    return Call("writer", {"do": "end", "txn": txn, "commit": commit}, outcome, at, at + 2)
+    return Call("writer", {"do": "end", "txn": txn, "commit": commit}, outcome, at, at + 2, AWAY)
+
+
+def begin(txn: str, timeout_ms: int = 3_000) -> Call:
+    return Call("writer", {"do": "begin", "timeout_ms": timeout_ms}, OK, 0, 1, txn)
+
+
+def refused(call: Call, error: str) -> Call:
+    return replace(call, outcome=FAILED, result=f"{error}: because")
 
 
 def final(topic: str, *messages: tuple[str, str]) -> Call:
@@ -49,6 +59,17 @@ def good() -> dict[str, Call]:
         "t2": end(15, "t2", commit=False),
         "lost reply": end(16, "t3", commit=True, outcome=UNKNOWN),
         "in doubt": write(12, "w4", "bank0", "a", "t3", amount=0),
+        "begin": begin("t1"),
+        "too late": refused(end(9, "t1", commit=False), "InvalidTransactionState"),
+        "behind the end": refused(write(8, "w10", "log", "k", "t1"), "TransactionConflict"),
+        "begin of a short one": begin("t5", timeout_ms=0),
+        "timed out": refused(end(9, "t5", commit=True), "ExpiredTransaction"),
+        "begin of one in pieces": begin("t6"),
+        "one piece": write(8, "w11", "log", "k", "t6", outcome=FAILED),
+        "not all there": refused(end(12, "t6", commit=True), "InvalidTransactionState"),
+        "split": Call("surveyor", {"do": "split", "segment": "s"}, UNKNOWN, 1, 2),
+        "split before": refused(Call("surveyor", {"do": "split", "segment": "s"}, OK, 3, 4), "SegmentSealed"),
+        "too old": refused(snapshot(9), "InvalidArgument"),
         "snapshot": snapshot(20, bank0=["w1"], bank1=["w2"]),
         "first": write(30, "w5", "log", "k"),
         "second": write(33, "w6", "log", "k"),
@@ -109,6 +130,35 @@ LIES: dict[str, tuple[str, dict[str, Call]]] = {
     ),
     "a bill of what is no order": ("acks exactly when outputs", {"orders": final("orders")}),
     "two decisions": ("one decision", {"again": end(70, "t1", commit=False)}),
+    "a refusal that has nothing to do with the call": (
+        "refused with a reason",
+        {"refused": refused(write(36, "w7", "log", "k"), "NotFound")},
+    ),
+    "an abort that was refused, of one that nobody commits": (
+        "refused with a reason",
+        {"too late": refused(end(9, "t6", commit=False), "InvalidTransactionState")},
+    ),
+    "a conflict in a transaction that nobody ends": (
+        "refused with a reason",
+        {"behind the end": refused(write(8, "w10", "log", "k", "t6"), "TransactionConflict")},
+    ),
+    "a conflict before the end": (
+        "refused with a reason",
+        {"behind the end": refused(write(1, "w10", "log", "k", "t1"), "TransactionConflict")},
+    ),
+    "a timeout before its time": ("refused with a reason", {"begin of a short one": begin("t5")}),
+    "a commit that was refused, of what is all there": (
+        "refused with a reason",
+        {"one piece": write(8, "w11", "log", "k", "t6")},
+    ),
+    "a seal that nobody has made": (
+        "refused with a reason",
+        {"split": Call("surveyor", {"do": "split", "segment": "s"}, UNKNOWN, 5, 6)},
+    ),
+    "a snapshot that was too old before anything had ended": (
+        "refused with a reason",
+        {"too old": refused(snapshot(-9), "InvalidArgument")},
+    ),
 }
 
 

@@ -9,6 +9,7 @@
     sums.py           each snapshot of the bank sums up to zero, and holds all that was committed before it
     consumption.py    acks count exactly when the outputs do: one output for each input
     decisions.py      nobody is told that one transaction was committed and aborted
+    refusals.py       nobody is refused for certain without a reason
 
 Each takes a `History` and yields what contradicts its promise, in words. None of them knows how a service works.
 """
@@ -24,6 +25,7 @@ from tests.histories.messages import (
     decisions,
     key_order,
     reading_on,
+    refusals,
     sums,
     visibility,
 )
@@ -38,6 +40,7 @@ PROMISES: dict[str, Callable[[History], Iterable[str]]] = {
     "snapshot sums": sums.broken,
     "acks exactly when outputs": consumption.broken,
     "one decision": decisions.broken,
+    "refused with a reason": refusals.broken,
 }
 
 

@@ -3,12 +3,15 @@
 The `action` of a call, by what it does, and its result:
 
     {"do": "write", "id": "c1.7", "topic": "bank-0", "key": "3", "txn": "00…" | null, "amount": 5, "of": "c2.9" | null}
+    {"do": "begin", "timeout_ms": 3000}         -> "00…"
     {"do": "end", "txn": "00…", "commit": true}
+    {"do": "split", "segment": …}, {"do": "merge", "segments": [ … ]}
     {"do": "snapshot"}                          -> {"bank-0": ["c1.7", …], …}, all topics of the bank at one moment
     {"do": "read", "reader": "r1", "topic": …}  -> [["3", "c1.7"], …], what is new to this reader
     {"do": "final", "topic": …}                 -> [["3", "c1.7"], …], all there is when everything is quiet
 
-A message is known by its `id`, which is in its payload and in no other. `of` names the message that it was made from.
+A call that was refused for certain has the error as its result: its class, ": " and what it says. A message is known by
+its `id`, which is in its payload and in no other. `of` names the message that it was made from.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ class Snapshot:
 @dataclass(slots=True)
 class History:
     writes: dict[str, Write] = field(default_factory=dict)
+    begun: dict[str, Call] = field(default_factory=dict)
+    """What began each transaction."""
     ends: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """The attempts to end each transaction."""
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -59,6 +64,10 @@ class History:
     """(key, id) of everything that one reader saw of one topic, in the order in which it came."""
     final: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """(key, id) of what each topic shows in the end."""
+    layouts: list[Call] = field(default_factory=list)
+    """Splits and merges."""
+    refused: list[Call] = field(default_factory=list)
+    """Calls that certainly did nothing, with the error as their result."""
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> History:
@@ -69,13 +78,19 @@ class History:
 
     def _take(self, call: Call) -> None:
         action = call.action
+        if call.outcome is Outcome.FAILED:
+            self.refused.append(call)
         match action["do"]:
             case "write":
                 write = Write(**{name: value for name, value in action.items() if name != "do"}, call=call)
                 assert write.id not in self.writes, f"{write.id} was sent twice"
                 self.writes[write.id] = write
+            case "begin" if call.outcome is Outcome.OK:
+                self.begun[call.result] = call
             case "end":
                 self.ends[action["txn"]].append(call)
+            case "split" | "merge":
+                self.layouts.append(call)
             case "snapshot" if call.outcome is Outcome.OK:
                 self.snapshots.append(Snapshot(call.result, call))
             case "read" if call.result is not None:
