@@ -27,8 +27,8 @@ from coordinator.transactions import Transactions
 from examples.flights.etcd import running_etcd
 from metastore.api import MetadataStore
 from metastore.backends.etcd_stubs import Compare, KVStub, PutRequest, RequestOp, TxnRequest
-from metastore.txn.ids import TxnId
 from metastore.urls import open_store
+from metatxn.wire.ids import TxnId
 
 RUNS = 3
 CALLERS = 256

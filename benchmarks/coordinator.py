@@ -43,7 +43,6 @@ from fastapi import FastAPI
 from benchmarks.commits import at_once, now_ms
 from benchmarks.report import Figure, percentile, publish
 from benchmarks.store import SEGMENT, Ungrouped
-from coordinator.api.models import BeginItem, CommitItem
 from coordinator.batches import Done, run_batch
 from coordinator.gc_sweep import GcSweep
 from coordinator.service import CoordinatorService
@@ -53,12 +52,13 @@ from examples.flights.processes import stop
 from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import INDEXES, put_write_op
 from metastore.urls import open_store
 from metatxn.cli.services import tune_interpreter
-from service.server import HttpServer
+from metatxn.service.server import HttpServer
+from metatxn.wire.coordinator import BeginItem, CommitItem
+from metatxn.wire.ids import TxnId
 
 RUNS = 3
 CALLERS = 256

@@ -56,24 +56,24 @@ import metatxn
 from benchmarks.commits import at_once, now_ms
 from benchmarks.report import Figure, percentile, publish
 from benchmarks.services import Service, running, spawned
-from coordinator.api.models import BatchItem, BeginItem, BeginRequest, CommitItem
 from coordinator.batches import Done, run_batch
 from coordinator.transactions import Transactions
 from examples.flights.etcd import running_etcd
 from metastore.api import MetadataStore
 from metastore.backends.memory import MemoryStore
-from metastore.txn.ids import TxnId
 from metastore.txn.store import INDEXES
 from metastore.types import Applied, Batch
 from metastore.urls import open_store
 from metatxn.cli.services import tune_interpreter
+from metatxn.service.server import HttpServer
+from metatxn.wire.broker import FRAMES_MEDIA_TYPE, NEXT_HEADER, Message
+from metatxn.wire.coordinator import BatchItem, BeginItem, BeginRequest, CommitItem
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.ids import TxnId
 from participants.api.frames_response import ANSWER_BYTES
-from participants.api.models import FRAMES_MEDIA_TYPE, NEXT_HEADER, Message
 from participants.broker.messages import Messages, PublishOptions
-from participants.ledger.frames import PayloadKind
 from participants.segment.segment import Entry, Segment
 from participants.service import BrokerService
-from service.server import HttpServer
 
 RUNS = 3
 PAIRS = 9

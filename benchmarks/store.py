@@ -32,13 +32,13 @@ from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_stubs import Compare, KVStub, PutRequest, RequestOp, TxnRequest
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TxnStore, begin, put_write_op
 from metastore.types import Applied, Batch, Changes
 from metastore.urls import open_store
 from metatxn.cli.services import tune_interpreter
+from metatxn.wire.ids import TxnId
 from tests.servers import ZooKeeperServer
 
 RUNS = 3

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.api.models import TransactionHeader
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.store import TransactionRecords
 from metastore.types import Revision
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.coordinator import TransactionHeader
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 Members = dict[str, Any]
 """A `TransactionHeader` as its JSON members, without those that it lacks: a fraction of the work of a model."""

@@ -17,17 +17,17 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from coordinator.answers import Members, invalid
-from coordinator.api.models import BatchItem, BeginRequest, TransactionHeader
 from coordinator.capacity import refuse_large_properties
 from coordinator.ends import Abort, Commit, End
 from coordinator.transaction_keys import Begun
 from coordinator.transactions import Failure, Transactions, answered, refuse_half_a_key, writer_set
 from metastore.api import MetadataStore
 from metastore.errors import InvalidBatch, MetastoreError
-from metastore.txn.ids import TxnId
 from metastore.txn.store import TransactionRecords, TxnStore
-from service.problems import ServiceError
-from service.security.principal import Principal
+from metatxn.service.security.principal import Principal
+from metatxn.wire.coordinator import BatchItem, BeginRequest, TransactionHeader
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ServiceError
 
 Wanted = BeginRequest | End
 Item = TypeVar("Item")

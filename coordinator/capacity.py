@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pydantic_core import to_json
 
 from coordinator import answers
-from coordinator.api.models import BeginRequest
 from metastore.api import MetadataStore
 from metastore.txn.store import TransactionRecords
+from metatxn.wire.coordinator import BeginRequest
 
 ROOM_BYTES = 16 << 10
 ROOM_OF_KEY_BYTES = 96 << 10

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.answers import Members, describe, members_alike, unknown_transaction
-from coordinator.api.models import TransactionHeader
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.patience import Clock
 from coordinator.settling import Overtaken, Settling
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
-from metastore.txn.ids import TxnId
 from metastore.txn.key_records import read_key
 from metastore.txn.records import Header
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore, finalize_alike
 from metastore.types import Applied, Batch
+from metatxn.wire.coordinator import TransactionHeader
+from metatxn.wire.ids import TxnId
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from coordinator.settling import Overtaken
 from metastore.errors import MetastoreError, OutcomeUnknown
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 ACTION_AFTER_BEGIN = (
     "Read this transaction and use it if it is there; otherwise begin another one: this one times out by itself."

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator import answers
-from coordinator.api.models import TransactionHeader
 from coordinator.decisions import aborted, committed
 from coordinator.ownership import require_force
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords
-from service.security.principal import Principal
+from metatxn.service.security.principal import Principal
+from metatxn.wire.coordinator import TransactionHeader
+from metatxn.wire.ids import TxnId
 
 log = structlog.get_logger()
 

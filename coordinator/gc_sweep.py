@@ -30,10 +30,10 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import listing, paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import GcHorizon
 from metastore.txn.states import TxnState
 from metastore.types import EmptyRange, Record
+from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 60_000
 DEFAULT_RETENTION_MS = 3_600_000

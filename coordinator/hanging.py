@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 
 from coordinator import paging
-from coordinator.api.models import HangingPage, HangingTransaction, TouchedSegment, TransactionHeader
 from coordinator.listings import Filter, Listings
 from metastore.txn import listing, paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import RememberedWriters
 from metastore.types import Snapshot
+from metatxn.wire.coordinator import HangingPage, HangingTransaction, TouchedSegment, TransactionHeader
+from metatxn.wire.ids import TxnId
 
 MAX_AGE_MS = 60_000
 MAX_TOUCHED = 1_000

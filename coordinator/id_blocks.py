@@ -19,7 +19,7 @@ from metastore.api import MetadataStore
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.incarnation import IDS_PER_MS, first_number
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 
 BLOCK_SIZE = 10_000
 """Ten of the largest batches: everybody waits while a block is leased."""

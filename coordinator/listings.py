@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
 from coordinator import answers, paging
-from coordinator.api.models import (
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.patience import Clock
+from coordinator.transaction_keys import describe_key
+from metastore.api import MetadataStore
+from metastore.keys import prefix_end
+from metastore.txn import key_records, listing, paths
+from metastore.txn.listing import Row
+from metastore.txn.records import decode_op
+from metastore.txn.states import TxnState
+from metastore.txn.store import TransactionRecords, TxnStore
+from metatxn.wire.coordinator import (
     Operation,
     OperationPage,
     State,
@@ -26,17 +36,7 @@ from coordinator.api.models import (
     TransactionKeyPage,
     TransactionPage,
 )
-from coordinator.metrics import CoordinatorMetrics
-from coordinator.patience import Clock
-from coordinator.transaction_keys import describe_key
-from metastore.api import MetadataStore
-from metastore.keys import prefix_end
-from metastore.txn import key_records, listing, paths
-from metastore.txn.ids import TxnId
-from metastore.txn.listing import Row
-from metastore.txn.records import decode_op
-from metastore.txn.states import TxnState
-from metastore.txn.store import TransactionRecords, TxnStore
+from metatxn.wire.ids import TxnId
 
 ROWS_PER_PAGE = 2_000
 """After how many rows a page ends, however few of them it shows."""

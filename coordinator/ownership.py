@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from coordinator import answers
-from coordinator.api.models import BeginRequest, ConnectRequest
 from metastore.txn.store import TransactionRecords
-from service.problems import ServiceError
-from service.security.principal import Principal
+from metatxn.service.security.principal import Principal
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.problems import ServiceError
 
 _ACTION = "Use the token of the principal that owns it, or of an administrator."
 

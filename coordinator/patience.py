@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 
-from service.departure import caller_left
-from service.problems import ErrorCode, ServiceError
+from metatxn.service.departure import caller_left
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 Clock = Callable[[], int]
 """Now, in epoch milliseconds."""

@@ -27,10 +27,10 @@ from metastore.background import Backoff, in_background
 from metastore.errors import MetastoreError, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import COORDINATORS
 from metastore.txn.records import JsonRecord
 from metastore.types import Event, Record, Revision, Version
 from metastore.watches import Mirror
+from metatxn.wire.ids import COORDINATORS
 
 TTL_MS = 10_000
 _CLAIMS = 100

@@ -26,11 +26,11 @@ from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKE
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.incarnation import IncarnationGuard
-from service.exposure import Exposure
-from service.http import create_app
-from service.operations import add_operations
-from service.quick import add_routes
-from service.server import HttpServer
+from metatxn.service.exposure import Exposure
+from metatxn.service.http import create_app
+from metatxn.service.operations import add_operations
+from metatxn.service.quick import add_routes
+from metatxn.service.server import HttpServer
 
 DEFAULT_PORT = 8470
 STOP_GRACE_S = PATIENCE_MS / 1000 + 5

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 
 Share = Callable[[TxnId], bool]
 """Whether a transaction is this process's to sweep."""

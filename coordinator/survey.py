@@ -20,9 +20,9 @@ from coordinator.periodic import PeriodicSweep
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import key_records, listing, paths
-from metastore.txn.ids import TxnId
 from metastore.txn.key_records import KeyRecord
 from metastore.txn.store import TxnStore
+from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 15_000
 MAX_COUNTED = 100_000

@@ -27,9 +27,9 @@ from coordinator.shares import Share, everything
 from coordinator.transactions import Transactions
 from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn import listing
-from metastore.txn.ids import TxnId
 from metastore.txn.listing import Row
 from metastore.txn.store import TransactionRecords, TxnStore
+from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 1_000
 DEFAULT_MAX_CLOCK_SKEW_MS = 500

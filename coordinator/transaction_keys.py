@@ -16,14 +16,6 @@ from typing import NamedTuple
 import structlog
 
 from coordinator import answers
-from coordinator.api.models import (
-    BeginRequest,
-    ConnectAnswer,
-    ConnectRequest,
-    DeletedTransactionKey,
-    TransactionHeader,
-    TransactionKeyInfo,
-)
 from coordinator.decisions import Decisions, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.id_blocks import IdBlocks
@@ -31,13 +23,21 @@ from coordinator.settling import Overtaken
 from metastore.incarnation import first_number
 from metastore.txn import paths
 from metastore.txn import store as txn_records
-from metastore.txn.ids import TxnId
 from metastore.txn.key_records import KeyRecord, read_key
 from metastore.txn.records import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Absent, Batch, Revision
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.coordinator import (
+    BeginRequest,
+    ConnectAnswer,
+    ConnectRequest,
+    DeletedTransactionKey,
+    TransactionHeader,
+    TransactionKeyInfo,
+)
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 FENCED_SESSIONS_KEPT = 64
 

@@ -21,7 +21,6 @@ import structlog
 
 from coordinator import answers
 from coordinator.answers import Members
-from coordinator.api.models import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
 from coordinator.capacity import refuse_large_list, refuse_large_properties
 from coordinator.decisions import Decision, Decisions, KeyMovedOn, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt, outcome_unknown
@@ -36,13 +35,14 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn import store as txn_records
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Absent, Batch, Revision
-from service.problems import ServiceError
-from service.security.principal import ANYONE, Principal
+from metatxn.service.security.principal import ANYONE, Principal
+from metatxn.wire.coordinator import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ServiceError
 
 PREPARED_TIMEOUT_MS = MAX_TIMEOUT_MS
 """How long a prepared transaction waits for its decision unless prepare says otherwise: a day."""

@@ -8,41 +8,46 @@ with client.transaction() as txn:               # commits on leaving, aborts on 
 `connect_async` is the same for `async with` and `await`.
 """
 
-from metatxn.client import AsyncClient, connect_async
-from metatxn.consumer import AsyncConsumer
-from metatxn.errors import (
-    AlreadyExists,
-    ExpiredTransaction,
-    InvalidArgument,
-    InvalidTransactionState,
-    MetatxnError,
-    NotAllowed,
-    NotFound,
-    NotOwner,
-    OutcomeUnknown,
-    PayloadTooLarge,
-    PositionTrimmed,
-    RateLimited,
-    SchemaMismatch,
-    SegmentSealed,
-    ServiceUnreachable,
-    StorageFull,
-    StoreUnavailable,
-    TransactionConflict,
-    TransactionNotFound,
-    Unauthenticated,
-)
-from metatxn.frames import FramesPage
-from metatxn.producer import AsyncProducer
-from metatxn.reader import AsyncReader, Message
-from metatxn.sync.client import Client, connect
-from metatxn.sync.consumer import Consumer
-from metatxn.sync.producer import Producer
-from metatxn.sync.reader import Reader
-from metatxn.sync.table_writer import TableWriter
-from metatxn.sync.transaction import Transaction
-from metatxn.table_writer import AsyncTableWriter
-from metatxn.transaction import AsyncTransaction
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metatxn.client import AsyncClient, connect_async
+    from metatxn.consumer import AsyncConsumer
+    from metatxn.errors import (
+        AlreadyExists,
+        ExpiredTransaction,
+        InvalidArgument,
+        InvalidTransactionState,
+        MetatxnError,
+        NotAllowed,
+        NotFound,
+        NotOwner,
+        OutcomeUnknown,
+        PayloadTooLarge,
+        PositionTrimmed,
+        RateLimited,
+        SchemaMismatch,
+        SegmentSealed,
+        ServiceUnreachable,
+        StorageFull,
+        StoreUnavailable,
+        TransactionConflict,
+        TransactionNotFound,
+        Unauthenticated,
+    )
+    from metatxn.frames import FramesPage
+    from metatxn.producer import AsyncProducer
+    from metatxn.reader import AsyncReader, Message
+    from metatxn.sync.client import Client, connect
+    from metatxn.sync.consumer import Consumer
+    from metatxn.sync.producer import Producer
+    from metatxn.sync.reader import Reader
+    from metatxn.sync.table_writer import TableWriter
+    from metatxn.sync.transaction import Transaction
+    from metatxn.table_writer import AsyncTableWriter
+    from metatxn.transaction import AsyncTransaction
+
 
 __all__ = [
     "AlreadyExists",
@@ -82,3 +87,25 @@ __all__ = [
     "connect",
     "connect_async",
 ]
+
+_MODULES = (
+    *("errors", "client", "consumer", "frames", "producer", "reader", "table_writer", "transaction", "sync.client"),
+    *("sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
+)
+"""Where these names live. They are imported when the first one is asked for: the servers read `metatxn.wire` and never
+load the client."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"metatxn.{name}")
+    if name in __all__:
+        for module in _MODULES:
+            if (found := vars(import_module(f"metatxn.{module}")).get(name)) is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module 'metatxn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -14,14 +14,6 @@ from urllib.parse import urlsplit
 import httpx
 import pyarrow as pa
 
-from coordinator.api.models import (
-    Cluster,
-    ConnectAnswer,
-    HangingTransaction,
-    Operation,
-    TransactionHeader,
-    TransactionKeyInfo,
-)
 from metatxn import frames
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
@@ -37,7 +29,7 @@ from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import read_topics
 from metatxn.topics import arrow_schema, wire_schema
 from metatxn.transaction import AsyncTransaction, inside
-from participants.api.models import (
+from metatxn.wire.broker import (
     ChildrenAnswer,
     HorizonPlace,
     HorizonsAnswer,
@@ -49,7 +41,15 @@ from participants.api.models import (
     TopicSchema,
     TrimAnswer,
 )
-from participants.ledger.frames import Frame
+from metatxn.wire.coordinator import (
+    Cluster,
+    ConnectAnswer,
+    HangingTransaction,
+    Operation,
+    TransactionHeader,
+    TransactionKeyInfo,
+)
+from metatxn.wire.frames import Frame
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
 HANGING_PATH = "/admin/v2/transactions/hanging"

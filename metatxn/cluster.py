@@ -7,10 +7,10 @@ import itertools
 import random
 from typing import Literal
 
-from coordinator.api.models import Cluster, Process
 from metatxn.answers import parsed
 from metatxn.errors import MetatxnError, ServiceUnreachable
 from metatxn.http import Call, FixedEndpoint, Http, path_of, pause_s
+from metatxn.wire.coordinator import Cluster, Process
 
 Role = Literal["coordinator", "broker"]
 

@@ -16,7 +16,7 @@ from metatxn.delivery import Delivery, Entry
 from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound, PayloadTooLarge, SchemaMismatch, SegmentSealed
 from metatxn.http import Call, Http, json_body, path_of
 from metatxn.topics import Layout, OwnerOf, Topics
-from participants.api.models import PublishAnswer
+from metatxn.wire.broker import PublishAnswer
 
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0

@@ -16,8 +16,8 @@ from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound, Transacti
 from metatxn.http import Call, json_body, path_of
 from metatxn.reader import Message, message_of
 from metatxn.transaction import AsyncTransaction, inside
-from participants.api.models import ReceiveAnswer
-from participants.broker.names import MessageId
+from metatxn.wire.broker import ReceiveAnswer
+from metatxn.wire.names import MessageId
 
 PREFETCH_MESSAGES = 100
 WAIT_MS = 1000

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from service.problems import KINDS, ErrorCode
+from metatxn.wire.problems import KINDS, ErrorCode
 
 MEMBERS_OF_EVERY_PROBLEM = {"type", "status", "title", "detail", "code", "retriable", "definite", "action"}
 

@@ -15,8 +15,8 @@ from metatxn.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.table_writer import KEY_METADATA, key_text
-from participants.api.models import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
-from participants.ledger.frames import Frame, FrameError, PayloadKind, decode_all
+from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
+from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_all
 
 PAGE_BYTES = 8 * 1024 * 1024
 

@@ -18,8 +18,8 @@ from metatxn.delivery import Batching, Delivery
 from metatxn.errors import InvalidArgument, MetatxnError
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
-from participants.api.models import MAX_ENTRY_BYTES as BROKER_MAX_ENTRY_BYTES
-from participants.api.models import MESSAGES_MEDIA_TYPE
+from metatxn.wire.broker import MAX_ENTRY_BYTES as BROKER_MAX_ENTRY_BYTES
+from metatxn.wire.broker import MESSAGES_MEDIA_TYPE
 
 MAX_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_MESSAGES = 1000

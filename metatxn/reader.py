@@ -11,7 +11,7 @@ from metatxn.connection import Connection
 from metatxn.errors import InvalidArgument
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
-from participants.api.models import Isolation, ReadMessage, ReadMessagesAnswer
+from metatxn.wire.broker import Isolation, ReadMessage, ReadMessagesAnswer
 
 PAGE_MESSAGES = 1000
 FOLLOW_WAIT_MS = 1000

@@ -13,8 +13,8 @@ from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
 from metatxn.errors import NotFound, SchemaMismatch
 from metatxn.frames import SegmentFrames, decode, keys_of, misfit_at, values_of
-from participants.api.models import Isolation
-from participants.ledger.frames import Frame, PayloadKind
+from metatxn.wire.broker import Isolation
+from metatxn.wire.frames import Frame, PayloadKind
 
 _METADATA_FIELDS: list[pa.Field[Any]] = [
     pa.field("__topic", pa.string()),

@@ -13,7 +13,7 @@ from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.errors import NotFound, SchemaMismatch
 from metatxn.http import Call, Http, path_of
-from participants.api.models import SegmentInfo, TopicInfo, TopicSchema, hash_of_key
+from metatxn.wire.broker import SegmentInfo, TopicInfo, TopicSchema, hash_of_key
 
 
 class Layout:

@@ -19,7 +19,6 @@ from typing import Any, Protocol, Self
 
 import httpx
 
-from coordinator.api.models import TransactionHeader
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
 from metatxn.errors import (
@@ -28,6 +27,7 @@ from metatxn.errors import (
     MetatxnError,
 )
 from metatxn.http import Call, path_of
+from metatxn.wire.coordinator import TransactionHeader
 
 REREAD_PAUSE_S = 0.1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from metastore.errors import MetastoreError
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 
 def one_error(

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TypeVar, cast
 
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
 from participants.subscription.memory_pending_acks import MemoryPendingAcks
 from participants.subscription.pending_acks import PendingAckStore
 from participants.txn.buffer import TransactionBuffer

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from metastore.txn.records import JsonRecord
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
 
 
 class TopicRecord(JsonRecord):

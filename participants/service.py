@@ -16,6 +16,11 @@ from metastore.errors import MetastoreError
 from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
 from metastore.types import Revision
+from metatxn.service.exposure import Exposure
+from metatxn.service.http import create_app
+from metatxn.service.operations import add_operations
+from metatxn.service.quick import add_routes
+from metatxn.service.server import HttpServer
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.ledger.append_queue import LedgerMetrics
@@ -29,11 +34,6 @@ from participants.records import ProcessRecord
 from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock
-from service.exposure import Exposure
-from service.http import create_app
-from service.operations import add_operations
-from service.quick import add_routes
-from service.server import HttpServer
 
 REGISTRATION_TTL_MS = 10_000
 DESCRIPTION = "Scalable topics that materialize the decisions of transactions they find in the metadata store."

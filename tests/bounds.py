@@ -83,12 +83,14 @@ SMALL: Mapping[str, Sequence[int]] = {
 """By name."""
 AS_THEY_ARE: Mapping[str, Sequence[str]] = {
     "a promise of the contract": (
-        "coordinator.api.models: MAX_BATCH_ITEMS MAX_KEY_LENGTH MAX_WRITERS MAX_TIMEOUT_MS MAX_NUMBER",
+        "metatxn.wire.coordinator: MAX_BATCH_ITEMS MAX_KEY_LENGTH MAX_WRITERS MAX_TIMEOUT_MS MAX_NUMBER",
         "coordinator.paging: MAX_LIMIT",
         "coordinator.transaction_keys: FENCED_SESSIONS_KEPT",
         "coordinator.transactions: MAX_WRITERS_BYTES",
         "metastore.api: MAX_BATCH_BYTES",
-        "participants.api.models: MAX_ENTRY_BYTES MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME",
+        "metatxn.service.limits: MAX_BODY_BYTES",
+        "metatxn.service.server: MAX_HEAD_BYTES",
+        "metatxn.wire.broker: MAX_ENTRY_BYTES MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME",
         "participants.api.routes: MAX_WAIT_MS MAX_READ_BYTES MAX_NUMBER",
         "participants.segment.dedup: REMEMBERED_SEQUENCES REMEMBERED_IN_ALL",
         "participants.subscription.deliveries: MAX_OUTSTANDING",
@@ -99,8 +101,8 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metastore.txn.records: SHORT_HEADER_BYTES",
         "metastore.watches: EVENT_BYTES",
         "participants.ledger.directories: _NAME_BYTES",
-        "participants.ledger.frames: MAX_FRAME_BYTES MAX_HEADER_BYTES MAX_NAME_BYTES MIN_FRAME_BYTES _TXN_BYTES",
-        "participants.ledger.frames: MAX_PAYLOAD_BYTES",
+        "metatxn.wire.frames: MAX_FRAME_BYTES MAX_HEADER_BYTES MAX_NAME_BYTES MIN_FRAME_BYTES _TXN_BYTES",
+        "metatxn.wire.frames: MAX_PAYLOAD_BYTES",
         "participants.ledger.objects: _INDEX_HEAD_BYTES HEADER_BYTES",
         "participants.ledger.recovery: GROUP_BYTES REWRITE_BYTES _CHUNK_BYTES",
         "participants.ledger.seal_mark: _HEAD_BYTES",

@@ -26,13 +26,13 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.cli.main import app as command_line
+from metatxn.service.limits import Limits
+from metatxn.service.quick import add_routes
+from metatxn.wire.problems import KINDS
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.metrics import BrokerMetrics
 from participants.service import BrokerService
-from service.limits import Limits
-from service.problems import KINDS
-from service.quick import add_routes
 from spark_connector.options import READ_OPTIONS, WRITE_OPTIONS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "contract.md").read_text()

@@ -8,7 +8,19 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, Field
 
-from coordinator.api.models import (
+from coordinator.batches import Done, ItemAnswer, run_batch
+from coordinator.hanging import MAX_AGE_MS, hanging_transactions
+from coordinator.listings import Filter, Listings
+from coordinator.ownership import owned, visible_owner
+from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
+from coordinator.transactions import Transactions
+from metastore.errors import MetastoreError
+from metatxn.service.answers import json_response, model_response
+from metatxn.service.http import Caller, PathText, from_store
+from metatxn.service.openapi import problems
+from metatxn.service.quick import QuickRoute
+from metatxn.service.strict import StrictRoute
+from metatxn.wire.coordinator import (
     MAX_NUMBER,
     TXN_ID_FIELD,
     AbortRequest,
@@ -34,20 +46,8 @@ from coordinator.api.models import (
     valid_key,
     valid_txn_id,
 )
-from coordinator.batches import Done, ItemAnswer, run_batch
-from coordinator.hanging import MAX_AGE_MS, hanging_transactions
-from coordinator.listings import Filter, Listings
-from coordinator.ownership import owned, visible_owner
-from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
-from coordinator.transactions import Transactions
-from metastore.errors import MetastoreError
-from metastore.txn.ids import TxnId
-from service.answers import json_response, model_response
-from service.http import Caller, PathText, from_store
-from service.openapi import problems
-from service.problems import ErrorCode
-from service.quick import QuickRoute
-from service.strict import StrictRoute
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 
 ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
 WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)

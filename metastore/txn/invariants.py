@@ -25,7 +25,6 @@ from pydantic import BaseModel, ValidationError
 
 from metastore.keys import NUMBER_DIGITS, escape, unescape
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import (
     AckedBucket,
     AckOp,
@@ -46,6 +45,7 @@ from metastore.txn.records import (
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES
 from metastore.types import Record, Snapshot
+from metatxn.wire.ids import TxnId
 
 RESTORE = "Stop writing to this store and restore a backup; keep a dump for the analysis."
 RECOVER = "Stop every process of this cluster and run `metatxn store recover`."

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from metastore.api import MetadataStore
 from metastore.keys import number, prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import decode_op
 from metastore.txn.states import TxnState
+from metatxn.wire.ids import TxnId
 
 _OPERATIONS_PER_JUMP = 20
 

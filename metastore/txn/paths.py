@@ -32,8 +32,8 @@ The escape and padding rules are those of `metastore.keys`.
 from __future__ import annotations
 
 from metastore.keys import escape, number, unescape
-from metastore.txn.ids import TxnId
 from metastore.txn.states import TxnState
+from metatxn.wire.ids import TxnId
 
 HEADERS = "/txn/"
 LEASES = "/txn-lease/"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from metastore.api import MetadataStore
 from metastore.keys import number
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import (
     SHORT_HEADER_BYTES,
     AckOp,
@@ -26,6 +25,7 @@ from metastore.txn.records import (
 )
 from metastore.txn.states import TxnState, may_become
 from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision, Snapshot
+from metatxn.wire.ids import TxnId
 
 
 def _writes_by_segment(key: str, value: bytes) -> Iterable[str]:

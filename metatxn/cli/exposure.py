@@ -13,7 +13,7 @@ from metatxn.cli.options import CliError, takes
 
 
 class Exposure(Protocol):
-    """What `service.exposure` makes of the options."""
+    """What `metatxn.service.exposure` makes of the options."""
 
     def check(self, host: str) -> None: ...
 

@@ -10,7 +10,7 @@ import typer
 from metatxn.cli.options import LimitOption, Session, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, when
 from metatxn.cli.topic import TopicArgument
-from participants.api.models import SubscriptionInfo
+from metatxn.wire.broker import SubscriptionInfo
 
 app = typer.Typer(
     help="Make and look at subscriptions; `metatxn topic consume --subscription` reads them.",

@@ -18,7 +18,7 @@ import metatxn
 from metatxn.cli.options import CliError, LimitOption, Session, takes_session
 from metatxn.cli.output import print_fields, print_json, print_line, print_rows, when
 from metatxn.cli.txn import named_values
-from participants.api.models import SchemaField, TopicInfo, TopicSchema
+from metatxn.wire.broker import SchemaField, TopicInfo, TopicSchema
 
 app = typer.Typer(
     help="Make and look at topics; send and read messages by hand.",

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.api.models import HangingTransaction, State, TransactionHeader
 from metatxn.cli.options import CliError, LimitOption, Session, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
+from metatxn.wire.coordinator import HangingTransaction, State, TransactionHeader
 
 app = typer.Typer(
     help="Begin, end and look at transactions.",

@@ -21,7 +21,7 @@ from metatxn.sync.reader import Reader
 from metatxn.sync.table_writer import TableWriter
 from metatxn.sync.transaction import Transaction
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES
-from participants.api.models import Isolation
+from metatxn.wire.broker import Isolation
 
 _OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
 

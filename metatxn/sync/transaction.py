@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coordinator.api.models import TransactionHeader
 from metatxn.sync.background import Facade, blocking
 from metatxn.transaction import AsyncTransaction
+from metatxn.wire.coordinator import TransactionHeader
 
 
 class Transaction(Facade[AsyncTransaction]):

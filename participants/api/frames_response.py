@@ -16,11 +16,11 @@ import structlog
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from participants.api.models import FRAMES_MEDIA_TYPE
-from participants.ledger.crc import crc32
-from participants.ledger.frames import RawFrame
+from metatxn.wire.broker import FRAMES_MEDIA_TYPE
+from metatxn.wire.crc import crc32
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.problems import ServiceError
 from participants.ledger.storage import LedgerCorrupt, LedgerError
-from service.problems import ServiceError
 
 log = structlog.get_logger()
 

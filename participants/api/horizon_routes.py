@@ -9,15 +9,15 @@ from typing import Self
 
 from fastapi import APIRouter
 
-from participants.api.models import HorizonPlace, HorizonsAnswer, HorizonsRequest, Isolation, SegmentHorizon
+from metatxn.service.http import Caller, problems
+from metatxn.wire.broker import HorizonPlace, HorizonsAnswer, HorizonsRequest, Isolation, SegmentHorizon
+from metatxn.wire.names import topic_of_segment
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
-from participants.broker.names import topic_of_segment
 from participants.broker.payloads import message_count
 from participants.broker.reading import read_page
-from participants.ledger.position import Position
 from participants.segment.segment import Segment
-from service.http import Caller, problems
-from service.problems import ErrorCode, ServiceError
 
 SCAN_BYTES = 1 << 20
 

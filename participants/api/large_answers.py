@@ -19,7 +19,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.strict import StrictRoute
+from metatxn.service.strict import StrictRoute
 
 IN_MEMORY_BYTES = 6 << 20
 """More than any answer of several messages comes to."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from participants.api.models import (
+from metatxn.service.http import Caller, PathText, problems
+from metatxn.wire.broker import (
     ChildrenAnswer,
     MergeRequest,
     SealRequest,
@@ -12,13 +13,12 @@ from participants.api.models import (
     TrimAnswer,
     TrimRequest,
 )
+from metatxn.wire.names import topic_of_segment
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.api.rights import TopicPath, on_segment, on_topic
 from participants.broker.broker import Broker
-from participants.broker.names import topic_of_segment
-from participants.ledger.position import Position
 from participants.segment.trimming import trim
-from service.http import Caller, PathText, problems
-from service.problems import ErrorCode, ServiceError
 
 
 def add_layout_routes(api: APIRouter, broker: Broker) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Query
 from pydantic import BeforeValidator
 
-from participants.broker.names import parse_page_token
+from metatxn.wire.names import parse_page_token
 
 
 def parsed(parse: Callable[[str], object]) -> BeforeValidator:

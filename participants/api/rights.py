@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import AfterValidator
 
-from metastore.txn.ids import TxnId
+from metatxn.service.http import Caller, PathText
+from metatxn.service.security.principal import Principal, Right
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import topic_name, topic_of_segment
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
-from participants.broker.names import topic_name, topic_of_segment
 from participants.txn.refusals import refusal
-from service.http import Caller, PathText
-from service.problems import ErrorCode, ServiceError
-from service.security.principal import Principal, Right
 
 TopicPath = Annotated[PathText, AfterValidator(topic_name)]
 

@@ -9,13 +9,12 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator
 
-from metastore.txn.ids import TxnId
 from metastore.types import Revision
-from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
-from participants.api.horizon_routes import add_horizon_routes
-from participants.api.large_answers import LargeAnswerRoute
-from participants.api.layout_routes import add_layout_routes
-from participants.api.models import (
+from metatxn.service.gate import BODY
+from metatxn.service.http import Caller, PathText, problems
+from metatxn.service.quick import QuickRoute
+from metatxn.wire import names
+from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
     BYTES_MEDIA_TYPE,
     END_HEADER,
@@ -37,24 +36,26 @@ from participants.api.models import (
     TopicInfo,
     TopicPage,
 )
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import BrowseToken, ReadPlace, topic_name
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire.text import no_control_characters
+from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
+from participants.api.horizon_routes import add_horizon_routes
+from participants.api.large_answers import LargeAnswerRoute
+from participants.api.layout_routes import add_layout_routes
 from participants.api.queries import PageTokenQuery, parsed
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.subscription_routes import add_subscription_routes
-from participants.broker import names, schemas
+from participants.broker import schemas
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions, check_values
-from participants.broker.names import BrowseToken, ReadPlace, topic_name
 from participants.broker.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.broker.reading import read_page, snapshot_revision
-from participants.ledger.frames import PayloadKind
-from participants.ledger.position import Position
 from participants.segment.dedup import AppendedBefore
 from participants.segment.segment import Entry, Page, Segment
-from service.gate import BODY
-from service.http import Caller, PathText, problems
-from service.problems import ErrorCode, ServiceError
-from service.quick import QuickRoute
-from service.text import no_control_characters
 
 MAX_WAIT_MS = 60_000
 MAX_READ_BYTES = 16 << 20

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from participants.api.models import Name, ReceivedMessage, Request
-from service.models import example
+from metatxn.wire.broker import Name, ReceivedMessage, Request
+from metatxn.wire.models import example
 
 _SEGMENT = "segment://public/default/orders/0000-ffff-0"
 

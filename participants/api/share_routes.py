@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from participants.api.models import (
+from metatxn.service.http import Caller, problems
+from metatxn.wire.broker import (
     SUBSCRIPTION_SEGMENT,
     AckMessagesAnswer,
     AckMessagesRequest,
@@ -13,6 +14,7 @@ from participants.api.models import (
     RedeliverRequest,
     SubscriptionSegment,
 )
+from metatxn.wire.problems import ErrorCode
 from participants.api.rights import TopicPath, check_transaction
 from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.api.subscription_requests import (
@@ -26,8 +28,6 @@ from participants.api.subscription_requests import (
 from participants.broker.broker import Broker
 from participants.subscription.share import Taking
 from participants.subscription.subscriptions import Subscriptions
-from service.http import Caller, problems
-from service.problems import ErrorCode
 
 TAG = "between brokers"
 

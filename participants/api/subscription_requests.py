@@ -8,16 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import AfterValidator
 
-from metastore.txn.ids import TxnId
+from metatxn.service.http import PathText
+from metatxn.service.security.principal import Right
+from metatxn.wire.broker import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import MessageId, topic_name
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.api.large_answers import LargeAnswerRoute
-from participants.api.models import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
 from participants.api.rights import on_topic
-from participants.broker.names import MessageId, topic_name
-from participants.ledger.position import Position
 from participants.subscription.share import AckRequest
-from service.http import PathText
-from service.problems import ErrorCode, ServiceError
-from service.security.principal import Right
 
 ACK_REFUSALS = (
     *(ErrorCode.NOT_FOUND, ErrorCode.TXN_NOT_FOUND, ErrorCode.TXN_CONFLICT, ErrorCode.EXPIRED_TRANSACTION),

@@ -8,7 +8,10 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from metastore.txn.records import SubscriptionRecord
-from participants.api.models import (
+from metatxn.service.http import Caller, problems
+from metatxn.service.security.principal import Principal
+from metatxn.wire import names
+from metatxn.wire.broker import (
     DEFAULT_MAX_REDELIVERIES,
     AckMessagesAnswer,
     AckMessagesRequest,
@@ -21,6 +24,7 @@ from participants.api.models import (
     SubscriptionRequest,
     SubscriptionSummary,
 )
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.api.queries import PageTokenQuery
 from participants.api.rights import Shown, TopicPath, check_transaction, on_topic
 from participants.api.share_routes import add_share_routes
@@ -34,15 +38,11 @@ from participants.api.subscription_requests import (
     redelivered,
     subscription_router,
 )
-from participants.broker import names
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.subscription import Subscription
 from participants.subscription.subscriptions import Subscriptions
-from service.http import Caller, problems
-from service.problems import ErrorCode, ServiceError
-from service.security.principal import Principal
 
 
 def add_subscription_routes(api: APIRouter, broker: Broker) -> None:

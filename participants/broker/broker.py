@@ -19,12 +19,14 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.invariants import RECOVER
 from metastore.txn.records import Header
 from metastore.types import Revision
+from metatxn.service.retry import until_it_succeeds
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import topic_of_segment
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.layout import Layout
-from participants.broker.names import topic_of_segment
 from participants.broker.ownership import SETTLE_MS, Ownership
 from participants.broker.peers import Peer, RemoteSegment
 from participants.broker.topics import Topics, segment_not_found
@@ -38,8 +40,6 @@ from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock, Segment
 from participants.signal import Signal
 from participants.txn.header_mirror import HeaderMirror
-from service.problems import ErrorCode, ServiceError
-from service.retry import until_it_succeeds
 
 T = TypeVar("T")
 log = structlog.get_logger()

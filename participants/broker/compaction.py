@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metastore.types import Revision
-from participants.api.models import Isolation, ReadMessage
-from participants.broker.names import BrowseToken
+from metatxn.wire.broker import Isolation, ReadMessage
+from metatxn.wire.names import BrowseToken
+from metatxn.wire.position import Position
 from participants.broker.payloads import keyed, message_count, read_messages
 from participants.broker.pieces import in_turns
 from participants.broker.reading import BROWSE_BYTES, Part, read_page, start_of
-from participants.ledger.position import Position
 
 REMEMBERED_KEYS = 1_000_000
 """Of all views that are kept; the one used last is kept in any case."""

@@ -21,13 +21,13 @@ from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.types import AtVersion, Record
+from metatxn.service.retry import until_it_succeeds
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.topics import StoredTopic, not_found
 from participants.ledger.storage import LedgerError
 from participants.records import OwnerRecord, SegmentRecord
 from participants.subscription.definitions import Definitions
 from participants.subscription.traces import delete_range, delete_records
-from service.problems import ErrorCode, ServiceError
-from service.retry import until_it_succeeds
 
 if TYPE_CHECKING:
     from participants.broker.broker import Broker

@@ -21,14 +21,14 @@ from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.types import Batch, Record
+from metatxn.wire.names import segment_id as new_segment_id
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.deletion import Deletion
-from participants.broker.names import segment_id as new_segment_id
 from participants.broker.topics import StoredTopic, segment_not_found
 from participants.ledger.storage import LedgerError
 from participants.records import MergeClaim, SegmentRecord
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
-from service.problems import ErrorCode, ServiceError
 
 if TYPE_CHECKING:
     from participants.broker.broker import Broker

@@ -10,23 +10,23 @@ from itertools import count
 from typing import Any
 
 from metastore.errors import MetastoreError
-from metastore.txn.ids import TxnId
 from metastore.types import Revision
-from participants.api.models import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
+from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import BrowseToken, MessageId
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker import schemas
 from participants.broker.broker import Broker
 from participants.broker.compaction import CompactedViews
-from participants.broker.names import BrowseToken, MessageId
 from participants.broker.payloads import encode_messages, hashes_of, message_count, read_messages
 from participants.broker.peers import RemoteSegment
 from participants.broker.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
-from participants.ledger.frames import PayloadKind
-from participants.ledger.position import Position
 from participants.partly import one_error
 from participants.records import SegmentRecord, TopicRecord
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Entry, Segment
-from service.problems import ErrorCode, ServiceError
 
 _TAKES_NO_MORE = (ErrorCode.TXN_CONFLICT, ErrorCode.EXPIRED_TRANSACTION, ErrorCode.TXN_NOT_FOUND)
 

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from participants.api.models import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
-from participants.broker.names import MessageId
+from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
+from metatxn.wire.frames import FrameHeader, PayloadKind, RawFrame
+from metatxn.wire.names import MessageId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
-from participants.ledger.frames import FrameHeader, PayloadKind, RawFrame
-from service.problems import ErrorCode, ServiceError
 
 KEY_COLUMN = b"metatxn.key"
 """Metadata of an entry's Arrow schema: the name of the column that holds the key of each row."""

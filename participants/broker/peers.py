@@ -18,7 +18,8 @@ from urllib.parse import quote
 import httpx
 
 from metastore.types import Revision
-from participants.api.models import (
+from metatxn.wire import frames
+from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
     BYTES_MEDIA_TYPE,
     END_HEADER,
@@ -26,14 +27,13 @@ from participants.api.models import (
     NEXT_HEADER,
     Isolation,
 )
-from participants.broker.names import ReadPlace
-from participants.ledger import frames
-from participants.ledger.frames import PayloadKind, RawFrame
-from participants.ledger.position import Position
+from metatxn.wire.frames import PayloadKind, RawFrame
+from metatxn.wire.names import ReadPlace
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.records import SegmentRecord
 from participants.segment.dedup import AppendedBefore, Remembered
 from participants.segment.segment import Entry, Page
-from service.problems import ErrorCode, ServiceError
 
 TIMEOUT_S = 30.0
 _MEDIA_TYPES = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from metastore.types import Revision
-from participants.api.models import Isolation
+from metatxn.wire.broker import Isolation
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.peers import RemoteSegment
-from participants.ledger.position import Position
 from participants.segment.segment import Page, Segment
-from service.problems import ErrorCode, ServiceError
 
 BROWSE_BYTES = 1 << 20
 """What a browse reads at once of a segment, and about what it answers."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from participants.api.models import SchemaField, TopicSchema
+from metatxn.wire.broker import SchemaField, TopicSchema
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.records import TopicRecord
-from service.problems import ErrorCode, ServiceError
 
 
 def encode_schema(schema: pa.Schema) -> str:

@@ -13,12 +13,12 @@ from metastore.incarnation import first_number
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.types import Record
-from participants.api.models import HASH_RANGE_END, SegmentInfo, TopicInfo
+from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
+from metatxn.wire.names import segment_id as new_segment_id
+from metatxn.wire.names import topic_of_segment
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker import schemas
-from participants.broker.names import segment_id as new_segment_id
-from participants.broker.names import topic_of_segment
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
-from service.problems import ErrorCode, ServiceError
 
 _CHUNK = 100
 

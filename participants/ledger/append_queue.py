@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metastore.txn.ids import TxnId
-from participants.ledger.frames import Draft, Frame, PayloadKind, draft
-from participants.ledger.position import Position
+from metatxn.wire.frames import Draft, Frame, PayloadKind, draft
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.ledger.recovery import GROUP_BYTES, new_offsets
 from participants.ledger.storage import Append, LedgerError, LedgerStopped, OpenLedger, StorageFailed, StorageFull
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from participants.ledger.frames import RawFrame
-from participants.ledger.position import Position
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerMissing, OpenLedger, ReadableLedger
 
 READ_BYTES = 1 << 20

@@ -24,9 +24,9 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from metatxn.wire.frames import Draft, finish
 from participants.ledger.append_queue import GroupOutcome
 from participants.ledger.disk import Disk, write_all
-from participants.ledger.frames import Draft, finish
 from participants.ledger.storage import LedgerError, LedgerMissing, StorageFailed, StorageFull
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from metastore import keys
+from metatxn.wire.frames import RawFrame
 from participants.ledger.directories import segment_directory
 from participants.ledger.disk import Disk, make_directory, read_all, read_file, replace_file
-from participants.ledger.frames import RawFrame
 from participants.ledger.group_commit import device_errors
 from participants.ledger.open_files import KEPT_FILES, OpenFiles
 from participants.ledger.reading import checked_frames

@@ -7,8 +7,8 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable
 
+from metatxn.wire.frames import RawFrame
 from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pending, QueuedLedger
-from participants.ledger.frames import RawFrame
 from participants.ledger.group_commit import write_group
 from participants.ledger.local_files import LedgerFiles
 from participants.ledger.reading import end_of_read

@@ -14,9 +14,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
+from metatxn.wire.frames import RawFrame, finish
 from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pending, QueuedLedger
 from participants.ledger.bucket import Bucket
-from participants.ledger.frames import RawFrame, finish
 from participants.ledger.objects import (
     START,
     Kind,

@@ -32,14 +32,14 @@ from enum import IntEnum
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
 from metastore import keys
+from metatxn.service import retry
+from metatxn.wire.crc import crc32
+from metatxn.wire.frames import FrameError, peek
+from metatxn.wire.position import Position
 from participants.ledger.bucket import Bucket
-from participants.ledger.crc import crc32
 from participants.ledger.directories import segment_directory
-from participants.ledger.frames import FrameError, peek
-from participants.ledger.position import Position
 from participants.ledger.recovery import new_offsets
 from participants.ledger.storage import LedgerCorrupt, StorageFailed
-from service import retry
 
 _MAGIC = b"mtxnobj1"
 _INDEX_MAGIC = b"mtxnidx1"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from participants.ledger.frames import FrameError, RawFrame, peek
-from participants.ledger.position import Position
+from metatxn.wire.frames import FrameError, RawFrame, peek
+from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerCorrupt
 
 

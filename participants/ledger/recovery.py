@@ -52,8 +52,7 @@ import struct
 from array import array
 from dataclasses import dataclass, field
 
-from participants.ledger.disk import Disk, read_all, write_all
-from participants.ledger.frames import (
+from metatxn.wire.frames import (
     FORMAT_VERSION,
     MAX_FRAME_BYTES,
     MIN_FRAME_BYTES,
@@ -64,7 +63,8 @@ from participants.ledger.frames import (
     IncompleteFrame,
     peek,
 )
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
+from participants.ledger.disk import Disk, read_all, write_all
 from participants.ledger.storage import LedgerCorrupt
 
 GROUP_BYTES = 16 << 20

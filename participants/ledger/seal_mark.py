@@ -16,7 +16,7 @@ import sys
 from array import array
 from pathlib import Path
 
-from participants.ledger.crc import crc32
+from metatxn.wire.crc import crc32
 from participants.ledger.disk import Disk, read_file, replace_file
 
 _MAGIC = b"mtxnseal"

@@ -29,9 +29,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from metastore.txn.ids import TxnId
-from participants.ledger.frames import PayloadKind, RawFrame
-from participants.ledger.position import Position
+from metatxn.wire.frames import PayloadKind, RawFrame
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 
 
 class LedgerError(Exception):

@@ -13,7 +13,7 @@ import re
 import uuid
 from typing import Any
 
-from participants.ledger.crc import crc32
+from metatxn.wire.crc import crc32
 from participants.ledger.storage import StorageRefused
 
 FILE_NAME = "storage.json"

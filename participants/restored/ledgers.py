@@ -21,10 +21,10 @@ from metastore.check import dump
 from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.types import Batch, Record
-from participants.broker.names import segment_id as new_segment_id
-from participants.broker.names import topic_of_segment
+from metatxn.wire.names import segment_id as new_segment_id
+from metatxn.wire.names import topic_of_segment
+from metatxn.wire.position import Position
 from participants.ledger.directories import segment_directory, segment_of
-from participants.ledger.position import Position
 from participants.ledger.storage import LedgerMissing, LedgerStorage, SealedLedger
 from participants.records import LedgerRecord, OwnerRecord, SegmentRecord, TopicRecord
 

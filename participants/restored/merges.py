@@ -10,7 +10,7 @@ from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.keys import unescape
 from metastore.txn import paths
-from participants.broker.names import segment_id as new_segment_id
+from metatxn.wire.names import segment_id as new_segment_id
 from participants.records import SegmentRecord, TopicRecord
 
 

@@ -29,7 +29,7 @@ from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
 from metastore.txn.records import Incarnation
 from metastore.types import Revision
-from participants.ledger.crc import crc32
+from metatxn.wire.crc import crc32
 from participants.ledger.storage import LedgerError, LedgerStorage, StorageRefused
 
 NOTE = "store.json"

@@ -26,13 +26,13 @@ from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.errors import CheckFailed
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.key_records import read_key
 from metastore.txn.records import GcHorizon, Header, Outcome
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.ledger.chain import READ_BYTES
-from participants.ledger.position import Position
 from participants.ledger.storage import SealedLedger
 
 REASON = "the metadata store was restored from a backup"

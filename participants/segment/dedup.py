@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metastore.txn.ids import TxnId
-from participants.ledger.position import Position
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 REMEMBERED_SEQUENCES = 1_000
 REMEMBERED_IN_ALL = 100_000

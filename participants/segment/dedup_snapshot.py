@@ -25,10 +25,10 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import escape, prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import JsonRecord
 from metastore.types import AtVersion
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.records import DedupSnapshot, SegmentRecord
 from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
 

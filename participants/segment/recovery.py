@@ -24,13 +24,13 @@ from functools import partial
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.invariants import RECOVER
 from metastore.txn.records import Header, Outcome, WriteOp, decode_op
 from metastore.types import AtVersion, Record
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.directories import segment_directory
-from participants.ledger.position import Position
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.metrics import BrokerMetrics
 from participants.providers import Providers

@@ -16,13 +16,13 @@ from contextlib import suppress
 from metastore.api import MetadataStore
 from metastore.txn.invariants import RECOVER
 from metastore.types import AtVersion, Record
+from metatxn.wire.problems import ServiceError
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, OpenLedger
 from participants.records import LedgerRecord, SegmentRecord
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
 from participants.segment.trimming import delete_trimmed, record_of, without_trimmed
 from participants.segment.upkeep import until_done
-from service.problems import ServiceError
 
 DEFAULT_MAX_LEDGER_BYTES = 256 << 20
 

@@ -21,14 +21,16 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Outcome, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metastore.types import AtVersion, FirstVersion, Revision
+from metatxn.service.retry import until_it_succeeds
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, RawFrame
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.chain import READ_BYTES, LedgerChain
-from participants.ledger.frames import MAX_PAYLOAD_BYTES, PayloadKind, RawFrame
-from participants.ledger.position import Position
 from participants.ledger.storage import (
     Append,
     LedgerError,
@@ -48,8 +50,6 @@ from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.materializer import materialize
 from participants.txn.refusals import prepared, refusal
-from service.problems import ErrorCode, ServiceError
-from service.retry import until_it_succeeds
 
 log = structlog.get_logger()
 Clock = Callable[[], int]

@@ -15,12 +15,12 @@ from metastore.errors import CheckFailed, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn.records import Outcome
 from metastore.types import Batch, Record
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.storage import LedgerStorage
 from participants.records import SegmentRecord
 from participants.segment.segment import Segment
 from participants.segment.upkeep import until_done
-from service.problems import ErrorCode, ServiceError
 
 OUTCOMES_PER_APPLY = 40
 """Each is a check and a deletion: this stays below etcd's 128 operations per transaction."""

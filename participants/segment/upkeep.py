@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from metastore.errors import CheckFailed, MetastoreError
+from metatxn.service.retry import until_it_succeeds
+from metatxn.wire.problems import ServiceError
 from participants.ledger.storage import LedgerError
 from participants.segment.segment import Segment
-from service.problems import ServiceError
-from service.retry import until_it_succeeds
 
 log = structlog.get_logger()
 

@@ -17,10 +17,10 @@ from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn.records import AckedBucket, MarkDelete
 from metastore.types import AtVersion, Record
+from metatxn.service.retry import until_it_succeeds
 from participants.subscription.cursor import Cursor, CursorChanges
 from participants.subscription.definitions import Definition
 from participants.subscription.places import Place, Span
-from service.retry import until_it_succeeds
 
 log = structlog.get_logger()
 RECORDS_PER_APPLY = 30

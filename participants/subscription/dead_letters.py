@@ -11,11 +11,11 @@ from typing import Protocol
 import structlog
 
 from metastore.errors import MetastoreError
-from participants.api.models import MAX_NAME, Message, ReadMessage
+from metatxn.service.retry import until_it_succeeds
+from metatxn.wire.broker import MAX_NAME, Message, ReadMessage
+from metatxn.wire.problems import ServiceError
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
-from service.problems import ServiceError
-from service.retry import until_it_succeeds
 
 log = structlog.get_logger()
 _MESSAGES_PER_ENTRY = 1 << 32

@@ -15,8 +15,8 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records import SubscriptionRecord
 from metastore.types import AtVersion, Record
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.subscription.places import START, Place
-from service.problems import ErrorCode, ServiceError
 
 
 @dataclass(frozen=True, slots=True)

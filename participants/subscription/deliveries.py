@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict, SortedSet
 
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
 from participants.subscription.places import Place, Span
 
 MAX_OUTSTANDING = 50_000

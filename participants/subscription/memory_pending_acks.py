@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from sortedcontainers import SortedDict
 
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from participants.subscription.cursor import Cursor
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore, PendingTransaction
 from participants.subscription.places import START, Place, Span

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedDict
 
+from metatxn.wire.position import Position
 from participants.broker.payloads import message_count
-from participants.ledger.position import Position
 from participants.subscription.places import Place
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from metastore.txn.ids import TxnId
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.subscription.cursor import Cursor
 from participants.subscription.places import START, Place, Span, entry_span, message_span
 from participants.subscription.ranges import RangeSet

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
 
 
 class Place(NamedTuple):

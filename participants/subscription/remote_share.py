@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
-from participants.api.models import RedeliverAnswer, SubscriptionSegment
+from metatxn.wire.broker import RedeliverAnswer, SubscriptionSegment
+from metatxn.wire.names import MessageId
 from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
-from participants.broker.names import MessageId
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
 from participants.subscription.segment_subscription import Given

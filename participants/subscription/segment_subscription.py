@@ -24,15 +24,17 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import AckOp, Header, decode_op
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
 from metastore.types import Absent, FirstVersion
-from participants.api.models import ReadMessage, ReceivedMessage
+from metatxn.service.retry import until_it_succeeds
+from metatxn.wire.broker import ReadMessage, ReceivedMessage
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.payloads import message_count, read_messages
-from participants.ledger.frames import RawFrame
-from participants.ledger.position import Position
 from participants.metrics import BrokerMetrics
 from participants.partly import one_error
 from participants.subscription.cursor import Cursor
@@ -46,8 +48,6 @@ from participants.subscription.ranges import RangeSet
 from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared, refusal
-from service.problems import ErrorCode, ServiceError
-from service.retry import until_it_succeeds
 
 if TYPE_CHECKING:
     from participants.segment.segment import Segment

@@ -12,6 +12,7 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
+from metatxn.service.retry import until_it_succeeds
 from participants.metrics import BrokerMetrics
 from participants.providers import Providers
 from participants.subscription.cursor_store import CursorStore
@@ -20,7 +21,6 @@ from participants.subscription.message_counts import MessageCounts
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.traces import delete_incarnations
 from participants.txn.header_mirror import HeaderMirror
-from service.retry import until_it_succeeds
 
 if TYPE_CHECKING:
     from participants.segment.segment import Segment

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metastore.errors import MetastoreError
-from metastore.txn.ids import TxnId
-from participants.api.models import SubscriptionSegment
-from participants.broker.names import MessageId
-from participants.ledger.position import Position
+from metatxn.wire.broker import SubscriptionSegment
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import MessageId
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, Given, SegmentSubscription, acks_error
-from service.problems import ErrorCode, ServiceError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from metatxn.wire.names import MessageId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
-from participants.broker.names import MessageId
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
 from participants.subscription.remote_share import RemoteShare
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.share import Share
-from service.problems import ErrorCode, ServiceError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from typing import TypeVar
 
 from metastore.errors import MetastoreError
 from metastore.txn import paths
-from participants.api.models import SubscriptionSegment
+from metatxn.wire.broker import SubscriptionSegment
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
 from participants.records import SegmentRecord
 from participants.segment.segment import Segment
@@ -34,7 +35,6 @@ from participants.subscription.segment_subscription import Given
 from participants.subscription.sessions import ConsumerBusy, Sessions
 from participants.subscription.share import Taking
 from participants.subscription.spread import Spread, look
-from service.problems import ErrorCode, ServiceError
 
 T = TypeVar("T")
 RECEIVE_BYTES = 4 << 20

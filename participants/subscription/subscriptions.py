@@ -14,10 +14,11 @@ from functools import partial
 from metastore.txn import paths
 from metastore.txn.records import SubscriptionRecord
 from metastore.types import Record
-from participants.api.models import Message
+from metatxn.wire.broker import Message
+from metatxn.wire.names import MessageId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions
-from participants.broker.names import MessageId
 from participants.broker.reading import end_of
 from participants.records import OwnerRecord
 from participants.segment.segment import Segment
@@ -29,7 +30,6 @@ from participants.subscription.segment_subscription import acks_error
 from participants.subscription.share import AckRequest, Share, Taken, Taking
 from participants.subscription.spread import Spread, look, within
 from participants.subscription.subscription import Subscription, home_of
-from service.problems import ErrorCode, ServiceError
 
 SESSION_TIMEOUT_MS = 30_000
 

@@ -20,10 +20,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Outcome
 from metastore.txn.states import TxnState
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 
 
 @dataclass(slots=True, eq=False)

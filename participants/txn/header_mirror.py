@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 
 from metastore.api import MetadataStore
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.types import Event, Record, Revision
 from metastore.watches import Mirror
+from metatxn.wire.ids import TxnId
 
 Listener = Callable[[TxnId, Header], None]
 _CHUNK = 100

@@ -12,9 +12,9 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Outcome
 from metastore.types import AtVersion, Record
+from metatxn.wire.ids import TxnId
 
 OPS_PER_APPLY = 40
 """Each deletion is a check, a record and an index entry: this stays below etcd's 128 operations per transaction."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from sortedcontainers import SortedSet
 
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Outcome
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 
 def refusal(txn_id: TxnId, header: Header | None) -> ServiceError:

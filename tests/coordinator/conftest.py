@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.api.models import BeginRequest, ConnectRequest
 from coordinator.service import CoordinatorService
 from coordinator.settling import Settling
 from coordinator.timeout_sweep import TimeoutSweep
@@ -19,11 +18,12 @@ from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import TransactionKey
 from metastore.txn.store import INDEXES, TxnStore
 from metastore.types import RangeResult, Snapshot
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.coordinator.stores import FaultyStore
 from tests.servers import EtcdServer
 

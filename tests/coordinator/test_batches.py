@@ -14,16 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.api.models import BatchItem, BatchRequest, TransactionHeader
 from coordinator.batches import TOGETHER, Done, ItemAnswer, run_batch
 from coordinator.service import CoordinatorService
 from coordinator.transactions import MAX_WRITERS_BYTES, Transactions, answered
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import InvalidBatch, StoreUnavailable
-from metastore.txn.ids import TxnId
 from metastore.txn.store import INDEXES
-from service.problems import MEDIA_TYPE, ErrorCode, ServiceError
+from metatxn.wire.coordinator import BatchItem, BatchRequest, TransactionHeader
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import MEDIA_TYPE, ErrorCode, ServiceError
 from tests.coordinator.conftest import FakeClock, id_of
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 from tests.coordinator.test_transactions import begin

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from coordinator import listings as module
-from coordinator.api.models import MAX_KEY_LENGTH, MAX_WRITERS, BeginItem, BeginRequest, ConnectRequest
 from coordinator.batches import run_batch
 from coordinator.capacity import ROOM_BYTES, ROOM_OF_KEY_BYTES
 from coordinator.hanging import hanging_transactions
@@ -27,10 +26,11 @@ from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.backends.memory import MemoryStore
 from metastore.backends.zookeeper import MAX_BATCH_BYTES, ZooKeeperStore
-from metastore.txn.ids import TxnId
 from metastore.txn.store import INDEXES
 from metastore.types import Snapshot
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.coordinator import MAX_KEY_LENGTH, MAX_WRITERS, BeginItem, BeginRequest, ConnectRequest
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.coordinator.conftest import SKEW_MS, FakeClock, check_records, id_of, refusal
 from tests.coordinator.stores import FaultyStore
 from tests.servers import ZooKeeperServer

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.api.models import BeginRequest
 from coordinator.timeout_sweep import Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import BeginRequest
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import SKEW_MS, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import ShuffledStore
 from tests.coordinator.test_transactions import begin

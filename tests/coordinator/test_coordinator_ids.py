@@ -11,7 +11,6 @@ from functools import partial
 
 import pytest
 
-from coordinator.api.models import BeginRequest
 from coordinator.id_blocks import IdBlocks
 from coordinator.presence import Presence
 from coordinator.service import CoordinatorService
@@ -19,8 +18,9 @@ from metastore.api import Ephemeral
 from metastore.backends.memory import MemoryStore
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import COORDINATORS, TxnId
 from metastore.types import RangeResult
+from metatxn.wire.coordinator import BeginRequest
+from metatxn.wire.ids import COORDINATORS, TxnId
 from tests.coordinator.conftest import id_of
 from tests.coordinator.stores import FaultyStore, WrappedStore
 from tests.coordinator.test_presence import becomes

@@ -16,10 +16,10 @@ from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import TxnStore, put_write_op
-from service.problems import ErrorCode
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

@@ -9,16 +9,16 @@ import httpx
 import pytest
 
 from coordinator import hanging as module
-from coordinator.api.models import HangingTransaction
 from coordinator.hanging import hanging_transactions
 from coordinator.listings import Listings
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.keys import escape, number
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import AckOp, WriteOp
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import HangingTransaction
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import CountedReads, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

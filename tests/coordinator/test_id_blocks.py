@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from metastore.errors import StoreUnavailable
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from tests.coordinator.stores import Fault, FaultyStore
 
 

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from coordinator import listings as module
-from coordinator.api.models import BeginRequest, ConnectRequest, TransactionHeader
 from coordinator.listings import Filter, Listings
 from coordinator.transactions import Transactions
-from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import put_write_op
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

@@ -17,8 +17,8 @@ from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
+from metatxn.wire.ids import TxnId
 from participants.metrics import BrokerMetrics
 from tests.coordinator.conftest import CountedReads, FakeClock
 from tests.coordinator.stores import Fault, FaultyStore

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.api.models import MAX_WRITERS
 from coordinator.transactions import PREPARED_TIMEOUT_MS, Transactions
 from metastore.txn import paths
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import MAX_WRITERS
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import START_MS, FakeClock, refusal
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

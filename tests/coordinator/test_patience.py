@@ -13,13 +13,13 @@ from itertools import count
 import pytest
 from starlette.types import Message
 
-from coordinator.api.models import BeginRequest, ConnectRequest
 from coordinator.patience import MOST_ROUNDS
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
-from metastore.txn.ids import TxnId
-from service.departure import ASKED
-from service.problems import ErrorCode
+from metatxn.service.departure import ASKED
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, id_of, refusal
 from tests.coordinator.stores import Fault, FaultyStore
 

@@ -16,9 +16,9 @@ from coordinator.presence import Presence
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.types import Changes, Revision
 from metastore.watches import QueueWatch
+from metatxn.wire.ids import TxnId
 from tests.coordinator.stores import FaultyStore, unavailable
 
 

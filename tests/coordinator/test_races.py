@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.api.models import BeginRequest, ConnectRequest
 from coordinator.settling import Settling
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.coordinator.conftest import FakeClock, epoch_of, id_of, under_key
 from tests.coordinator.stores import ShuffledStore
 

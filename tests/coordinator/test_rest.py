@@ -12,7 +12,7 @@ import pytest
 from coordinator.patience import LEAST_ROUNDS, PATIENCE_MS
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
-from service.problems import KINDS, MEDIA_TYPE, ErrorCode
+from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode
 from tests.coordinator.conftest import START_MS, FakeClock
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 

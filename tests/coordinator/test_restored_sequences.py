@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.api.models import BeginItem, BeginRequest, ConnectRequest
 from coordinator.batches import Done, run_batch
 from coordinator.patience import MOST_ROUNDS
 from coordinator.settling import Settling
@@ -19,9 +18,10 @@ from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.types import Applied, Batch
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import BeginItem, BeginRequest, ConnectRequest
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, id_of, refusal
 from tests.coordinator.stores import Fault, FaultyStore
 

@@ -16,12 +16,12 @@ import pytest
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, begin
-from service.exposure import InvalidExposure, open_exposure
-from service.problems import ErrorCode, Problem
+from metatxn.service.exposure import InvalidExposure, open_exposure
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, Problem
 from tests.service.secured import Caller, Secured, secured
 from tests.service.security import TokenFile, bearer
 
@@ -180,7 +180,7 @@ async def test_b16_without_a_token_no_transaction_begins(cluster: tuple[Secured,
 
 
 async def test_a_revoked_token_ends_within_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.security.watched_file.LOOK_EVERY_S", 0)
+    monkeypatch.setattr("metatxn.service.security.watched_file.LOOK_EVERY_S", 0)
     tokens = TokenFile(tmp_path)
     ada = tokens.add("ada")
     async with secured(tmp_path / "data", token_file=tokens.path) as service, service.caller(ada) as caller:

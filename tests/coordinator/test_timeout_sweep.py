@@ -12,9 +12,9 @@ from coordinator.shares import share_of
 from coordinator.timeout_sweep import SLICE, TOGETHER, Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.errors import StoreUnavailable
-from metastore.txn.ids import TxnId
 from metastore.types import RangeResult
-from service.problems import ErrorCode
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import SKEW_MS, START_MS, CountedReads, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import Fault, FaultyStore
 from tests.coordinator.test_transactions import begin

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from coordinator.api.models import BeginRequest, ConnectAnswer, ConnectRequest, TransactionHeader
 from coordinator.transaction_keys import FENCED_SESSIONS_KEPT, Begun, TransactionKeys
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.key_records import read_key
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import BeginRequest, ConnectAnswer, ConnectRequest, TransactionHeader
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.api.models import BeginRequest
 from coordinator.transactions import Transactions
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import BeginRequest
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import START_MS, FakeClock, id_of, refusal
 from tests.coordinator.stores import FaultyStore
 

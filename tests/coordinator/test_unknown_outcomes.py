@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.api.models import BeginRequest, ConnectRequest
 from coordinator.gc_sweep import GcSweep
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
-from service.problems import ErrorCode
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, epoch_of, id_of, refusal, under_key
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 from tests.coordinator.test_transactions import begin

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["metastore", "service", "coordinator", "participants"]):
+with atheris.instrument_imports(
+    include=["metastore", "metatxn.service", "metatxn.wire", "coordinator", "participants"]
+):
     from tests.fuzz.targets import TARGETS
 
 

@@ -21,21 +21,22 @@ from coordinator.paging import make_token, position_of
 from metastore import keys
 from metastore.backends.zookeeper_log import Change, decode, encode
 from metastore.txn import paths, records
-from metastore.txn.ids import TxnId
 from metastore.txn.states import TxnState
+from metatxn.service.security.authentication import Authenticator
+from metatxn.service.security.signed_tokens import SignedTokens
+from metatxn.service.security.tokens import create_token, find_token, parse_tokens
+from metatxn.wire import frames
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants import records as broker_records
-from participants.broker.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
 from participants.broker.payloads import decode_messages, encode_messages, inspect_arrow
-from participants.ledger import frames, storage_id
+from participants.ledger import storage_id
 from participants.ledger.objects import HEADER_BYTES, Kind, ObjectHeader, ObjectIndex
-from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
 from participants.segment.dedup_snapshot import Chunk, Row
 from participants.subscription.places import Place
-from service.problems import ErrorCode, ServiceError
-from service.security.authentication import Authenticator
-from service.security.signed_tokens import SignedTokens
-from service.security.tokens import create_token, find_token, parse_tokens
 
 T = TypeVar("T")
 TXN = TxnId(3, 77)

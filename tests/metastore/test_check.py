@@ -18,7 +18,6 @@ from metastore.backends.memory import MemoryStore
 from metastore.check import StoreCheck, dump
 from metastore.keys import escape
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.invariants import Finding
 from metastore.txn.records import (
     AckedBucket,
@@ -36,6 +35,7 @@ from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_ack_ops, put_write_op
 from metastore.types import Batch, RangeResult, Snapshot
 from metastore.urls import InvalidStoreUrl, open_store, open_store_to_read
+from metatxn.wire.ids import TxnId
 from tests.metastore.opening import fresh_url
 
 TOPIC = "public/default/orders"

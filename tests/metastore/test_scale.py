@@ -21,13 +21,13 @@ from metastore.backends.memory import MemoryStore
 from metastore.check import StoreCheck
 from metastore.keys import prefix_end
 from metastore.txn import listing, paths
-from metastore.txn.ids import TxnId
 from metastore.txn.listing import Row
 from metastore.txn.records import Header, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, begin, put_write_op
 from metastore.types import AtVersion, Batch
 from metastore.urls import open_store
+from metatxn.wire.ids import TxnId
 from participants.txn.materializer import materialize
 from tests.extent import usually
 from tests.metastore.opening import fresh_url

@@ -19,8 +19,8 @@ import httpx
 import pyarrow as pa
 
 import metatxn
-from participants.api.models import ARROW_MEDIA_TYPE, HASH_RANGE_END, hash_of_key
-from service.problems import KINDS, ErrorCode
+from metatxn.wire.broker import ARROW_MEDIA_TYPE, HASH_RANGE_END, hash_of_key
+from metatxn.wire.problems import KINDS, ErrorCode
 
 COORDINATOR = "http://coordinator.test"
 BROKER = "http://broker.test"

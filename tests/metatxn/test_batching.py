@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 import metatxn
-from participants.api.models import hash_of_key
-from service.problems import ErrorCode
+from metatxn.wire.broker import hash_of_key
+from metatxn.wire.problems import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Outcome, answering, lost, refused
 from tests.metatxn.flavours import Connect
 

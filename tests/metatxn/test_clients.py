@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import metatxn
-from participants.broker.names import MessageId
+from metatxn.wire.names import MessageId
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.flavours import ASYNCHRONOUS, Connect
 

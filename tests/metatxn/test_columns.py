@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from metatxn.columns import Misfit, messages_table
 from metatxn.errors import SchemaMismatch
 from metatxn.frames import decode
-from participants.ledger.frames import Frame, PayloadKind
-from participants.ledger.position import Position
+from metatxn.wire.frames import Frame, PayloadKind
+from metatxn.wire.position import Position
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False) | st.text(max_size=3)
 JSON = st.recursive(

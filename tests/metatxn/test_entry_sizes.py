@@ -24,7 +24,7 @@ from metatxn.delivery import Delivery, Entry
 from metatxn.errors import PayloadTooLarge
 from metatxn.table_writer import AsyncTableWriter, fitting
 from metatxn.topics import Layout
-from participants.api.models import HASH_RANGE_END, SegmentInfo, TopicInfo
+from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 
 DESCRIBED_BYTES = 2_000
 """What an entry takes beside its rows, at most, where there are few columns."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -11,7 +14,7 @@ import pytest
 
 import metatxn
 from metatxn.errors import BY_CODE, from_problem
-from service.problems import KINDS, ErrorCode
+from metatxn.wire.problems import KINDS, ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering, problem
 
 ID = "0000000000000000000000000000002a"
@@ -89,7 +92,18 @@ def test_url_without_scheme_is_refused() -> None:
 
 
 def test_all_is_what_is_public() -> None:
-    """`__all__` names exactly what `metatxn/__init__.py` imports."""
+    """`__all__` names exactly what type checkers see `metatxn/__init__.py` import, and each of it is found there."""
     source = ast.parse(Path(metatxn.__file__).read_text())
-    imported = {alias.name for node in source.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported == set(metatxn.__all__)
+    (typed,) = (node for node in source.body if isinstance(node, ast.If))
+    homes = {alias.name: node.module for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert homes.keys() == set(metatxn.__all__) == set(dir(metatxn))
+    for name, home in homes.items():
+        assert getattr(metatxn, name) is getattr(importlib.import_module(str(home)), name)
+    assert metatxn.errors.NotFound is metatxn.NotFound
+    with pytest.raises(AttributeError, match="no attribute 'Anything'"):
+        metatxn.Anything  # noqa: B018
+
+
+def test_the_wire_is_read_without_the_client() -> None:
+    code = "import sys, metatxn.wire.ids; assert not {'httpx', 'pyarrow', 'metatxn.errors'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metatxn.errors import NotFound
 from metatxn.topics import Layout
-from participants.api.models import HASH_RANGE_END, SegmentInfo, TopicInfo, hash_of_key
+from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo, hash_of_key
 
 TOPIC = "public/default/t"
 

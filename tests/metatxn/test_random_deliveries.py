@@ -21,7 +21,7 @@ import pytest
 
 import metatxn
 from metatxn import delivery
-from service.problems import ErrorCode
+from metatxn.wire.problems import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, answering, lost, problem, proxy
 from tests.simulation.loop import SimulationLoop
 

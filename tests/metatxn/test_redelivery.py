@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 import metatxn
-from participants.broker.names import MessageId
-from participants.ledger.position import Position
+from metatxn.wire.names import MessageId
+from metatxn.wire.position import Position
 
 URL = "http://broker.test"
 Settle = Callable[[metatxn.Consumer, metatxn.Message], None]

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import metatxn
-from participants.api.models import HASH_RANGE_END, hash_of_key
-from service.problems import ErrorCode
+from metatxn.wire.broker import HASH_RANGE_END, hash_of_key
+from metatxn.wire.problems import ErrorCode
 from tests.metatxn.fake_cluster import FakeCluster, Segment, answering, lost, problem
 
 KEYS = 20

@@ -15,7 +15,7 @@ import pytest
 import metatxn
 from metatxn.table_writer import KEY_METADATA
 from metatxn.topics import Layout, Topics
-from participants.ledger.frames import PayloadKind
+from metatxn.wire.frames import PayloadKind
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Outcome
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.subscription.cursor import Cursor
 from participants.subscription.memory_pending_acks import MemoryPendingAcks
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore, PendingTransaction

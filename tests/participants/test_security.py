@@ -23,13 +23,13 @@ from starlette.routing import BaseRoute
 
 import metatxn
 from metastore.backends.memory import MemoryStore
-from metastore.txn.ids import TxnId
 from metastore.txn.store import INDEXES
 from metastore.types import Record
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, Problem
 from participants.api import rights
 from participants.service import BrokerService
 from participants.txn.header_mirror import HeaderMirror
-from service.problems import ErrorCode, Problem
 from tests.metatxn.dev_server import COMMAND
 from tests.service.secured import Caller, secured
 from tests.service.security import TokenFile, bearer, public_pem, signed

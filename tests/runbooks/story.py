@@ -19,19 +19,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from coordinator.api.models import BeginRequest, ConnectRequest
 from coordinator.gc_sweep import GcSweep
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.presence import ProcessRecord as CoordinatorRecord
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.urls import open_store
-from participants.api.models import Message
+from metatxn.wire.broker import Message
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.ids import TxnId
 from participants.broker.broker import Broker
 from participants.broker.payloads import encode_messages
-from participants.ledger.frames import PayloadKind
 from participants.ledger.local import LocalStorage
 from participants.metrics import BrokerMetrics
 from participants.records import ProcessRecord as BrokerRecord

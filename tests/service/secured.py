@@ -13,8 +13,8 @@ import httpx
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
+from metatxn.service.exposure import open_exposure
 from participants.service import BrokerService
-from service.exposure import open_exposure
 from tests.service.security import bearer
 
 

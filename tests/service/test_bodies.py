@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.gate import BODY
-from service.http import create_app
-from service.quick import QuickRoute, add_routes
-from service.server import HttpServer
-from service.strict import StrictRoute
+from metatxn.service.gate import BODY
+from metatxn.service.http import create_app
+from metatxn.service.quick import QuickRoute, add_routes
+from metatxn.service.server import HttpServer
+from metatxn.service.strict import StrictRoute
 
 LIST = '{"writers": ["task-1"]}'
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"

@@ -9,9 +9,9 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from service.departure import caller_left
-from service.http import create_app
-from service.server import HttpServer
+from metatxn.service.departure import caller_left
+from metatxn.service.http import create_app
+from metatxn.service.server import HttpServer
 
 BODY = b'{"a": 1}'
 REQUESTS = {

@@ -20,13 +20,13 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
 import metatxn
-from service import server
-from service.exposure import open_exposure
-from service.gate import Gate
-from service.http import create_app
-from service.limits import Limits, RateLimit
-from service.problems import ErrorCode, Problem
-from service.server import HttpServer
+from metatxn.service import server
+from metatxn.service.exposure import open_exposure
+from metatxn.service.gate import Gate
+from metatxn.service.http import create_app
+from metatxn.service.limits import Limits, RateLimit
+from metatxn.service.server import HttpServer
+from metatxn.wire.problems import ErrorCode, Problem
 from tests.certificates import Authority
 from tests.service.secured import secured
 from tests.service.security import TokenFile, bearer

@@ -17,15 +17,15 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-import coordinator.api.models
-import participants.api.models
-import service.models
+import metatxn.wire.broker
+import metatxn.wire.coordinator
+import metatxn.wire.models
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
+from metatxn.service.openapi import problems
+from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem
 from participants.service import BrokerService
-from service.openapi import problems
-from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem
 
 JSON = "application/json"
 METHODS = {"get", "post", "put", "delete", "patch"}
@@ -130,7 +130,7 @@ async def test_the_page_needs_no_other_host(http: httpx.AsyncClient) -> None:
 
 MODELS = [
     model
-    for module in (coordinator.api.models, participants.api.models, service.models)
+    for module in (metatxn.wire.coordinator, metatxn.wire.broker, metatxn.wire.models)
     for model in vars(module).values()
     if isinstance(model, type) and issubclass(model, BaseModel) and model.model_config.get("json_schema_extra")
 ]

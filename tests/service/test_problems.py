@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import KINDS, ErrorCode, ServiceError
 from participants.txn.refusals import refusal
-from service.problems import KINDS, ErrorCode, ServiceError
 
 
 @pytest.mark.parametrize("code", ErrorCode)

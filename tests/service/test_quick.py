@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, BeforeValidator
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.models import BatchItem, BeginRequest, Request
 from coordinator.api.routes import TxnIdPath
-from service.http import Caller, create_app
-from service.problems import ErrorCode, ServiceError
-from service.quick import QuickRoute, add_routes
-from service.strict import StrictRoute
+from metatxn.service.http import Caller, create_app
+from metatxn.service.quick import QuickRoute, add_routes
+from metatxn.service.strict import StrictRoute
+from metatxn.wire.coordinator import BatchItem, BeginRequest, Request
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 ID = "0000000000000000000000000000002a"
 FIRST = "00000000000000000000000000000001"

@@ -10,7 +10,7 @@ import gc
 import pytest
 from tenacity import wait_fixed
 
-from service.retry import until_it_succeeds
+from metatxn.service.retry import until_it_succeeds
 
 
 class Failing:
@@ -27,7 +27,7 @@ class Failing:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.retry.WAIT", wait_fixed(0.001))
+    monkeypatch.setattr("metatxn.service.retry.WAIT", wait_fixed(0.001))
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 5])

@@ -17,13 +17,13 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from service.problems import ErrorCode, ServiceError
-from service.security import signed_tokens, watched_file
-from service.security.authentication import Authenticator
-from service.security.principal import ANYONE, Grants, Principal
-from service.security.signed_tokens import LEEWAY_S, InvalidToken, SignedTokens
-from service.security.tokens import create_token, find_token, parse_tokens
-from service.security.watched_file import InvalidSecurityFile, WatchedFile
+from metatxn.service.security import signed_tokens, watched_file
+from metatxn.service.security.authentication import Authenticator
+from metatxn.service.security.principal import ANYONE, Grants, Principal
+from metatxn.service.security.signed_tokens import LEEWAY_S, InvalidToken, SignedTokens
+from metatxn.service.security.tokens import create_token, find_token, parse_tokens
+from metatxn.service.security.watched_file import InvalidSecurityFile, WatchedFile
+from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.service.security import NEVER_S, PrivateKey, TokenFile, public_pem, signed
 
 NOW_S = 2_000_000_000

@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from metastore.types import Revision
-from participants.api.models import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
-from participants.broker.names import MessageId
-from participants.ledger.frames import decode_all
+from metatxn.wire.broker import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
+from metatxn.wire.frames import decode_all
+from metatxn.wire.names import MessageId
 from tests.simulation.history import Asked, Begun, History, Outcome, Seen, connection
 from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
 from tests.simulation.world import World

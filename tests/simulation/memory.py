@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from types import MethodType
 from typing import Any
 
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 
-_OURS = ("coordinator", "metastore", "participants", "service", "sortedcontainers")
+_OURS = ("coordinator", "metastore", "metatxn", "participants", "sortedcontainers")
 _HEX = re.compile(r"[0-9a-f]{32}")
 
 

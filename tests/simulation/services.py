@@ -16,6 +16,7 @@ import httpx
 from fastapi import FastAPI
 
 from coordinator.service import CoordinatorService
+from metatxn.service.server import HttpServer
 from participants.api import subscription_routes
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
@@ -25,7 +26,6 @@ from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.service import BrokerService
 from participants.subscription.subscriptions import Subscriptions
-from service.server import HttpServer
 from tests.simulation.bucket import Objects, SimulatedBucket
 from tests.simulation.disk import Device, SimulatedDisk
 from tests.simulation.network import Network

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from metastore.txn import paths
 from metastore.txn import store as txn_records
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore
 from metastore.types import Changes, Event
+from metatxn.wire.ids import TxnId
 from tests.simulation.processes import EPOCH_MS
 from tests.simulation.store import StoreServer, run_now
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.txn.memory_buffer import MemoryTransactionBuffer
 from tests.simulation.loop import Stuck
 from tests.simulation.memory import transactions_in

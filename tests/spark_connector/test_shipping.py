@@ -23,7 +23,7 @@ from examples.flights.processes import ROOT
 from tests.spark_connector.helpers import PATIENCE_S, STREAMS_TOPICS
 from tests.spark_connector.matrix.cluster import CONF, LOCAL, SPARK_HOME
 
-PACKAGES = ("coordinator", "metastore", "metatxn", "participants", "service", "spark_connector")
+PACKAGES = ("coordinator", "metastore", "metatxn", "participants", "spark_connector")
 JOB = Path(__file__).parent / "matrix" / "shipped_job.py"
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)

@@ -17,12 +17,12 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import GcHorizon, Header, Prepared, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
 from metastore.types import Applied, Batch, EmptyRange, IndexDefinition
 from metastore.urls import open_store
+from metatxn.wire.ids import TxnId
 from tests.metastore import factories
 
 WORKERS = 12

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import (
     AckOp,
     GcHorizon,
@@ -28,6 +27,7 @@ from metastore.txn.records import (
     decode_op,
 )
 from metastore.txn.states import ExpiredBy, TxnState, may_become
+from metatxn.wire.ids import TxnId
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 IDS = st.builds(TxnId, st.integers(0, 2**16 - 1), st.integers(0, 2**112 - 1))

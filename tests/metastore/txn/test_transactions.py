@@ -14,11 +14,11 @@ from metastore.api import MetadataStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Prepared, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
 from metastore.types import Batch
+from metatxn.wire.ids import TxnId
 
 TXN = TxnId(1, 1)
 OPEN = Header(state=TxnState.OPEN, timeout_ms=1_000, created_ms=1)

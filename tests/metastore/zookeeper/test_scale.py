@@ -17,7 +17,7 @@ import pytest
 
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from tests.extent import usually
 from tests.metastore.zookeeper.conftest import OpenStore
 from tests.servers import ZooKeeperServer

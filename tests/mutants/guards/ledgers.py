@@ -75,7 +75,7 @@ LEDGERS = (
     Mutant(
         "frame-without-its-crc",
         "a flipped bit is noticed",
-        "participants/ledger/frames.py",
+        "metatxn/wire/frames.py",
         "if crc32(view[start:end]) != crc:",
         "if crc < 0:",
         tests=("tests/participants/ledger/test_frames.py::test_a_flipped_bit_is_noticed",),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_GATE = "service/gate.py"
-_PRINCIPAL = "service/security/principal.py"
-_SIGNED = "service/security/signed_tokens.py"
+_GATE = "metatxn/service/gate.py"
+_PRINCIPAL = "metatxn/service/security/principal.py"
+_SIGNED = "metatxn/service/security/signed_tokens.py"
 _TEST_TOKENS = ("tests/service/test_tokens.py",)
 
 SERVICE = (
@@ -69,7 +69,7 @@ SERVICE = (
     Mutant(
         "callers-are-kept",
         "a bucket is kept for so many callers and no more",
-        "service/limits.py",
+        "metatxn/service/limits.py",
         "if len(self._buckets) > self.MAX_CALLERS:",
         "if len(self._buckets) < 0:",
         tests=("tests/service/test_gate.py::test_a_million_addresses_do_not_fill_the_memory",),
@@ -77,7 +77,7 @@ SERVICE = (
     Mutant(
         "secret-not-compared",
         "a token is the one whose hash is listed, not any that has its id",
-        "service/security/tokens.py",
+        "metatxn/service/security/tokens.py",
         "return principal if hmac.compare_digest(_hash(token), expected) else None",
         "return principal",
         tests=_TEST_TOKENS,
@@ -109,7 +109,7 @@ SERVICE = (
     Mutant(
         "one-of-two-tokens",
         "a request with two tokens is refused: another layer may have read the other one",
-        "service/security/authentication.py",
+        "metatxn/service/security/authentication.py",
         "if len(values) > 1:",
         "if len(values) > 2:",
         tests=_TEST_TOKENS,
@@ -117,7 +117,7 @@ SERVICE = (
     Mutant(
         "half-a-file-locks-out",
         "a token file that is half written changes nothing",
-        "service/security/watched_file.py",
+        "metatxn/service/security/watched_file.py",
         "        except InvalidSecurityFile as error:\n            log.error(",
         '        except InvalidSecurityFile as error:\n            self._value = self._parse(b"")\n'
         "            log.error(",
@@ -150,7 +150,7 @@ SERVICE = (
     Mutant(
         "open-to-other-machines",
         "without authentication a service listens on this machine only",
-        "service/exposure.py",
+        "metatxn/service/exposure.py",
         "if self.authenticator is None and not self.allow_anonymous and not is_loopback(host):",
         "if self.authenticator is None and not self.allow_anonymous and not host:",
         tests=("tests/coordinator/test_security.py::test_without_configuration_only_this_machine_may_connect",),
@@ -158,7 +158,7 @@ SERVICE = (
     Mutant(
         "unknown-outcome-called-nothing",
         "an unknown outcome of the store is an unknown outcome for the client",
-        "service/http.py",
+        "metatxn/service/http.py",
         "if isinstance(error, OutcomeUnknown):",
         "if error is None:",
         tests=("tests/participants/api/test_rest.py::test_what_the_store_fails_with_is_told",),
@@ -166,7 +166,7 @@ SERVICE = (
     Mutant(
         "partly-done-called-nothing",
         "a request of which a part may have been carried out is not definite",
-        "service/problems.py",
+        "metatxn/wire/problems.py",
         "return KINDS[self.code].definite and not self._partly",
         "return KINDS[self.code].definite",
         tests=("tests/service/test_problems.py",),
@@ -174,7 +174,7 @@ SERVICE = (
     Mutant(
         "parameter-given-twice",
         "a query parameter stands once: which of two would be meant?",
-        "service/strict.py",
+        "metatxn/service/strict.py",
         "elif name in seen:",
         "elif not name:",
         tests=("tests/coordinator/test_rest.py::test_a_query_that_an_endpoint_does_not_have_is_not_passed_over",),
@@ -182,7 +182,7 @@ SERVICE = (
     Mutant(
         "lost-body-is-none",
         "a request that has lost its body is not served as one without",
-        "service/gate.py",
+        "metatxn/service/gate.py",
         "scope[LOST_BODY] = True",
         'scope[BODY] = b""',
         tests=("tests/service/test_bodies.py::test_a_body_that_is_announced_and_missing_is_refused",),

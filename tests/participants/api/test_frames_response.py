@@ -16,9 +16,9 @@ from fastapi.responses import Response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metatxn.wire.frames import Frame, PayloadKind, RawFrame, encode, peek
+from metatxn.wire.position import Position
 from participants.api.frames_response import ANSWER_BYTES, CHUNK_BYTES, SMALL_BYTES, FramesResponse, LargeEntryResponse
-from participants.ledger.frames import Frame, PayloadKind, RawFrame, encode, peek
-from participants.ledger.position import Position
 
 SIZES = st.sampled_from([1, 500, SMALL_BYTES - 200, SMALL_BYTES, CHUNK_BYTES - 200, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
 SHOWN = st.lists(st.lists(st.tuples(SIZES, st.booleans()), max_size=5), max_size=3)

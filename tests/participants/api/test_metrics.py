@@ -15,11 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TxnStore, begin
 from metastore.urls import open_store
+from metatxn.wire.ids import TxnId
 from participants.service import BrokerService
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.world import World

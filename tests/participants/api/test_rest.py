@@ -19,7 +19,7 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from metastore.txn.states import ExpiredBy
-from participants.api.models import (
+from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
     END_HEADER,
     FRAMES_MEDIA_TYPE,
@@ -28,9 +28,9 @@ from participants.api.models import (
     NEXT_HEADER,
     REVISION_HEADER,
 )
+from metatxn.wire.frames import PayloadKind, decode_all
+from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode
 from participants.broker.payloads import KEY_COLUMN
-from participants.ledger.frames import PayloadKind, decode_all
-from service.problems import KINDS, MEDIA_TYPE, ErrorCode
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import World, publish, released, sending

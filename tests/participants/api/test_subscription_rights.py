@@ -14,8 +14,8 @@ import httpx
 
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
+from metatxn.service.exposure import open_exposure
 from participants.service import BrokerService
-from service.exposure import open_exposure
 from tests.service.secured import Caller, secured
 from tests.service.security import TokenFile, bearer
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+from metatxn.service.http import create_app
+from metatxn.service.quick import add_routes
 from participants.api import routes, subscription_routes
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
 from participants.metrics import BrokerMetrics
 from participants.subscription.subscriptions import Subscriptions
-from service.http import create_app
-from service.quick import add_routes
 from tests.stand import Stand
 
 _idle: list[Application] = []

@@ -8,9 +8,9 @@ from typing import Any
 from metastore.check import StoreCheck
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.types import Batch
-from participants.api.models import hash_of_key
+from metatxn.wire.broker import hash_of_key
+from metatxn.wire.ids import TxnId
 from participants.records import SegmentRecord
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.faulty_store import Fault

@@ -14,11 +14,11 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
-from participants.ledger.frames import PayloadKind
 from participants.segment.recovery import open_segment
 from participants.segment.segment import Entry, Segment
-from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.process import URL, BrokerProcess
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts

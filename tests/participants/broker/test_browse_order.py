@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from obstore.store import MemoryStore
 
-from participants.api.models import hash_of_key
+from metatxn.wire.broker import hash_of_key
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_ownership import create, spread
 from tests.participants.broker.test_peers import browsed

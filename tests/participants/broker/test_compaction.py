@@ -13,9 +13,9 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import _encode
 from participants.broker import compaction
-from participants.broker.names import _encode
 from participants.segment.trimming import trim
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import HIGH, LOW, post, quoted

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.storage import StorageFailed
 from participants.records import OwnerRecord
-from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import (
     HIGH,

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.api.models import ARROW_MEDIA_TYPE, MAX_ENTRY_MESSAGES, MESSAGES_MEDIA_TYPE, Message
+from metatxn.wire.broker import ARROW_MEDIA_TYPE, MAX_ENTRY_MESSAGES, MESSAGES_MEDIA_TYPE, Message
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker import payloads, pieces
-from participants.ledger.frames import RawFrame
-from service.problems import ErrorCode, ServiceError
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
 

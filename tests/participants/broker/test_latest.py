@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from participants.broker import messages
 from participants.broker.reading import read_page
 from tests.participants.broker.process import BrokerProcess

@@ -15,12 +15,12 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.layout import CLAIM_PATIENCE_MS
-from participants.ledger.frames import PayloadKind
 from participants.segment.dedup import AppendedBefore, Scope
 from participants.segment.segment import Entry
-from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import (
     HIGH,

@@ -19,7 +19,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from metastore.txn import paths
-from participants.api.models import ARROW_MEDIA_TYPE
+from metatxn.wire.broker import ARROW_MEDIA_TYPE
 from tests.participants.broker.process import BrokerProcess, in_process
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.stories import TOPIC, browse, quoted

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.transactions import Transactions
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.faulty_store import CLEANUP, INTENT
 from tests.participants.segment.world import World, materialized

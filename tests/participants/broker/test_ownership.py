@@ -19,10 +19,10 @@ from obstore.store import MemoryStore
 from metastore.errors import StoreFull, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.ownership import Ownership, wanted
 from participants.records import OwnerRecord, SegmentRecord
 from participants.segment.segment import STALE_READ_S
-from service.problems import ErrorCode, ServiceError
 from tests.participants.broker.shared import SharedBroker, owner_of
 from tests.participants.devices import only
 from tests.participants.ledger.faulty_bucket import PutFault

@@ -16,8 +16,8 @@ import pytest
 from obstore.store import MemoryStore
 
 from metastore.errors import StoreUnavailable
-from participants.api.models import MESSAGES_MEDIA_TYPE, hash_of_key
-from participants.broker.names import MessageId
+from metatxn.wire.broker import MESSAGES_MEDIA_TYPE, hash_of_key
+from metatxn.wire.names import MessageId
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.stories import quoted
 from tests.participants.broker.test_ownership import create, spread

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from metastore import keys
-from participants.ledger.frames import Frame, PayloadKind, decode
+from metatxn.wire.frames import Frame, PayloadKind, decode
 from participants.ledger.storage import Append, OpenLedger, ReadableLedger
 
 SEGMENT = "segment://public/default/orders/0000-ffff-1"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, MIN_FRAME_BYTES, PayloadKind
+from metatxn.wire.position import Position
 from participants.ledger.append_queue import LedgerMetrics
-from participants.ledger.frames import MAX_PAYLOAD_BYTES, MIN_FRAME_BYTES, PayloadKind
-from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, LedgerStopped, LedgerStorage
 from tests.participants.ledger.ledgers import SEGMENT, append, append_all, payloads
 from tests.participants.ledger.storages import STORAGES

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.ledger.crc import crc32
+from metatxn.wire.crc import crc32
 
 U32 = st.integers(0, (1 << 32) - 1)
 TURNS = (0, 1, 16, 64, 128, 256, 1024, 5 * 1024, 1 << 16, 1 << 20)

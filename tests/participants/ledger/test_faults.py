@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
-from participants.ledger.position import Position
 from participants.ledger.storage import (
     LedgerMissing,
     LedgerStopped,

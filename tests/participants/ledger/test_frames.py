@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metastore.txn.ids import TxnId
-from participants.ledger.frames import (
+from metatxn.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_PAYLOAD_BYTES,
     MIN_FRAME_BYTES,
@@ -33,7 +32,8 @@ from participants.ledger.frames import (
     finish,
     peek,
 )
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 
 PAGE = Path(__file__).parents[3] / "docs" / "ledger-format.md"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, decode_all
+from metatxn.wire.position import Position
 from participants.ledger.disk import WRITE_BYTES
-from participants.ledger.frames import MAX_PAYLOAD_BYTES, decode_all
 from participants.ledger.local import LocalStorage
-from participants.ledger.position import Position
 from participants.ledger.storage import LedgerStopped
 from tests.participants.ledger.faults import FaultyDisk
 from tests.participants.ledger.ledgers import SEGMENT, append, append_all, ledger_file, payloads

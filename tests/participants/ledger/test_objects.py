@@ -37,7 +37,7 @@ from tests.participants.ledger.ledgers import SEGMENT, append, append_all, paylo
 
 @pytest.fixture(autouse=True)
 def _retries_without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.retry.WAIT", wait_none())
+    monkeypatch.setattr("metatxn.service.retry.WAIT", wait_none())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
 
 
 @pytest.mark.parametrize("text", ["0:0", "3:17", "3:-1", "18446744073709551615:18446744073709551615"])

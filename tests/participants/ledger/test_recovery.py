@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from metatxn.wire.frames import MIN_FRAME_BYTES, Frame, PayloadKind, encode
+from metatxn.wire.position import Position
 from participants.ledger.disk import Disk
-from participants.ledger.frames import MIN_FRAME_BYTES, Frame, PayloadKind, encode
 from participants.ledger.local import LocalStorage
-from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerMissing
 from tests.participants.ledger.ledgers import SEGMENT, append_all, ledger_file, mark_file, payloads
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from metastore.txn.ids import TxnId
-from participants.ledger.frames import Frame, FrameError, PayloadKind, encode, peek
+from metatxn.wire.frames import Frame, FrameError, PayloadKind, encode, peek
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.objects import HEADER_BYTES, object_name
-from participants.ledger.position import Position
 from participants.ledger.storage import LedgerCorrupt, OpenLedger
 from tests.participants.ledger.faulty_bucket import FaultyBucket
 from tests.participants.ledger.ledgers import SEGMENT, ledger_file, mark_file, payloads

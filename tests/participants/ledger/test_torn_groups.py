@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metatxn.wire.frames import Frame, PayloadKind, encode
+from metatxn.wire.position import Position
 from participants.ledger import recovery
 from participants.ledger.disk import Disk
-from participants.ledger.frames import Frame, PayloadKind, encode
 from participants.ledger.local import LocalStorage
-from participants.ledger.position import Position
 from participants.ledger.recovery import recover
 from participants.ledger.storage import LedgerCorrupt
 from tests.participants.ledger.ledgers import SEGMENT, append_all, ledger_file, payloads

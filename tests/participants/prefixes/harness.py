@@ -21,11 +21,11 @@ from typing import Any
 
 from metastore.check import StoreCheck
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Outcome
-from participants.broker.names import BrowseToken
-from participants.ledger.position import Position
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import BrowseToken
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.extent import usually
 from tests.participants.prefixes.lives import Files, Life, Objects, Place
 from tests.participants.prefixes.steps import Steps

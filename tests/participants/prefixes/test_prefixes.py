@@ -14,23 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.models import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
 from coordinator.gc_sweep import GcSweep
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, SubscriptionRecord
-from participants.api.models import Message
+from metatxn.wire.broker import Message
+from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
+from metatxn.wire.frames import MIN_FRAME_BYTES, PayloadKind
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import MessageId
+from metatxn.wire.problems import ServiceError
 from participants.broker.messages import PublishOptions
-from participants.broker.names import MessageId
 from participants.broker.ownership import wanted
 from participants.broker.payloads import encode_messages
-from participants.ledger.frames import MIN_FRAME_BYTES, PayloadKind
 from participants.segment.segment import Entry
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
-from service.problems import ServiceError
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, carried_out, every_prefix
 from tests.participants.prefixes.lives import Life

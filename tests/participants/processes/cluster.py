@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import metatxn
 from metatxn.frames import values_of
-from participants.api.models import Isolation
+from metatxn.wire.broker import Isolation
 from tests.coordinator.processes import CoordinatorProcess
 from tests.metatxn.dev_server import COMMAND
 from tests.metatxn.waiting import eventually

@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pytest
 
-from participants.ledger.frames import decode_all
+from metatxn.wire.frames import decode_all
 from tests.participants.processes.cluster import PATIENCE_S, BrokerProcess
 
 READERS = 12

@@ -13,14 +13,14 @@ from metastore.check import StoreCheck
 from metastore.errors import StoreWentBack
 from metastore.incarnation import IDS_PER_MS, IncarnationGuard
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import GcHorizon, Header, Incarnation, Outcome, Prepared, TransactionKey
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TxnStore, begin
 from metastore.types import Applied, Batch
-from participants.ledger.frames import PayloadKind
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
-from participants.ledger.position import Position
 from participants.ledger.storage import StorageRefused
 from participants.records import LedgerRecord, MergeClaim, OwnerRecord, SegmentRecord, TopicRecord
 from participants.restored import recovery

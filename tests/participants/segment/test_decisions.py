@@ -15,12 +15,12 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import put_write_op
 from metastore.types import Absent, Batch
-from participants.ledger.position import Position
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import (

@@ -10,9 +10,9 @@ import asyncio
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.segment import dedup
-from service.problems import ErrorCode, ServiceError
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (

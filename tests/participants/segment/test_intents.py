@@ -13,14 +13,14 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp, decode_op
 from metastore.txn.states import ExpiredBy
 from metastore.types import Batch
-from participants.ledger.frames import MAX_PAYLOAD_BYTES
-from participants.ledger.position import Position
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.segment.trimming import trim
-from service.problems import ErrorCode, ServiceError
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
     World,

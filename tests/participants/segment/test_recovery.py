@@ -14,11 +14,11 @@ import pytest
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing
 from participants.records import SegmentRecord
 from participants.segment.recovery import SegmentUnavailable
-from service.problems import ErrorCode, ServiceError
 from tests.participants.devices import on_local_files
 from tests.participants.ledger.ledgers import append_all
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts

@@ -16,14 +16,14 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metatxn.wire.frames import MIN_FRAME_BYTES, RawFrame
+from metatxn.wire.problems import ServiceError
 from participants.ledger.chain import LedgerChain
-from participants.ledger.frames import MIN_FRAME_BYTES, RawFrame
 from participants.records import SegmentRecord
 from participants.segment.dedup_snapshot import SnapshotMissing
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from participants.txn.memory_buffer import MemoryTransactionBuffer
-from service.problems import ServiceError
 from tests.participants.devices import on_local_files
 from tests.participants.ledger.faults import broken, no_space
 from tests.participants.segment.faulty_store import Fault, Matches, puts

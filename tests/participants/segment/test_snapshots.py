@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from metastore.txn import paths
-from service.problems import ErrorCode, ServiceError
+from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
     ALL_BYTES,

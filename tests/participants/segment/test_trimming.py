@@ -12,12 +12,12 @@ import pytest
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.position import Position
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.chain import LedgerChain
-from participants.ledger.frames import RawFrame
-from participants.ledger.position import Position
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
-from service.problems import ErrorCode, ServiceError
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import (
     ALL_BYTES,

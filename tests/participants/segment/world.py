@@ -13,13 +13,13 @@ from itertools import count
 from pathlib import Path
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import GcHorizon, Header, Outcome, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore, begin
 from metastore.types import Revision
-from participants.ledger.frames import PayloadKind, RawFrame
-from participants.ledger.position import Position
+from metatxn.wire.frames import PayloadKind, RawFrame
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.records import SegmentRecord

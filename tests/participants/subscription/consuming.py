@@ -10,7 +10,7 @@ import httpx
 
 from metastore.check import StoreCheck
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from participants.segment.segment import Segment
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.world import World

@@ -13,7 +13,7 @@ import httpx
 from obstore.store import MemoryStore
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from tests.participants.broker.process import in_process
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_ownership import create, spread

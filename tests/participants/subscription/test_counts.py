@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
-from metastore.txn.ids import TxnId
-from participants.broker.names import MessageId
+from metatxn.wire.ids import TxnId
+from metatxn.wire.names import MessageId
 from participants.broker.payloads import message_count
 from participants.segment.trimming import trim
 from participants.subscription.places import Place

@@ -16,8 +16,8 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.types import Batch
+from metatxn.wire.ids import TxnId
 from tests.participants.segment.faulty_store import Fault
 from tests.participants.subscription.consuming import Consuming
 

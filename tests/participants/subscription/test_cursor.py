@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
 from participants.subscription import cursor as cursor_module
 from participants.subscription.cursor import Cursor
 from participants.subscription.places import START, Place, Span, entry_span, message_span

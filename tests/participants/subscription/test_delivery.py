@@ -17,9 +17,9 @@ import pytest
 
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
-from participants.broker.names import MessageId
-from participants.ledger.frames import RawFrame
-from participants.ledger.position import Position
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.names import MessageId
+from metatxn.wire.position import Position
 from participants.segment.trimming import trim
 from participants.subscription import deliveries
 from participants.subscription.segment_subscription import SegmentSubscription

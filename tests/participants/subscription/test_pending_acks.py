@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from metastore.txn.ids import TxnId
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.subscription.cursor import Cursor
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import START, Place

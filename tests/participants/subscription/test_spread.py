@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from metastore.txn import paths
-from participants.api.models import MAX_NAME
-from participants.broker.names import MessageId
+from metatxn.wire.broker import MAX_NAME
+from metatxn.wire.names import MessageId
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.devices import new_device, only

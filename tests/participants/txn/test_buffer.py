@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from metastore.txn.ids import TxnId
 from metastore.txn.records import Header, Outcome
 from metastore.txn.states import TxnState
-from participants.ledger.position import Position
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 from tests.participants.plain_providers import BUFFERS
 

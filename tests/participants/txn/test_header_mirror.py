@@ -12,12 +12,12 @@ import asyncio
 import pytest
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
 from metastore.txn.records import WriteOp
 from metastore.txn.store import put_write_op
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror
-from service.problems import ErrorCode, ServiceError
 from tests.participants.segment.world import World, assert_at_the_floor, materialized, publish, snapshot
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from metastore.txn import paths
-from metastore.txn.ids import TxnId
+from metatxn.wire.ids import TxnId
 from tests.simulation.history import Asked, History, Outcome
 
 _OF_THE_MOMENT = {"STORE_UNAVAILABLE", "NOT_OWNER", "RATE_LIMITED", "STORAGE_FULL", "UNREACHABLE"}

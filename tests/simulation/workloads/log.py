@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from participants.broker.names import MessageId
+from metatxn.wire.names import MessageId
 from tests.simulation.client import Doubtful, Refused
 from tests.simulation.history import Outcome, Retold, Write
 from tests.simulation.workloads.base import Actor, Workload

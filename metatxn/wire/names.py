@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
-from participants.ledger.position import Position
+from metatxn.wire.position import Position
 
 DEFAULT_NAMESPACE = "public/default"
 

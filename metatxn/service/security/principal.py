@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from service.problems import ErrorCode, ServiceError
-from service.text import no_control_characters
+from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire.text import no_control_characters
 
 Right = Literal["produce", "consume", "admin"]
 

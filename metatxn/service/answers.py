@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from service.problems import MEDIA_TYPE, ErrorCode, Problem
+from metatxn.wire.problems import MEDIA_TYPE, ErrorCode, Problem
 
 RETRY_AFTER_SECONDS = 1
 _COMES_BACK = (ErrorCode.STORE_UNAVAILABLE, ErrorCode.STORAGE_FULL, ErrorCode.RATE_LIMITED)

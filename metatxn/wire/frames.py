@@ -40,9 +40,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from metastore.txn.ids import TxnId
-from participants.ledger.crc import crc32
-from participants.ledger.position import Position
+from metatxn.wire.crc import crc32
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 
 FORMAT_VERSION = 1
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from service.problems import ErrorCode, ServiceError
-from service.security import tokens
-from service.security.principal import Principal
-from service.security.signed_tokens import InvalidToken, SignedTokens
-from service.security.watched_file import WatchedFile
+from metatxn.service.security import tokens
+from metatxn.service.security.principal import Principal
+from metatxn.service.security.signed_tokens import InvalidToken, SignedTokens
+from metatxn.service.security.watched_file import WatchedFile
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 MAX_TOKEN_LENGTH = 8192
 _ACTION = "Send a valid token as `Authorization: Bearer <token>`, and in no other place."

@@ -16,14 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreFull
-from service.answers import problem_response
-from service.exposure import Exposure
-from service.gate import CALLER, Gate
-from service.openapi import documented_app
-from service.openapi import problems as problems
-from service.problems import KINDS, ErrorCode, Problem, ServiceError
-from service.security.principal import Principal
-from service.text import no_control_characters
+from metatxn.service.answers import problem_response
+from metatxn.service.exposure import Exposure
+from metatxn.service.gate import CALLER, Gate
+from metatxn.service.openapi import documented_app
+from metatxn.service.openapi import problems as problems
+from metatxn.service.security.principal import Principal
+from metatxn.wire.problems import KINDS, ErrorCode, Problem, ServiceError
+from metatxn.wire.text import no_control_characters
 
 _BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 CONTENT_TYPE = b"content-type"

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 
-from service.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
+from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
 
 _REFERENCE = "#/components/schemas/{model}"
 _SCHEME = "bearer"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from service.models import example
-from service.text import encodable, no_control_characters
+from metatxn.wire.models import example
+from metatxn.wire.text import encodable, no_control_characters
 
 FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
 ARROW_MEDIA_TYPE = "application/vnd.apache.arrow.stream"

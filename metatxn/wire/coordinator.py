@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from metastore.txn.ids import TxnId
-from service.models import Cluster as Cluster
-from service.models import Process as Process
-from service.models import example
-from service.problems import ErrorCode, Problem, ServiceError
-from service.text import no_control_characters
+from metatxn.wire.ids import TxnId
+from metatxn.wire.models import Cluster as Cluster
+from metatxn.wire.models import Process as Process
+from metatxn.wire.models import example
+from metatxn.wire.problems import ErrorCode, Problem, ServiceError
+from metatxn.wire.text import no_control_characters
 
 MAX_TIMEOUT_MS = 86_400_000
 MAX_WRITERS = 10_000

@@ -16,9 +16,9 @@ from typing import Any
 
 import structlog
 
-from service.limits import Limits
-from service.security.authentication import Authenticator
-from service.security.signed_tokens import SignedTokens
+from metatxn.service.limits import Limits
+from metatxn.service.security.authentication import Authenticator
+from metatxn.service.security.signed_tokens import SignedTokens
 
 log = structlog.get_logger()
 

@@ -17,10 +17,10 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from service.answers import model_response
-from service.gate import BODY, CALLER, LOST_BODY
-from service.http import CONTENT_TYPE, JSON, Caller
-from service.strict import StrictRoute
+from metatxn.service.answers import model_response
+from metatxn.service.gate import BODY, CALLER, LOST_BODY
+from metatxn.service.http import CONTENT_TYPE, JSON, Caller
+from metatxn.service.strict import StrictRoute
 
 Reader = Callable[[Scope, Mapping[str, str]], Any]
 """One argument of an endpoint, from a request and its query. Raises `Unfit` or `ValidationError`."""

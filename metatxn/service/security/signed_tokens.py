@@ -29,9 +29,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from pydantic import TypeAdapter, ValidationError
 
-from service.security.principal import Grants, Principal, PrincipalName
-from service.security.tokens import first_problem
-from service.security.watched_file import WatchedFile
+from metatxn.service.security.principal import Grants, Principal, PrincipalName
+from metatxn.service.security.tokens import first_problem
+from metatxn.service.security.watched_file import WatchedFile
 
 LEEWAY_S = 30
 """How far the clock of who signs may be from ours."""

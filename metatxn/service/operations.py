@@ -13,9 +13,9 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
-from service.models import Cluster, Health, Liveness, Process
-from service.openapi import problems
-from service.problems import ErrorCode
+from metatxn.service.openapi import problems
+from metatxn.wire.models import Cluster, Health, Liveness, Process
+from metatxn.wire.problems import ErrorCode
 
 READY_WITHIN_SECONDS = 5
 _NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})

@@ -26,7 +26,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.security.principal import Grants, Principal, PrincipalName
+from metatxn.service.security.principal import Grants, Principal, PrincipalName
 
 _TOKEN = re.compile(r"mtx_([0-9a-f]{16})_[0-9a-f]{64}", re.ASCII)
 PREFIX = "mtx_"

@@ -12,8 +12,8 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from service.gate import LOST_BODY
-from service.problems import ErrorCode, ServiceError
+from metatxn.service.gate import LOST_BODY
+from metatxn.wire.problems import ErrorCode, ServiceError
 
 
 class StrictRoute(APIRoute):

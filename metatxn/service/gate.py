@@ -22,12 +22,12 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.answers import problem_response
-from service.departure import ASKED
-from service.limits import Limits, RateLimit
-from service.problems import ErrorCode, Problem, ServiceError
-from service.security.authentication import Authenticator
-from service.security.principal import ANYONE, Principal
+from metatxn.service.answers import problem_response
+from metatxn.service.departure import ASKED
+from metatxn.service.limits import Limits, RateLimit
+from metatxn.service.security.authentication import Authenticator
+from metatxn.service.security.principal import ANYONE, Principal
+from metatxn.wire.problems import ErrorCode, Problem, ServiceError
 
 CALLER = "metatxn.caller"
 """Where the principal stands in the scope of a request."""
