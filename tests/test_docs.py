@@ -67,6 +67,24 @@ def test_files_that_the_readme_names_exist() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def anchors(page: str) -> set[str]:
+    """Those that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_to_a_page_and_a_heading() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+    broken = []
+    for page in pages:
+        for target, anchor in re.findall(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)", page.read_text()):
+            linked = (page.parent / target) if target else page
+            if not linked.exists() or (anchor and anchor not in anchors(linked.read_text())):
+                broken.append(f"{page.name}: {target}#{anchor}")
+    assert len(pages) > 15
+    assert broken == []
+
+
 def test_tests_that_the_page_about_tests_names_exist() -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
     source = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
