@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test test-all contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants clean
+.PHONY: help setup check test test-all contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -92,6 +92,11 @@ spark-matrix: setup  ## Everything that can fail under a Spark job, on both stor
 	$(BIN)/python -m pip install --quiet --editable '.[matrix]'
 	$(if $(SPARK),$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK) 'pyspark==$(SPARK)')
 	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest $(addprefix tests/spark_connector/test_,failure_matrix.py connect.py shipping.py)
+
+docs: $(STAMP)  ## The pages as a site in build/site, where every link and anchor has to lead somewhere
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
+	@echo "open $(abspath build/site/index.html)"
 
 clean:  ## Remove what the build made
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

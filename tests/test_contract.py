@@ -34,6 +34,7 @@ from participants.broker.broker import Broker
 from participants.metrics import BrokerMetrics
 from participants.service import BrokerService
 from spark_connector.options import READ_OPTIONS, WRITE_OPTIONS
+from tests.links import anchor
 
 PAGE = (Path(__file__).parent.parent / "docs" / "contract.md").read_text()
 Rows = dict[str, list[str]]
@@ -58,10 +59,6 @@ def sections() -> dict[str, str]:
     names = [title.strip("`") if title.startswith("`") else anchor(title) for title in titles]
     assert len(names) == len(set(names))
     return dict(zip(names, texts, strict=True))
-
-
-def anchor(title: str) -> str:
-    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 SECTIONS = sections()

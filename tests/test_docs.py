@@ -1,5 +1,7 @@
 """What the README and the client's page show is what happens: their marked examples (`tests.documents`) run against a
 real `metatxn dev`, in order. The output of its program is compared; its commands must succeed.
+
+What pages link to exists, and every page is in the navigation of the site and reads the same there.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from examples.flights.demo import running_dev
+from tests.citations import files
 from tests.documents import commands, examples, outputs
+from tests.links import anchors, links, navigated
 
 ROOT = Path(__file__).parent.parent
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -62,27 +67,9 @@ def test_the_two_commands_come_first() -> None:
 
 
 def test_files_that_the_readme_names_exist() -> None:
-    named = re.findall(r"`(tests/[\w./]+)`", README) + re.findall(r"\]\(([\w./-]+)\)", README)
+    named = re.findall(r"`(tests/[\w./]+)`", README)
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def anchors(page: str) -> set[str]:
-    """Those that GitHub gives the headings of a page."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_links_between_pages_lead_to_a_page_and_a_heading() -> None:
-    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
-    broken = []
-    for page in pages:
-        for target, anchor in re.findall(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)", page.read_text()):
-            linked = (page.parent / target) if target else page
-            if not linked.exists() or (anchor and anchor not in anchors(linked.read_text())):
-                broken.append(f"{page.name}: {target}#{anchor}")
-    assert len(pages) > 15
-    assert broken == []
 
 
 def test_tests_that_the_page_about_tests_names_exist() -> None:
@@ -91,3 +78,49 @@ def test_tests_that_the_page_about_tests_names_exist() -> None:
     named = re.findall(r"::(test_\w+)", page)
     assert named
     assert [name for name in named if f"def {name}(" not in source] == []
+
+
+def broken_links(page: Path) -> list[str]:
+    """Those to what is not a file, and those to a heading that is not there."""
+    return [
+        link.written
+        for link in links(page)
+        if not link.file.is_file() or (link.anchor and link.anchor not in anchors(link.file))
+    ]
+
+
+def test_links_lead_to_files_and_headings_that_exist() -> None:
+    pages = list(files(".md"))
+    assert sum(len(list(links(page))) for page in pages) > 100, "or the links were not found"
+    broken = {str(page.relative_to(ROOT)): broken_links(page) for page in pages}
+    assert {name: written for name, written in broken.items() if written} == {}
+
+
+def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "source.py").touch()
+    right = "[a](source.py) [b](page.md#here-it-is) [c](#here-it-is) [d](http://there) `[no](link)` ``[no `](link)``\n"
+    code = "```md\n[no](link)\n# No heading\n```\n"
+    page.write_text(f"# Here: *it* `is`\n\n## Twice -- numbered\n\n{right}\n{code}")
+    assert len(list(links(page))) == 3
+    assert broken_links(page) == []
+    wrong = ["gone.py", ".", "#no-heading", "page.md#gone", "#twice----numbered", "reference.md"]
+    written = " ".join(f"[a]({link})" for link in wrong[:-1])
+    page.write_text(f"{page.read_text()}\n{written}\n\n[b]: reference.md\n")
+    assert broken_links(page) == wrong
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    named = list(navigated(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
+    assert sorted(named) == sorted(str(page.relative_to(ROOT)) for page in pages)
+
+
+def test_pages_read_the_same_on_a_forge_and_on_the_site() -> None:
+    """What belongs to the item of a list is indented by four spaces, and `\\|` in code would show its backslash."""
+    indented, escaped = re.compile(r"^ {1,3}(?:```|[-*] |\d+\. )", re.MULTILINE), re.compile(r"`[^`\n]*\\\|[^`\n]*`")
+    assert indented.search("1. One:\n\n   ```sh")
+    assert escaped.search(r"| `begin\|commit` |")
+    for page in files(".md"):
+        for wrong in (indented, escaped):
+            assert wrong.search(page.read_text()) is None, page
