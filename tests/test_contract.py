@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +23,7 @@ import typer.main
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from typer.core import TyperGroup, TyperOption
+from typer.testing import CliRunner
 
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
@@ -36,7 +39,8 @@ from participants.service import BrokerService
 from spark_connector.options import READ_OPTIONS, WRITE_OPTIONS
 from tests.links import anchor
 
-PAGE = (Path(__file__).parent.parent / "docs" / "contract.md").read_text()
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "contract.md").read_text()
 Rows = dict[str, list[str]]
 """By the name in the first cell, the other cells."""
 POWERS = {2**power - 1: f"2^{power}-1" for power in (32, 53, 63)}
@@ -234,6 +238,14 @@ def test_every_code_that_the_text_names_exists() -> None:
 
 def test_the_page_has_every_command_and_no_other() -> None:
     assert titled("metatxn") == COMMANDS.keys()
+
+
+def test_the_page_shows_what_the_command_prints_as_its_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (told,) = re.findall(r"`(.+?)`", rows("metatxn", "option")["--version"][-1])
+    printed = CliRunner().invoke(command_line, ["--version"]).stdout
+    assert told == f"metatxn {project['version']}"
+    assert printed == f"metatxn {version('metatxn')}\n"
 
 
 def test_every_option_of_a_command_is_in_its_table_with_its_default() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -41,7 +40,9 @@ app.add_typer(tokens.app, name="token")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(version("metatxn"))
+        from importlib.metadata import version
+
+        print(f"metatxn {version('metatxn')}")
         raise typer.Exit
 
 
@@ -55,7 +56,9 @@ def shared(
         typer.Option(envvar="METATXN_CA", metavar="FILE", help="PEM file of the authorities to trust for https://."),
     ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="What is printed.")] = Output.TABLE,
-    _: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     context.obj = Shared(url, token, ca, output)
 

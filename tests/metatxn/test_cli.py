@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -334,4 +335,4 @@ def test_a_key_needs_its_epoch(ask: Callable[..., Any], cli: Run) -> None:
 
 def test_help_without_arguments() -> None:
     assert "Usage" in run().stdout + run().stderr
-    assert run("--version").stdout.strip()
+    assert run("--version").stdout == f"metatxn {version('metatxn')}\n"

@@ -1,0 +1,151 @@
+"""Goal: pyproject.toml says what the code needs, and no more; what else tells about the project agrees with it.
+
+Method: the syntax trees of all modules are read, and the environment is asked which distribution a module is of. The
+product is what gets installed; tests, benchmarks, examples and scripts may also use the extras for development.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DEVELOPMENT = {"demo", "dev", "docs", "fuzz", "matrix"}
+"""Extras of which the product may import nothing."""
+BESIDE_THE_PRODUCT = ("tests", "benchmarks", "examples", "scripts")
+PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi"}
+"""Distributions that belong to another one, which asks for the version that fits."""
+NOT_IMPORTED = {
+    "sniffio": "httpcore imports it at every lock",
+    "pandas": "Spark imports it where it exchanges Arrow data with Python",
+    "flask": "the server of moto",
+    "flask-cors": "the server of moto",
+    "moto": "started as a program",
+    "mypy": "started as a program",
+    "pytest-asyncio": "a plugin of pytest",
+    "pytest-timeout": "a plugin of pytest",
+    "pytest-xdist": "a plugin of pytest",
+    "ruff": "started as a program",
+    "mkdocs-material": "the theme in mkdocs.yml",
+}
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+"""The digest of https://www.apache.org/licenses/LICENSE-2.0.txt."""
+
+
+def normalized(requirement: str) -> str:
+    """The name of the distribution, as registries compare it."""
+    (name,) = re.findall(r"^[\w.-]+", requirement)
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(*extras: str) -> set[str]:
+    """The dependencies that always hold, and those of these extras."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    lists = [PROJECT["project"]["dependencies"], *(optional[extra] for extra in extras)]
+    return {normalized(each) for requirements in lists for each in requirements} - {"metatxn"}
+
+
+def product() -> Iterator[Path]:
+    """The modules that are installed."""
+    setuptools = PROJECT["tool"]["setuptools"]
+    yield from (ROOT / f"{name}.py" for name in setuptools["py-modules"])
+    for pattern in setuptools["packages"]["find"]["include"]:
+        for package in ROOT.glob(pattern):
+            yield from package.rglob("*.py")
+
+
+def beside_the_product() -> Iterator[Path]:
+    for name in BESIDE_THE_PRODUCT:
+        yield from (ROOT / name).rglob("*.py")
+
+
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """The distributions that bring each module."""
+    return packages_distributions()
+
+
+def distributions_of(module: str) -> set[str]:
+    """Those of which one has to be declared. A module that is not installed here counts under its own name."""
+    return {normalized(name) for name in installed().get(module, [module])}
+
+
+def third_party(source: str) -> Iterator[str]:
+    """The modules by their first names that a source imports, also within functions and for types alone."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
+            if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").exists():
+                yield name
+
+
+@cache
+def imported(which: str) -> frozenset[str]:
+    paths = product() if which == "product" else beside_the_product()
+    return frozenset(name for path in paths for name in third_party(path.read_text()))
+
+
+def undeclared(modules: Iterable[str], requirements: set[str]) -> set[str]:
+    return {
+        module
+        for module in modules
+        if not {PART_OF.get(name, name) for name in distributions_of(module)} & requirements
+    }
+
+
+def unused(requirements: set[str], modules: Iterable[str]) -> set[str]:
+    used = {name for module in modules for name in distributions_of(module)}
+    stubs = {name for name in requirements if name.startswith("types-") or name.endswith("-stubs")}
+    return requirements - used - stubs - NOT_IMPORTED.keys()
+
+
+def test_what_the_product_imports_is_declared() -> None:
+    extras = PROJECT["project"]["optional-dependencies"].keys() - DEVELOPMENT
+    assert len(imported("product")) > 10, "or the modules were not found"
+    assert undeclared(imported("product"), declared(*extras)) == set()
+
+
+def test_what_tests_and_tools_import_is_declared() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert undeclared(imported("beside"), declared(*extras)) == set()
+
+
+def test_what_is_declared_is_imported() -> None:
+    """What only tests and tools import must not be installed with the product."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert unused(declared(*extras.keys() - DEVELOPMENT), imported("product")) == set()
+    assert unused(declared(*extras), imported("product") | imported("beside")) == set()
+    assert NOT_IMPORTED.keys() <= declared(*extras)
+
+
+def test_what_is_missing_or_too_much_is_noticed() -> None:
+    source = "import os, yaml.nodes\ndef late():\n    from pydantic_core import x\nfrom . import near\nimport tests"
+    assert set(third_party(source)) == {"yaml", "pydantic_core"}
+    assert undeclared(third_party(source), {"pyyaml"}) == {"pydantic_core"}
+    assert undeclared(third_party(source), {"pydantic"}) == {"yaml"}
+    assert unused({"pyyaml", "pydantic-settings", "types-pyyaml", "mypy"}, third_party(source)) == {"pydantic-settings"}
+
+
+def test_the_version_is_that_of_the_changelog() -> None:
+    """The changes that are not released stand above the version that was."""
+    sections = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[:2] == ["Unreleased", PROJECT["project"]["version"]]
+    assert f"image: metatxn:{PROJECT['project']['version']}\n" in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_the_license_is_the_one_that_is_declared() -> None:
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
