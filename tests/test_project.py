@@ -1,4 +1,4 @@
-"""Goal: pyproject.toml says what the code needs, and no more; what else tells about the project agrees with it.
+"""Goal: pyproject.toml says what the code needs, and no more; other files about the project agree with it and the code.
 
 Method: the syntax trees of all modules are read, and the environment is asked which distribution a module is of. The
 product is what gets installed; tests, benchmarks, examples and scripts may also use the extras for development.
@@ -17,7 +17,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+from tests.test_source import ALLOWED
+
 ROOT = Path(__file__).parent.parent
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DEVELOPMENT = {"demo", "dev", "docs", "fuzz", "matrix"}
 """Extras of which the product may import nothing."""
@@ -149,3 +152,29 @@ def test_the_version_is_that_of_the_changelog() -> None:
 def test_the_license_is_the_one_that_is_declared() -> None:
     assert PROJECT["project"]["license"] == "Apache-2.0"
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
+
+
+def test_the_table_of_floors_is_the_one_that_is_enforced() -> None:
+    (table,) = re.findall(r"<!-- floors -->\n(.*)<!-- end of floors -->", CONTRIBUTING, re.DOTALL)
+    rows = [[set(re.findall(r"`(.+?)`", cell)) for cell in line.split(" | ")] for line in table.splitlines()[2:]]
+    assert {name: below for (name,), below in rows} == {name: below - {name} for name, below in ALLOWED.items()}
+
+
+def test_files_and_commands_that_contributing_names_exist() -> None:
+    named = set(re.findall(r"\b((?:docs|metastore|metatxn|tests)/[\w./-]*\w)", CONTRIBUTING))
+    assert len(named) > 20
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", CONTRIBUTING)) <= targets
+
+
+def test_names_in_files_that_contributing_names_exist() -> None:
+    """`_LAWS` in `metastore/txn/invariants.py`: such a name is in one of the files of its step."""
+    steps = re.findall(r"^\d\. (.*(?:\n   .*)*)", CONTRIBUTING, re.MULTILINE)
+    seen = 0
+    for step in steps:
+        source = "".join((ROOT / name).read_text() for name in re.findall(r"`([\w/]+\.py)`", step))
+        for name in re.findall(r"`([A-Z_][\w.]*)`", step) if source else ():
+            seen += 1
+            assert re.search(rf"\b{name.rpartition('.')[2]}\b", source), name
+    assert seen > 5
