@@ -1,6 +1,6 @@
 """What source and pages cite: sections of docs/design.md as `DESIGN §5.3`, and the numbers of docs/scenarios.md.
 
-    python -m tests.citations      writes the column "held by" of docs/scenarios.md
+    python -m tests.citations      writes the column "tests" of docs/scenarios.md
 
 A test names a scenario in its name (`test_47_49_pending_is_not_given_again`), or in its text ("Scenarios 24 and 53",
 "scenarios K86-K88"); the docstring of a file names those of the whole file. A lone letter, as in "scenarios C, D",
