@@ -112,7 +112,7 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     named = list(navigated(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")]
     assert sorted(named) == sorted(str(page.relative_to(ROOT)) for page in pages)
 
 
