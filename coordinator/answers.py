@@ -15,9 +15,9 @@ from typing import Any
 from metastore.txn.records import Header
 from metastore.txn.store import TransactionRecords
 from metastore.types import Revision
+from metatxn.wire import errors
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, ServiceError
 
 Members = dict[str, Any]
 """A `TransactionHeader` as its JSON members, without those that it lacks: a fraction of the work of a model."""
@@ -80,28 +80,25 @@ def describe_records(
     )
 
 
-def unknown_transaction(txn_id: TxnId) -> ServiceError:
-    return ServiceError(
-        ErrorCode.TXN_NOT_FOUND,
+def unknown_transaction(txn_id: TxnId) -> errors.MetatxnError:
+    return errors.TransactionNotFound(
         f"transaction {txn_id} is unknown: it never began, or it ended long ago",
         txn_id=str(txn_id),
     )
 
 
-def already_decided(txn_id: TxnId, header: Header) -> ServiceError:
+def already_decided(txn_id: TxnId, header: Header) -> errors.MetatxnError:
     """Why a final transaction refuses a verb that is not its own end."""
     assert header.state.final
     if header.expired_by:
-        return ServiceError(
-            ErrorCode.EXPIRED_TRANSACTION,
+        return errors.ExpiredTransaction(
             f"transaction {txn_id} was aborted by {header.expired_by} at {header.finalized_ms}: {header.reason}",
             txn_id=str(txn_id),
             state=header.state.value,
             finalized_ms=header.finalized_ms,
             expired_by=header.expired_by.value,
         )
-    return ServiceError(
-        ErrorCode.INVALID_TXN_STATE,
+    return errors.InvalidTransactionState(
         f"transaction {txn_id} was {header.state} at {header.finalized_ms}",
         txn_id=str(txn_id),
         state=header.state.value,
@@ -109,11 +106,10 @@ def already_decided(txn_id: TxnId, header: Header) -> ServiceError:
     )
 
 
-def other_writers(txn_id: TxnId, header: Header) -> ServiceError:
+def other_writers(txn_id: TxnId, header: Header) -> errors.MetatxnError:
     """The same transaction cannot be committed again with another list of writers: the first list has decided."""
     counted = "all" if header.writers is None else f"{len(header.writers)} named"
-    return ServiceError(
-        ErrorCode.INVALID_TXN_STATE,
+    return errors.InvalidTransactionState(
         f"transaction {txn_id} was COMMITTED at {header.finalized_ms} with other writers ({counted} writers count)",
         txn_id=str(txn_id),
         state=header.state.value,
@@ -121,18 +117,17 @@ def other_writers(txn_id: TxnId, header: Header) -> ServiceError:
     )
 
 
-def is_prepared(txn_id: TxnId) -> ServiceError:
-    return ServiceError(
-        ErrorCode.TXN_CONFLICT,
+def is_prepared(txn_id: TxnId) -> errors.MetatxnError:
+    return errors.TransactionConflict(
         f"transaction {txn_id} is prepared: only its commit or abort may follow",
         action="Commit or abort the prepared transaction.",
         txn_id=str(txn_id),
     )
 
 
-def not_allowed(detail: str, *, action: str | None = None, **members: object) -> ServiceError:
-    return ServiceError(ErrorCode.NOT_ALLOWED, detail, action=action, **members)
+def not_allowed(detail: str, *, action: str | None = None, **members: Any) -> errors.MetatxnError:
+    return errors.NotAllowed(detail, action=action, **members)
 
 
-def invalid(field: str, detail: str, *, action: str | None = None) -> ServiceError:
-    return ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {detail}", action=action, field=field)
+def invalid(field: str, detail: str, *, action: str | None = None) -> errors.MetatxnError:
+    return errors.InvalidArgument(f"{field}: {detail}", action=action, field=field)

@@ -25,9 +25,9 @@ from metastore.api import MetadataStore
 from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn.store import TransactionRecords, TxnStore
 from metatxn.service.security.principal import Principal
+from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest, TransactionHeader
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ServiceError
 
 Wanted = BeginRequest | End
 Item = TypeVar("Item")
@@ -121,7 +121,7 @@ def _wanted(number: int, item: BatchItem, store: MetadataStore) -> Wanted:
                 return Commit(TxnId.parse(item.txn_id), writers)
             case "abort":
                 return Abort(TxnId.parse(item.txn_id), item.reason, item.force)
-    except ServiceError as error:
+    except errors.MetatxnError as error:
         field, _, detail = error.detail.partition(": ")
         raise invalid(f"items.{number}.{field}", detail, action=error.action) from error
 

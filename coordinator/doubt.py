@@ -7,11 +7,11 @@ ends the call must not make that promise, however definite the error itself is: 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from coordinator.settling import Overtaken
 from metastore.errors import MetastoreError, OutcomeUnknown
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 
 ACTION_AFTER_BEGIN = (
     "Read this transaction and use it if it is there; otherwise begin another one: this one times out by itself."
@@ -45,9 +45,9 @@ class Doubt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, OutcomeUnknown) or (self.lost and isinstance(error, MetastoreError | ServiceError)):
+        if isinstance(error, OutcomeUnknown) or (self.lost and isinstance(error, MetastoreError | errors.MetatxnError)):
             raise outcome_unknown(error, self._action, **self._members) from error
 
 
-def outcome_unknown(cause: BaseException, action: str | None = None, **members: str) -> ServiceError:
-    return ServiceError(ErrorCode.OUTCOME_UNKNOWN, f"a reply of the store was lost: {cause}", action=action, **members)
+def outcome_unknown(cause: BaseException, action: str | None = None, **members: Any) -> errors.MetatxnError:
+    return errors.OutcomeUnknown(f"a reply of the store was lost: {cause}", action=action, **members)

@@ -7,8 +7,8 @@ from typing import TypeVar
 from coordinator import answers
 from metastore.txn.store import TransactionRecords
 from metatxn.service.security.principal import Principal
+from metatxn.wire import errors
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
-from metatxn.wire.problems import ServiceError
 
 _ACTION = "Use the token of the principal that owns it, or of an administrator."
 
@@ -57,5 +57,5 @@ def require_force(records: TransactionRecords, caller: Principal) -> None:
         )
 
 
-def other_owner(what: str, caller: Principal, **members: str) -> ServiceError:
+def other_owner(what: str, caller: Principal, **members: str) -> errors.MetatxnError:
     return answers.not_allowed(f"{what} belongs to another principal than {caller.name!r}", action=_ACTION, **members)

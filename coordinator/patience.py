@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from metatxn.service.departure import caller_left
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 
 Clock = Callable[[], int]
 """Now, in epoch milliseconds."""
@@ -51,7 +51,7 @@ class Patience:
         self.rounds += 1
         return True
 
-    def over(self, what: str) -> ServiceError:
+    def over(self, what: str) -> errors.MetatxnError:
         """The error for a call whose records, `what`, were changed by others each time."""
         detail = f"{what} was changed by others each of the {self.rounds} times that this was tried"
-        return ServiceError(ErrorCode.STORE_UNAVAILABLE, detail)
+        return errors.StoreUnavailable(detail)

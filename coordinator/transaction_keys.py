@@ -28,6 +28,7 @@ from metastore.txn.records import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Absent, Batch, Revision
+from metatxn.wire import errors
 from metatxn.wire.coordinator import (
     BeginRequest,
     ConnectAnswer,
@@ -37,7 +38,6 @@ from metatxn.wire.coordinator import (
     TransactionKeyInfo,
 )
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, ServiceError
 
 FENCED_SESSIONS_KEPT = 64
 
@@ -314,9 +314,8 @@ def _committed_before(held: KeyRecord, request: BeginRequest) -> TransactionHead
     )
 
 
-def _prepared_predecessor(predecessor: TransactionRecords, key: str) -> ServiceError:
-    return ServiceError(
-        ErrorCode.TXN_CONFLICT,
+def _prepared_predecessor(predecessor: TransactionRecords, key: str) -> errors.MetatxnError:
+    return errors.TransactionConflict(
         f"transaction {predecessor.txn_id} of key {key!r} is prepared and must be ended first",
         action="Commit or abort the prepared transaction, then begin again.",
         transaction_key=key,
@@ -324,8 +323,8 @@ def _prepared_predecessor(predecessor: TransactionRecords, key: str) -> ServiceE
     )
 
 
-def _unknown_key(key: str) -> ServiceError:
-    return ServiceError(ErrorCode.NOT_FOUND, f"transaction key {key!r} is not in use", transaction_key=key)
+def _unknown_key(key: str) -> errors.MetatxnError:
+    return errors.NotFound(f"transaction key {key!r} is not in use", transaction_key=key)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Absent, Batch, Revision
 from metatxn.service.security.principal import ANYONE, Principal
+from metatxn.wire import errors
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ServiceError
 
 PREPARED_TIMEOUT_MS = MAX_TIMEOUT_MS
 """How long a prepared transaction waits for its decision unless prepare says otherwise: a day."""
@@ -57,7 +57,7 @@ _CONNECT_FIRST = (
 
 log = structlog.get_logger()
 
-Failure = ServiceError | MetastoreError
+Failure = errors.MetatxnError | MetastoreError
 Answer = TypeVar("Answer")
 
 
@@ -65,7 +65,7 @@ async def answered(call: Awaitable[Answer]) -> Answer | Failure:
     """What it raises as an answer: of many calls, each fails by itself."""
     try:
         return await call
-    except (ServiceError, MetastoreError) as error:
+    except (errors.MetatxnError, MetastoreError) as error:
         return error
 
 
@@ -266,7 +266,7 @@ class Transactions:
     def _answer_again(self, end: End, records: TransactionRecords) -> TransactionHeader:
         try:
             return end.again(records)
-        except ServiceError:
+        except errors.MetatxnError:
             self.metrics.refused()
             raise
 
@@ -379,7 +379,7 @@ def _begun_in(batch: Batch) -> list[TxnId]:
     return [paths.txn_id_of_header(check.key) for check in batch.checks if isinstance(check, Absent)]
 
 
-def _perhaps_begun(lost: Unanswered) -> Iterator[ServiceError]:
+def _perhaps_begun(lost: Unanswered) -> Iterator[errors.MetatxnError]:
     """OUTCOME_UNKNOWN for each transaction that may have begun, in their order."""
     return (outcome_unknown(lost, ACTION_AFTER_BEGIN, txn_id=txn_id) for txn_id in _begun_in(lost.batch))
 
@@ -408,7 +408,7 @@ def _timed_out(records: TransactionRecords, now_ms: int) -> Header:
     return aborted(records.header, now_ms, f"{kind} {records.deadline_ms} passed", ExpiredBy.TIMEOUT)
 
 
-def _key_lost(records: TransactionRecords) -> ServiceError:
+def _key_lost(records: TransactionRecords) -> errors.MetatxnError:
     return answers.not_allowed(
         f"transaction {records.txn_id} is no longer held by its transaction key at epoch {records.header.epoch}",
         txn_id=str(records.txn_id),

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from metatxn.client import AsyncClient, connect_async
     from metatxn.consumer import AsyncConsumer
-    from metatxn.errors import (
+    from metatxn.frames import FramesPage
+    from metatxn.producer import AsyncProducer
+    from metatxn.reader import AsyncReader, Message
+    from metatxn.sync.client import Client, connect
+    from metatxn.sync.consumer import Consumer
+    from metatxn.sync.producer import Producer
+    from metatxn.sync.reader import Reader
+    from metatxn.sync.table_writer import TableWriter
+    from metatxn.sync.transaction import Transaction
+    from metatxn.table_writer import AsyncTableWriter
+    from metatxn.transaction import AsyncTransaction
+    from metatxn.wire.errors import (
         AlreadyExists,
         ExpiredTransaction,
         InvalidArgument,
@@ -36,17 +47,6 @@ if TYPE_CHECKING:
         TransactionNotFound,
         Unauthenticated,
     )
-    from metatxn.frames import FramesPage
-    from metatxn.producer import AsyncProducer
-    from metatxn.reader import AsyncReader, Message
-    from metatxn.sync.client import Client, connect
-    from metatxn.sync.consumer import Consumer
-    from metatxn.sync.producer import Producer
-    from metatxn.sync.reader import Reader
-    from metatxn.sync.table_writer import TableWriter
-    from metatxn.sync.transaction import Transaction
-    from metatxn.table_writer import AsyncTableWriter
-    from metatxn.transaction import AsyncTransaction
 
 
 __all__ = [
@@ -89,16 +89,14 @@ __all__ = [
 ]
 
 _MODULES = (
-    *("errors", "client", "consumer", "frames", "producer", "reader", "table_writer", "transaction", "sync.client"),
-    *("sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
+    *("wire.errors", "client", "consumer", "frames", "producer", "reader", "table_writer", "transaction"),
+    *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
 )
 """Where these names live. They are imported when the first one is asked for: the servers read `metatxn.wire` and never
 load the client."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"metatxn.{name}")
     if name in __all__:
         for module in _MODULES:
             if (found := vars(import_module(f"metatxn.{module}")).get(name)) is not None:

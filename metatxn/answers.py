@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from metatxn.errors import MetatxnError, OutcomeUnknown, ServiceUnreachable, from_problem
+from metatxn.wire.errors import MetatxnError, OutcomeUnknown, ServiceUnreachable
+from metatxn.wire.problems import from_problem
 
 QUESTION = "GET"
 """The one method that changes nothing."""

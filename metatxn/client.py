@@ -19,7 +19,6 @@ from metatxn.answers import parsed
 from metatxn.connection import Connection, post
 from metatxn.consumer import ACKS_SETTLED_BY, AsyncConsumer, subscription_path
 from metatxn.delivery import MAX_PENDING_BYTES
-from metatxn.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, json_body, path_of
 from metatxn.paging import Listing, Paged
@@ -49,6 +48,7 @@ from metatxn.wire.coordinator import (
     TransactionHeader,
     TransactionKeyInfo,
 )
+from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"

@@ -8,9 +8,9 @@ import random
 from typing import Literal
 
 from metatxn.answers import parsed
-from metatxn.errors import MetatxnError, ServiceUnreachable
 from metatxn.http import Call, FixedEndpoint, Http, path_of, pause_s
 from metatxn.wire.coordinator import Cluster, Process
+from metatxn.wire.errors import MetatxnError, ServiceUnreachable
 
 Role = Literal["coordinator", "broker"]
 

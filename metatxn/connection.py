@@ -13,10 +13,17 @@ import httpx
 from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.delivery import Delivery, Entry
-from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound, PayloadTooLarge, SchemaMismatch, SegmentSealed
 from metatxn.http import Call, Http, json_body, path_of
 from metatxn.topics import Layout, OwnerOf, Topics
 from metatxn.wire.broker import PublishAnswer
+from metatxn.wire.errors import (
+    ExpiredTransaction,
+    MetatxnError,
+    NotFound,
+    PayloadTooLarge,
+    SchemaMismatch,
+    SegmentSealed,
+)
 
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0

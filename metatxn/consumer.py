@@ -12,11 +12,11 @@ from typing import Any, Self
 
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
-from metatxn.errors import ExpiredTransaction, MetatxnError, NotFound, TransactionConflict
 from metatxn.http import Call, json_body, path_of
 from metatxn.reader import Message, message_of
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.broker import ReceiveAnswer
+from metatxn.wire.errors import ExpiredTransaction, MetatxnError, NotFound, TransactionConflict
 from metatxn.wire.names import MessageId
 
 PREFETCH_MESSAGES = 100

@@ -34,8 +34,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-from metatxn.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
 from metatxn.topics import Layout
+from metatxn.wire.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
 
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 """Above it `put` waits."""

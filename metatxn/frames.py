@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
-from metatxn.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.table_writer import KEY_METADATA, key_text
 from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
+from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_all
 
 PAGE_BYTES = 8 * 1024 * 1024

@@ -32,8 +32,8 @@ import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from metatxn.answers import QUESTION, error_of
-from metatxn.errors import InvalidArgument, MetatxnError, NotOwner, OutcomeUnknown, ServiceUnreachable
 from metatxn.transport import Connections
+from metatxn.wire.errors import InvalidArgument, MetatxnError, NotOwner, OutcomeUnknown, ServiceUnreachable
 
 MAX_REDIRECTS = 5
 MAX_ON_THEIR_WAY = 100

@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, Delivery
-from metatxn.errors import InvalidArgument, MetatxnError
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.broker import MAX_ENTRY_BYTES as BROKER_MAX_ENTRY_BYTES
 from metatxn.wire.broker import MESSAGES_MEDIA_TYPE
+from metatxn.wire.errors import InvalidArgument, MetatxnError
 
 MAX_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_MESSAGES = 1000

@@ -8,10 +8,10 @@ from typing import Any
 
 from metatxn.answers import parsed
 from metatxn.connection import Connection
-from metatxn.errors import InvalidArgument
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.wire.broker import Isolation, ReadMessage, ReadMessagesAnswer
+from metatxn.wire.errors import InvalidArgument
 
 PAGE_MESSAGES = 1000
 FOLLOW_WAIT_MS = 1000

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, Delivery
-from metatxn.errors import InvalidArgument, MetatxnError
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, MAX_ENTRY_BYTES, hash_of_key
+from metatxn.wire.errors import InvalidArgument, MetatxnError
 
 DEFAULT_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_BATCHES = 10_000

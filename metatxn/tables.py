@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
-from metatxn.errors import NotFound, SchemaMismatch
 from metatxn.frames import SegmentFrames, decode, keys_of, misfit_at, values_of
 from metatxn.wire.broker import Isolation
+from metatxn.wire.errors import NotFound, SchemaMismatch
 from metatxn.wire.frames import Frame, PayloadKind
 
 _METADATA_FIELDS: list[pa.Field[Any]] = [

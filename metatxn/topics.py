@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
-from metatxn.errors import NotFound, SchemaMismatch
 from metatxn.http import Call, Http, path_of
 from metatxn.wire.broker import SegmentInfo, TopicInfo, TopicSchema, hash_of_key
+from metatxn.wire.errors import NotFound, SchemaMismatch
 
 
 class Layout:

@@ -21,13 +21,13 @@ import httpx
 
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
-from metatxn.errors import (
+from metatxn.http import Call, path_of
+from metatxn.wire.coordinator import TransactionHeader
+from metatxn.wire.errors import (
     ExpiredTransaction,
     InvalidTransactionState,
     MetatxnError,
 )
-from metatxn.http import Call, path_of
-from metatxn.wire.coordinator import TransactionHeader
 
 REREAD_PAUSE_S = 0.1
 

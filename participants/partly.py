@@ -8,23 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from metastore.errors import MetastoreError
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 
 
 def one_error(
-    errors: Sequence[BaseException], parts: int, is_final: Callable[[ServiceError], bool], done: str, action: str
+    failures: Sequence[BaseException],
+    parts: int,
+    is_final: Callable[[errors.MetatxnError], bool],
+    done: str,
+    action: str,
 ) -> BaseException:
     """The first error that `is_final`; an error that says it all; else OUTCOME_UNKNOWN, with what is `done` and the
     `action` to take. It is definite only if every part has failed, and each of them for certain."""
-    nothing_done = len(errors) == parts and all(map(_is_definite, errors))
-    final = next((error for error in errors if isinstance(error, ServiceError) and is_final(error)), None)
+    nothing_done = len(failures) == parts and all(map(_is_definite, failures))
+    final = next((error for error in failures if isinstance(error, errors.MetatxnError) and is_final(error)), None)
     if final is not None:
-        return final if nothing_done else final.partly()
+        return final if nothing_done else final.not_definite()
     if nothing_done or parts == 1:
-        return errors[0]
-    detail = f"{parts - len(errors)} of {parts} {done}; of the others: {errors[0]}"
-    return ServiceError(ErrorCode.OUTCOME_UNKNOWN, detail, action=action)
+        return failures[0]
+    detail = f"{parts - len(failures)} of {parts} {done}; of the others: {failures[0]}"
+    return errors.OutcomeUnknown(detail, action=action)
 
 
 def _is_definite(error: BaseException) -> bool:
-    return isinstance(error, ServiceError | MetastoreError) and error.definite
+    return isinstance(error, errors.MetatxnError | MetastoreError) and error.definite

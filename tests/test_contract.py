@@ -31,7 +31,7 @@ from metastore.txn.store import INDEXES
 from metatxn.cli.main import app as command_line
 from metatxn.service.limits import Limits
 from metatxn.service.quick import add_routes
-from metatxn.wire.problems import KINDS
+from metatxn.wire.errors import BY_CODE
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.metrics import BrokerMetrics
@@ -227,13 +227,13 @@ def test_the_page_has_every_error_with_its_status_and_its_facts() -> None:
     yes = {True: "yes", False: "no"}
     told = {code: tuple(cells[:3]) for code, cells in tables(SECTIONS["errors"], "code").items()}
     assert told == {
-        code.value: (str(kind.status), yes[kind.retriable], yes[kind.definite]) for code, kind in KINDS.items()
+        code.value: (str(kind.status), yes[kind.retriable], yes[kind.definite]) for code, kind in BY_CODE.items()
     }
 
 
 def test_every_code_that_the_text_names_exists() -> None:
     named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", PAGE))
-    assert {name for name in named if not name.startswith("METATXN_")} - OTHERS_VARIABLES <= {*KINDS}
+    assert {name for name in named if not name.startswith("METATXN_")} - OTHERS_VARIABLES <= {*BY_CODE}
 
 
 def test_the_page_has_every_command_and_no_other() -> None:

@@ -83,7 +83,7 @@ def test_import_rule_can_fail() -> None:
     assert not allowed("coordinator", "participants.records")
     assert not allowed("metastore", "metatxn.service.http")
     assert not allowed("metatxn.service", "metatxn.client")
-    assert not allowed("metatxn.wire", "metatxn.errors")
+    assert not allowed("metatxn.wire", "metatxn.client")
     assert not allowed("participants", "metatxn")
     assert not allowed("metatxn", "participants.broker.broker")
     assert not allowed("metatxn", "metatxn.service.http")

@@ -46,8 +46,9 @@ from metatxn.wire.coordinator import (
     valid_key,
     valid_txn_id,
 )
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.problems import problem_of
 
 ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
 WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)
@@ -100,7 +101,7 @@ def _item(answer: ItemAnswer) -> dict[str, Any]:
     """A `BatchItemAnswer`, as JSON members."""
     if isinstance(answer, Done):
         return {"status": 201 if answer.created else 200, "txn": answer.txn}
-    problem = (from_store(answer) if isinstance(answer, MetastoreError) else answer).problem()
+    problem = problem_of(from_store(answer) if isinstance(answer, MetastoreError) else answer)
     return {"status": problem.status, "problem": problem.model_dump(mode="json", exclude_none=True)}
 
 

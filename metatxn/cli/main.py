@@ -11,7 +11,7 @@ import typer
 from metatxn.cli import key, serve, store, subscription, tokens, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error
-from metatxn.errors import MetatxnError
+from metatxn.wire.errors import MetatxnError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2

@@ -6,7 +6,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from metatxn.wire.problems import MEDIA_TYPE, ErrorCode, Problem
+from metatxn.wire.errors import ErrorCode
+from metatxn.wire.problems import MEDIA_TYPE, Problem
 
 RETRY_AFTER_SECONDS = 1
 _COMES_BACK = (ErrorCode.STORE_UNAVAILABLE, ErrorCode.STORAGE_FULL, ErrorCode.RATE_LIMITED)

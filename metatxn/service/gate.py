@@ -27,7 +27,8 @@ from metatxn.service.departure import ASKED
 from metatxn.service.limits import Limits, RateLimit
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE, Principal
-from metatxn.wire.problems import ErrorCode, Problem, ServiceError
+from metatxn.wire import errors
+from metatxn.wire.problems import Problem, problem_of
 
 CALLER = "metatxn.caller"
 """Where the principal stands in the scope of a request."""
@@ -83,13 +84,13 @@ class Gate:
             return ANYONE
         try:
             caller = self._authenticator.principal(scope["headers"])
-        except ServiceError as error:
+        except errors.MetatxnError as error:
             self._count(address)
             log.info("request refused", path=path, client=address, reason=error.detail)
-            raise Refused(error.problem(), {"WWW-Authenticate": "Bearer"}) from None
+            raise Refused(problem_of(error), {"WWW-Authenticate": "Bearer"}) from None
         self._count(f"principal {caller.name}")
         if path.startswith(ADMIN_PATHS) and not caller.superuser:
-            raise Refused(caller.lacks("the right admin", right="admin").problem())
+            raise Refused(problem_of(caller.lacks("the right admin", right="admin")))
         return caller
 
     # -- how much ----------------------------------------------------------------------------------------------
@@ -97,13 +98,13 @@ class Gate:
     def _count(self, caller: str) -> None:
         if self._rate is not None and (wait_s := self._rate.wait_s(caller, self._clock())):
             raise Refused(
-                _problem(ErrorCode.RATE_LIMITED, f"more than {self._limits.requests_per_second:g} requests per second"),
+                _problem(errors.RateLimited, f"more than {self._limits.requests_per_second:g} requests per second"),
                 {"Retry-After": str(math.ceil(wait_s))},
             )
 
     def _enter(self) -> None:
         if self._under_way >= self._limits.max_requests:
-            raise Refused(_problem(ErrorCode.RATE_LIMITED, f"{self._under_way} requests are under way already"))
+            raise Refused(_problem(errors.RateLimited, f"{self._under_way} requests are under way already"))
         self._under_way += 1
 
     # -- through -----------------------------------------------------------------------------------------------
@@ -151,12 +152,12 @@ class Gate:
         except TimeoutError:
             detail = f"body: it did not arrive within {self._limits.body_timeout_ms} ms"
             action = "Send it again over a faster connection, or in smaller pieces."
-            late = _problem(ErrorCode.INVALID_ARGUMENT, detail, status=408, title="Request timeout", action=action)
+            late = _problem(errors.InvalidArgument, detail, status=408, title="Request timeout", action=action)
             raise Refused(late.model_copy(update={"retriable": True}), {"Connection": "close"}) from None
 
     def _too_large(self) -> Refused:
         limit = self._limits.max_body_bytes
-        return Refused(_problem(ErrorCode.PAYLOAD_TOO_LARGE, f"a body holds at most {limit} bytes", limit_bytes=limit))
+        return Refused(_problem(errors.PayloadTooLarge, f"a body holds at most {limit} bytes", limit_bytes=limit))
 
 
 class Refused(Exception):
@@ -198,7 +199,7 @@ class _InTime:
         if self._begun:
             return
         log.warning("no answer in time", method=self._scope["method"], path=self._scope["path"], seconds=timeout_s)
-        late = Refused(_problem(ErrorCode.OUTCOME_UNKNOWN, f"there was no answer within {timeout_s:g} s"))
+        late = Refused(_problem(errors.OutcomeUnknown, f"there was no answer within {timeout_s:g} s"))
         self._answering = asyncio.create_task(late.answer(self._scope, receive, self._send))
 
 
@@ -209,9 +210,7 @@ def _check_head(scope: Scope, limits: Limits) -> None:
         size += len(name) + len(value)
     if len(headers) > limits.max_headers or size > limits.max_header_bytes:
         detail = f"headers: at most {limits.max_headers} with {limits.max_header_bytes} bytes together are taken"
-        raise Refused(
-            _problem(ErrorCode.INVALID_ARGUMENT, detail, status=431, title="Too many headers", field="headers")
-        )
+        raise Refused(_problem(errors.InvalidArgument, detail, status=431, title="Too many headers", field="headers"))
 
 
 def _has_body(scope: Scope) -> bool:
@@ -241,7 +240,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _problem(
-    code: ErrorCode,
+    kind: type[errors.MetatxnError],
     detail: str,
     *,
     status: int | None = None,
@@ -249,6 +248,6 @@ def _problem(
     action: str | None = None,
     **members: Any,
 ) -> Problem:
-    """The problem of a code, or what HTTP has a status of its own for and the contract has no code."""
-    problem = ServiceError(code, detail, action=action, **members).problem()
+    """The problem of an error, or what HTTP has a status of its own for and the contract has no code."""
+    problem = problem_of(kind(detail, action=action, **members))
     return problem.model_copy(update={"status": status or problem.status, "title": title or problem.title})

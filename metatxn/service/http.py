@@ -22,7 +22,9 @@ from metatxn.service.gate import CALLER, Gate
 from metatxn.service.openapi import documented_app
 from metatxn.service.openapi import problems as problems
 from metatxn.service.security.principal import Principal
-from metatxn.wire.problems import KINDS, ErrorCode, Problem, ServiceError
+from metatxn.wire import errors
+from metatxn.wire.errors import BY_CODE, ErrorCode
+from metatxn.wire.problems import Problem, problem_of
 from metatxn.wire.text import no_control_characters
 
 _BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
@@ -82,15 +84,15 @@ def _json_unless_named(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, 
     return [*others, *(chosen or [(CONTENT_TYPE, JSON)])]
 
 
-def from_store(error: MetastoreError) -> ServiceError:
+def from_store(error: MetastoreError) -> errors.MetatxnError:
     """What a store failure that nobody handled means to an HTTP client."""
     if isinstance(error, OutcomeUnknown):
-        return ServiceError(ErrorCode.OUTCOME_UNKNOWN, str(error))
+        return errors.OutcomeUnknown(str(error))
     if isinstance(error, StoreFull):
-        return ServiceError(ErrorCode.STORAGE_FULL, str(error))
+        return errors.StorageFull(str(error))
     if isinstance(error, InvalidBatch):
-        return ServiceError(ErrorCode.PAYLOAD_TOO_LARGE, str(error))
-    return ServiceError(ErrorCode.STORE_UNAVAILABLE, str(error))
+        return errors.PayloadTooLarge(str(error))
+    return errors.StoreUnavailable(str(error))
 
 
 def _field_of(error: dict[str, Any], body: object) -> str:
@@ -129,18 +131,18 @@ def create_app(
     app.add_middleware(RawPath)
     app.add_middleware(Gate, limits=exposure.limits, authenticator=exposure.authenticator)
 
-    @app.exception_handler(ServiceError)
-    async def service_error(request: Request, error: ServiceError) -> Response:
+    @app.exception_handler(errors.MetatxnError)
+    async def service_error(request: Request, error: errors.MetatxnError) -> Response:
         headers = None
-        if error.code is ErrorCode.NOT_OWNER:
+        if isinstance(error, errors.NotOwner):
             query = request.scope["query_string"].decode("latin-1")
             path = request.scope["path"] + (f"?{query}" if query else "")
-            headers = {"Location": f"{error.members['owner_url']}{path}"}
-        return problem_response(error.problem(), headers)
+            headers = {"Location": f"{error.owner_url}{path}"}
+        return problem_response(problem_of(error), headers)
 
     @app.exception_handler(MetastoreError)
     async def store_error(_: Request, error: MetastoreError) -> Response:
-        return problem_response(from_store(error).problem())
+        return problem_response(problem_of(from_store(error)))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
@@ -150,16 +152,16 @@ def create_app(
         media_type = request.headers.get("content-type", "")
         if field == "body" and isinstance(first["input"], bytes):  # FastAPI parses nothing but JSON
             message = f"JSON is expected: send it as Content-Type: application/json, not as {media_type}"
-        return problem_response(ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {message}", field=field).problem())
+        return problem_response(problem_of(errors.InvalidArgument(f"{field}: {message}", field=field)))
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
         if error.status_code == 400:
             # FastAPI's answer to a body that cannot be parsed at all: not UTF-8, nested too deeply, endless digits.
             detail = f"body: {error.detail}"
-            return problem_response(ServiceError(ErrorCode.INVALID_ARGUMENT, detail, field="body").problem())
+            return problem_response(problem_of(errors.InvalidArgument(detail, field="body")))
         code = ErrorCode.NOT_FOUND if error.status_code == 404 else ErrorCode.INVALID_ARGUMENT
-        kind = KINDS[code]
+        kind = BY_CODE[code]
         problem = Problem(
             status=error.status_code,
             title=str(error.detail),

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 
-from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem, ServiceError
+from metatxn.wire.errors import BY_CODE, ErrorCode
+from metatxn.wire.problems import MEDIA_TYPE, Problem, problem_of
 
 _REFERENCE = "#/components/schemas/{model}"
 _SCHEME = "bearer"
@@ -24,14 +25,14 @@ _WITH_BODY = (ErrorCode.PAYLOAD_TOO_LARGE,)
 
 def problems(*refusals: ErrorCode | int) -> dict[int | str, dict[str, Any]]:
     """The `responses=` of an endpoint that can answer these codes; a status stands for all codes that it can mean."""
-    codes = [code for code, kind in KINDS.items() if code in refusals or kind.status in refusals]
+    codes = [code for code, kind in BY_CODE.items() if code in refusals or kind.status in refusals]
     by_status: dict[int | str, dict[str, Any]] = {}
     for code in codes:
-        by_status.setdefault(KINDS[code].status, {"description": "", "content": {MEDIA_TYPE: _problem_content()}})
-        answer = by_status[KINDS[code].status]
+        kind = BY_CODE[code]
+        answer = by_status.setdefault(kind.status, {"description": "", "content": {MEDIA_TYPE: _problem_content()}})
         answer["description"] += f"{', ' if answer['description'] else ''}`{code}`"
-        example = ServiceError(code, KINDS[code].title).problem().model_dump(mode="json")
-        answer["content"][MEDIA_TYPE]["examples"][code.value] = {"summary": KINDS[code].action, "value": example}
+        example = problem_of(kind(kind.title)).model_dump(mode="json")
+        answer["content"][MEDIA_TYPE]["examples"][code.value] = {"summary": kind.action, "value": example}
     return by_status
 
 

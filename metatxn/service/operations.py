@@ -14,8 +14,8 @@ from metastore.errors import MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metatxn.service.openapi import problems
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.models import Cluster, Health, Liveness, Process
-from metatxn.wire.problems import ErrorCode
 
 READY_WITHIN_SECONDS = 5
 _NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from metatxn.service.gate import LOST_BODY
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 
 
 class StrictRoute(APIRoute):
@@ -58,13 +58,12 @@ def _check_query(query: str, known: set[str]) -> None:
         elif name in seen:
             problem = "is given twice"
         if problem:
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"{name}: {problem}", field=name)
+            raise errors.InvalidArgument(f"{name}: {problem}", field=name)
         seen.add(name)
 
 
-def _lost_body() -> ServiceError:
-    return ServiceError(
-        ErrorCode.INVALID_ARGUMENT,
+def _lost_body() -> errors.MetatxnError:
+    return errors.InvalidArgument(
         "body: there is none, and Content-Type names the type of one",
         action="Send it with Content-Length, or leave out Content-Type.",
         field="body",

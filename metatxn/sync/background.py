@@ -25,8 +25,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import uvloop
 
-from metatxn.errors import InvalidArgument, MetatxnError
 from metatxn.paging import Paged
+from metatxn.wire.errors import InvalidArgument, MetatxnError
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.models import Cluster as Cluster
 from metatxn.wire.models import Process as Process
 from metatxn.wire.models import example
-from metatxn.wire.problems import ErrorCode, Problem, ServiceError
+from metatxn.wire.problems import Problem, problem_of
 from metatxn.wire.text import no_control_characters
 
 MAX_TIMEOUT_MS = 86_400_000
@@ -23,7 +24,7 @@ MAX_NUMBER = 2**53 - 1
 
 MAX_KEY_LENGTH = 512
 _TXN_ID = "0000000000000000000000000000002a"
-_UNKNOWN_TXN = ServiceError(ErrorCode.TXN_NOT_FOUND, f"transaction {_TXN_ID} is unknown", txn_id=_TXN_ID).problem()
+_UNKNOWN_TXN = problem_of(errors.TransactionNotFound(f"transaction {_TXN_ID} is unknown", txn_id=_TXN_ID))
 _SEGMENT_KEY = "segment%3A%2F%2Fpublic%2Fdefault%2Forders%2F0000-ffff-0"
 _HANGING = {
     "txn_id": _TXN_ID,

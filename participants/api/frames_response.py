@@ -16,10 +16,10 @@ import structlog
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from metatxn.wire import errors
 from metatxn.wire.broker import FRAMES_MEDIA_TYPE
 from metatxn.wire.crc import crc32
 from metatxn.wire.frames import RawFrame
-from metatxn.wire.problems import ServiceError
 from participants.ledger.storage import LedgerCorrupt, LedgerError
 
 log = structlog.get_logger()
@@ -67,7 +67,7 @@ class LargeEntryResponse(Response):
         for number in range(len(self._sums)):
             try:
                 chunk = await self._chunk(number)
-            except (LedgerError, ServiceError) as error:
+            except (LedgerError, errors.MetatxnError) as error:
                 log.warning("answer cut off", entry=str(self._position), reason=str(error))
                 return  # an answer that is left unfinished ends the connection
             await send({"type": "http.response.body", "body": chunk, "more_body": True})

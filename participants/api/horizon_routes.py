@@ -10,10 +10,10 @@ from typing import Self
 from fastapi import APIRouter
 
 from metatxn.service.http import Caller, problems
+from metatxn.wire import errors
 from metatxn.wire.broker import HorizonPlace, HorizonsAnswer, HorizonsRequest, Isolation, SegmentHorizon
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
 from participants.broker.payloads import message_count
 from participants.broker.reading import read_page
@@ -38,7 +38,7 @@ class Wanted:
             up_to = Position.parse(place.up_to) if place.up_to is not None else None
         except ValueError as error:
             problem = f"segments: {segment_id}: {error}"
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="segments") from None
+            raise errors.InvalidArgument(problem, field="segments") from None
         return cls(after, up_to, place.max_messages)
 
 
@@ -66,13 +66,10 @@ async def _look(
     for segment_id, place in wanted.items():
         try:
             segment = await broker.segment(segment_id)
-        except ServiceError as error:
-            if error.code is ErrorCode.NOT_OWNER:
-                answer.elsewhere[segment_id] = str(error.members["owner_url"])
-            elif error.code is ErrorCode.NOT_FOUND:
-                answer.gone.append(segment_id)
-            else:
-                raise
+        except errors.NotOwner as error:
+            answer.elsewhere[segment_id] = error.owner_url
+        except errors.NotFound:
+            answer.gone.append(segment_id)
             news = True
             continue
         changes.append(segment.changed.next())
@@ -111,9 +108,7 @@ async def _reach(
     while at < end:
         try:
             page = await read_page(segment, at, SCAN_BYTES, isolation, None)
-        except ServiceError as error:
-            if error.code is not ErrorCode.POSITION_TRIMMED:
-                raise
+        except errors.PositionTrimmed:
             return at, messages  # whoever reads there is told
         for frame in page.frames:
             count = message_count(frame.header)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from metatxn.service.http import Caller, PathText, problems
+from metatxn.wire import errors
 from metatxn.wire.broker import (
     ChildrenAnswer,
     MergeRequest,
@@ -15,7 +16,6 @@ from metatxn.wire.broker import (
 )
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.api.rights import TopicPath, on_segment, on_topic
 from participants.broker.broker import Broker
 from participants.segment.trimming import trim
@@ -77,7 +77,7 @@ def add_layout_routes(api: APIRouter, broker: Broker) -> None:
         try:
             before = Position.parse(request.before)
         except ValueError as error:
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"before: {error}", field="before") from None
+            raise errors.InvalidArgument(f"before: {error}", field="before") from None
         target = await broker.segment(segment)
         await trim(target, broker.store, broker.storage, before)
         return TrimAnswer(first_position=str(target.ledgers.start.next))

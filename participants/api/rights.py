@@ -9,9 +9,9 @@ from pydantic import AfterValidator
 
 from metatxn.service.http import Caller, PathText
 from metatxn.service.security.principal import Principal, Right
+from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_name, topic_of_segment
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
 from participants.txn.refusals import refusal
 
@@ -67,8 +67,7 @@ async def check_transaction(broker: Broker, txn_id: TxnId | None, caller: Princi
     if header is None:
         raise refusal(txn_id, None)
     if not caller.owns(header.owner):
-        raise ServiceError(
-            ErrorCode.NOT_ALLOWED,
+        raise errors.NotAllowed(
             f"transaction {txn_id} was begun by another principal than {caller.name!r}",
             action="Write with the token of the principal that began the transaction.",
             txn_id=str(txn_id),

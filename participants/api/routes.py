@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -13,7 +14,7 @@ from metastore.types import Revision
 from metatxn.service.gate import BODY
 from metatxn.service.http import Caller, PathText, problems
 from metatxn.service.quick import QuickRoute
-from metatxn.wire import names
+from metatxn.wire import errors, names
 from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
     BYTES_MEDIA_TYPE,
@@ -40,7 +41,6 @@ from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, ReadPlace, topic_name
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from metatxn.wire.text import no_control_characters
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
 from participants.api.horizon_routes import add_horizon_routes
@@ -106,7 +106,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         try:
             name = topic_name(request.name)
         except ValueError as error:
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"name: {error}", field="name") from None
+            raise errors.InvalidArgument(f"name: {error}", field="name") from None
         caller.require("admin", name)
         schema = schemas.from_wire(request.topic_schema) if request.topic_schema else None
         topic = await broker.topics.create(name, request.segments, schema, broker.storage.storage_id, broker.clock())
@@ -122,11 +122,8 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         seen = [topic for topic in topics if not topic.deleted and caller.may_see(topic.name)]
         items = []
         for topic in seen:
-            try:
+            with suppress(errors.NotFound):  # it was deleted meanwhile
                 items.append(await broker.topics.describe(topic))
-            except ServiceError as gone:
-                if gone.code is not ErrorCode.NOT_FOUND:  # else it was deleted meanwhile
-                    raise
         return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
 
     @api.get(
@@ -188,7 +185,7 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         if txn_id is None:
             producer, writer = producer or writer, None
         if sequence is not None and txn_id is None and producer is None:
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer` or `writer`", field="sequence")
+            raise errors.InvalidArgument("sequence: needs a `producer` or `writer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
         target = await broker.segment(segment)
         payload: bytes = request.scope[BODY]
@@ -301,7 +298,7 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
     ) -> PublishMessagesAnswer:
         """Publish JSON messages, routed by key, inside a transaction or outside."""
         if request.sequence is not None and request.producer is None:
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "sequence: needs a `producer`", field="sequence")
+            raise errors.InvalidArgument("sequence: needs a `producer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
         options = PublishOptions(txn_id, request.producer, request.sequence, shown)
         return PublishMessagesAnswer(message_ids=await messages.publish(topic, request.messages, options))
@@ -333,7 +330,7 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         """
         latest = start == "latest"
         if compacted and latest:
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, "start: the compacted view has one beginning", field="start")
+            raise errors.InvalidArgument("start: the compacted view has one beginning", field="start")
         return await messages.browse(
             topic, after, max, isolation, revision, wait_ms, shown, compacted=compacted, latest=latest
         )
@@ -374,7 +371,7 @@ async def _inspected(
     """The kind and the number of rows of a payload that fits the topic's schema; the messages, if it is some."""
     kind, rows, messages = await _fitting(broker, segment, request, payload, txn_id)
     if rows is not None and count not in (None, rows):
-        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"count: {count}, but the body holds {rows}", field="count")
+        raise errors.InvalidArgument(f"count: {count}, but the body holds {rows}", field="count")
     return kind, rows if rows is not None else count or 1, messages
 
 
@@ -404,8 +401,7 @@ async def _fitting(
         return kind, stream.rows, None
     topic = await broker.topic(name)
     if topic.arrow_schema is not None:
-        raise ServiceError(
-            ErrorCode.SCHEMA_MISMATCH,
+        raise errors.SchemaMismatch(
             f"topic {name} has columns, and opaque bytes have none",
             action=f"Send an Arrow stream ({ARROW_MEDIA_TYPE}) or JSON messages.",
             topic=name,

@@ -14,7 +14,7 @@ from metatxn.wire.broker import (
     RedeliverRequest,
     SubscriptionSegment,
 )
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from participants.api.rights import TopicPath, check_transaction
 from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.api.subscription_requests import (

@@ -10,11 +10,12 @@ from pydantic import AfterValidator
 
 from metatxn.service.http import PathText
 from metatxn.service.security.principal import Right
+from metatxn.wire import errors
 from metatxn.wire.broker import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId, topic_name
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.api.large_answers import LargeAnswerRoute
 from participants.api.rights import on_topic
 from participants.subscription.share import AckRequest
@@ -91,5 +92,5 @@ def parsed_topic(field: str, name: str) -> str:
         raise invalid(field, str(error)) from None
 
 
-def invalid(field: str, problem: str) -> ServiceError:
-    return ServiceError(ErrorCode.INVALID_ARGUMENT, f"{field}: {problem}", field=field)
+def invalid(field: str, problem: str) -> errors.MetatxnError:
+    return errors.InvalidArgument(f"{field}: {problem}", field=field)

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from metastore.txn.records import SubscriptionRecord
 from metatxn.service.http import Caller, problems
 from metatxn.service.security.principal import Principal
-from metatxn.wire import names
+from metatxn.wire import errors, names
 from metatxn.wire.broker import (
     DEFAULT_MAX_REDELIVERIES,
     AckMessagesAnswer,
@@ -24,7 +24,7 @@ from metatxn.wire.broker import (
     SubscriptionRequest,
     SubscriptionSummary,
 )
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire.errors import ErrorCode
 from participants.api.queries import PageTokenQuery
 from participants.api.rights import Shown, TopicPath, check_transaction, on_topic
 from participants.api.share_routes import add_share_routes
@@ -169,13 +169,12 @@ async def _record(broker: Broker, topic: str, request: SubscriptionRequest, call
 async def _assure_topic(broker: Broker, name: str, caller: Principal) -> None:
     try:
         await broker.topics.get(name)
-    except ServiceError:
+    except errors.MetatxnError:
         caller.require("admin", name)
         try:
             created = await broker.topics.create(name, 1, None, broker.storage.storage_id, broker.clock())
-        except ServiceError as error:
-            if error.code is not ErrorCode.ALREADY_EXISTS:
-                raise
+        except errors.AlreadyExists:
+            pass
         else:
             await broker.open_all(created.segments)
 

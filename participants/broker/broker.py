@@ -23,9 +23,9 @@ from metastore.txn.invariants import RECOVER
 from metastore.txn.records import Header
 from metastore.types import Revision
 from metatxn.service.retry import until_it_succeeds
+from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.layout import Layout
 from participants.broker.ownership import SETTLE_MS, Ownership
 from participants.broker.peers import Peer, RemoteSegment
@@ -211,10 +211,8 @@ class Broker:
         """The segment, wherever it is served; `authorization` is what the caller showed us. Raises as `segment`."""
         try:
             return await self.segment(segment_id)
-        except ServiceError as error:
-            if error.code is not ErrorCode.NOT_OWNER:
-                raise
-            url = str(error.members["owner_url"])
+        except errors.NotOwner as error:
+            url = error.owner_url
         stored = await self.store.get(paths.segment(segment_id))
         if stored is None:
             return await self.segment(segment_id)  # deleted meanwhile: it says so
@@ -225,7 +223,7 @@ class Broker:
         self.peers = self.peers or httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
         return Peer(url, self.peers, authorization)
 
-    async def _not_here(self, segment_id: str) -> ServiceError:
+    async def _not_here(self, segment_id: str) -> errors.MetatxnError:
         """Why a segment that this broker does not keep is not served."""
         if self._ownership is not None and (known := self._ownership.owner(segment_id)) and known.broker != self.id:
             return _not_owner(segment_id, known.url)
@@ -419,11 +417,8 @@ class Broker:
         """What `look` finds, which begins with `topic`. NOT_FOUND is believed only of the layout that the store has:
         another broker may have deleted the topic and made it again, with other segments."""
         if name in self._topic_cache:
-            try:
+            with suppress(errors.NotFound):
                 return await look()
-            except ServiceError as error:
-                if error.code is not ErrorCode.NOT_FOUND:
-                    raise
             self.forget_topic(name)
         return await look()
 
@@ -448,15 +443,12 @@ class Broker:
         return topic is not None and segment_id in topic.segments
 
 
-def _not_owner(segment_id: str, url: str) -> ServiceError:
-    return ServiceError(
-        ErrorCode.NOT_OWNER, f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url
-    )
+def _not_owner(segment_id: str, url: str) -> errors.MetatxnError:
+    return errors.NotOwner(f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url)
 
 
-def _unavailable(segment_id: str, reason: str) -> ServiceError:
-    return ServiceError(
-        ErrorCode.STORE_UNAVAILABLE,
+def _unavailable(segment_id: str, reason: str) -> errors.MetatxnError:
+    return errors.StoreUnavailable(
         f"segment {segment_id} is not available: {reason}",
         action="Try again in a moment; nothing happened.",
         segment=segment_id,

@@ -22,7 +22,7 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.types import AtVersion, Record
 from metatxn.service.retry import until_it_succeeds
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 from participants.broker.topics import StoredTopic, not_found
 from participants.ledger.storage import LedgerError
 from participants.records import OwnerRecord, SegmentRecord
@@ -141,8 +141,7 @@ class Deletion:
         try:
             await self._broker.storage.drop(segment_id)
         except LedgerError as error:
-            raise ServiceError(
-                ErrorCode.STORE_UNAVAILABLE,
+            raise errors.StoreUnavailable(
                 f"the bytes of segment {segment_id} cannot be deleted: {error}",
                 action="Delete it once more; nothing of it is readable any more.",
                 segment=segment_id,

@@ -21,8 +21,8 @@ from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.types import Batch, Record
+from metatxn.wire import errors
 from metatxn.wire.names import segment_id as new_segment_id
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.deletion import Deletion
 from participants.broker.topics import StoredTopic, segment_not_found
 from participants.ledger.storage import LedgerError
@@ -79,8 +79,7 @@ class Layout:
         low, high = segment.record.range
         upper = (low + high) // 2 + 1 if at is None else at
         if not low < upper <= high:
-            raise ServiceError(
-                ErrorCode.INVALID_ARGUMENT,
+            raise errors.InvalidArgument(
                 f"at: {upper} does not lie in {low + 1}…{high}, so one half would hold no hash",
                 field="at",
             )
@@ -147,8 +146,7 @@ class Layout:
             revision = await self._store.current_revision()
             claim = (await self._read(segment_id)).record.merge
             if claim is None or claim.other != other_id:
-                raise ServiceError(
-                    ErrorCode.STORE_UNAVAILABLE,
+                raise errors.StoreUnavailable(
                     f"the merge with {other_id} was given up: its owner did not seal it",
                     action="Look at the topic and try again: what was sealed for the merge has a child of its own now.",
                     segment=segment_id,
@@ -177,9 +175,7 @@ class Layout:
             low, high = sorted((one, other), key=lambda segment: segment.record.range)
             topic = await self._broker.topics.get(one.record.topic)
             if other.record.topic != one.record.topic or low.record.range[1] + 1 != high.record.range[0]:
-                raise ServiceError(
-                    ErrorCode.INVALID_ARGUMENT, f"with: {other_id} is no neighbour of {segment_id}", field="with"
-                )
+                raise errors.InvalidArgument(f"with: {other_id} is no neighbour of {segment_id}", field="with")
             if one.record.merge is not None and one.record.merge.other == other_id:
                 return
             if set(one.record.children) & set(other.record.children):
@@ -209,7 +205,7 @@ class Layout:
     async def _settle_claimed(self, segment_id: str) -> None:
         try:
             await self._settle(segment_id)
-        except (MetastoreError, LedgerError, ServiceError) as error:
+        except (MetastoreError, LedgerError, errors.MetatxnError) as error:
             log.warning("a merge does not go on, that is tried again later", segment=segment_id, error=str(error))
         finally:
             del self._settling[segment_id]
@@ -217,7 +213,7 @@ class Layout:
     async def _settle(self, segment_id: str) -> None:
         """Bring the merge that has claimed the segment as far as it goes from here. Anybody may; the records decide.
 
-        Raises store errors, and `ServiceError` when a segment cannot be sealed now.
+        Raises store errors, and `errors.MetatxnError` when a segment cannot be sealed now.
         """
         one = await self._read(segment_id)
         claim = one.record.merge
@@ -238,9 +234,7 @@ class Layout:
     async def _seal_claimed(self, segment: Segment, child: str) -> None:
         async def succession(_: Batch, record: SegmentRecord) -> SegmentRecord:
             if record.merge is None or record.merge.child != child:
-                raise ServiceError(
-                    ErrorCode.STORE_UNAVAILABLE, f"the merge of {segment.id} was given up", segment=segment.id
-                )
+                raise errors.StoreUnavailable(f"the merge of {segment.id} was given up", segment=segment.id)
             return record
 
         await seal(segment, self._store, succession, self._install)
@@ -295,7 +289,7 @@ class Layout:
             for segment_id in sorted(deleted):
                 await self.deletion.finish_segment(segment_id)
                 deleted.discard(segment_id)
-        except (MetastoreError, LedgerError, ServiceError) as error:
+        except (MetastoreError, LedgerError, errors.MetatxnError) as error:
             log.warning("layout not reconciled, it is done again later", error=str(error))
 
     async def _records(self, segment_ids: list[str]) -> list[tuple[str, SegmentRecord | None]]:
@@ -322,17 +316,15 @@ class Layout:
 
 def _refuse_claimed(segment_id: str, record: SegmentRecord) -> None:
     if record.merge is not None:
-        raise ServiceError(
-            ErrorCode.STORE_UNAVAILABLE,
+        raise errors.StoreUnavailable(
             f"segment {segment_id} is being merged with {record.merge.other}",
             action="Try again when the merge is over.",
             segment=segment_id,
         )
 
 
-def _sealed_otherwise(segment_id: str, record: SegmentRecord) -> ServiceError:
-    return ServiceError(
-        ErrorCode.SEGMENT_SEALED,
+def _sealed_otherwise(segment_id: str, record: SegmentRecord) -> errors.MetatxnError:
+    return errors.SegmentSealed(
         f"segment {segment_id} was sealed before, and not so",
         action="Change the layout of its children instead.",
         segment=segment_id,

@@ -11,12 +11,12 @@ from typing import Any
 
 from metastore.errors import MetastoreError
 from metastore.types import Revision
+from metatxn.wire import errors
 from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker import schemas
 from participants.broker.broker import Broker
 from participants.broker.compaction import CompactedViews
@@ -28,7 +28,7 @@ from participants.records import SegmentRecord, TopicRecord
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Entry, Segment
 
-_TAKES_NO_MORE = (ErrorCode.TXN_CONFLICT, ErrorCode.EXPIRED_TRANSACTION, ErrorCode.TXN_NOT_FOUND)
+_TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
 
 
 async def check_values(broker: Broker, topic_name: str, values: list[object]) -> TopicRecord:
@@ -37,7 +37,7 @@ async def check_values(broker: Broker, topic_name: str, values: list[object]) ->
     topic = await broker.topic(topic_name)
     try:
         schemas.check_values_fit(topic, values)
-    except ServiceError:
+    except errors.MetatxnError:
         broker.forget_topic(topic_name)
         topic = await broker.topic(topic_name)
         schemas.check_values_fit(topic, values)
@@ -108,7 +108,7 @@ class Messages:
             self._broker.forget_topic(topic_name)
             topic = await self._broker.topic(topic_name)
             return await self._segments(topic, authorization=options.authorization)
-        except (ServiceError, MetastoreError) as error:
+        except (errors.MetatxnError, MetastoreError) as error:
             raise _one_error([error], 1 + taken, options) from None
 
     def _hashes(self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[Part]) -> list[int]:
@@ -150,7 +150,7 @@ class Messages:
         while True:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
-                raise ServiceError(ErrorCode.INVALID_ARGUMENT, "after: is a token of another topic", field="after")
+                raise errors.InvalidArgument("after: is a token of another topic", field="after")
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return ReadMessagesAnswer(messages=[], next=str(BrowseToken(places, revision)), revision=revision)
@@ -309,7 +309,7 @@ def _ids(places: Sequence[_Place], options: PublishOptions) -> list[str]:
     counts = Counter(places)
     for place, found in counts.items():
         if found != place.count:
-            raise sequence_used(options.sequence, place.count, found).partly()
+            raise sequence_used(options.sequence, place.count, found).not_definite()
     before: Counter[_Place] = Counter()
     ids = []
     for place in places:
@@ -320,18 +320,16 @@ def _ids(places: Sequence[_Place], options: PublishOptions) -> list[str]:
 
 def _moved_on(error: BaseException) -> bool:
     """The segment took nothing, and others have taken over from it."""
-    if not isinstance(error, ServiceError) or error.code != ErrorCode.SEGMENT_SEALED:
-        return False
-    return bool(error.members["children"])
+    return isinstance(error, errors.SegmentSealed) and bool(error.children)
 
 
-def _one_error(errors: Sequence[BaseException], parts: int, options: PublishOptions) -> BaseException:
+def _one_error(failures: Sequence[BaseException], parts: int, options: PublishOptions) -> BaseException:
     """What a publish to several segments answers when some of them refused. A transaction that takes no more decides
     about what was taken, too."""
     return one_error(
-        errors,
+        failures,
         parts,
-        lambda error: options.txn_id is not None and error.code in _TAKES_NO_MORE,
+        lambda error: options.txn_id is not None and isinstance(error, _TAKES_NO_MORE),
         "segments took their messages",
         "Send all of it again under the same producer and sequence"
         + (", or abort the transaction." if options.txn_id is not None else "."),

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from metatxn.wire import errors
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
 from metatxn.wire.frames import FrameHeader, PayloadKind, RawFrame
 from metatxn.wire.names import MessageId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 
 KEY_COLUMN = b"metatxn.key"
@@ -49,9 +49,7 @@ def _check_readable(messages: Sequence[Message]) -> None:
         if b"NaN" in written or b"Infinity" in written:  # such a number, or a text with this word in it
             json.dumps(values, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT, f"messages: a value is not plain JSON: {error}", field="messages"
-        ) from None
+        raise errors.InvalidArgument(f"messages: a value is not plain JSON: {error}", field="messages") from None
 
 
 def decode_messages(payload: bytes | memoryview) -> list[Message]:
@@ -74,11 +72,11 @@ def _decoded(payload: bytes | memoryview) -> Iterator[list[Message]]:
             before += len(messages)
             if before > MAX_ENTRY_MESSAGES:
                 problem = f"body: more than {MAX_ENTRY_MESSAGES} messages in one entry"
-                raise ServiceError(ErrorCode.PAYLOAD_TOO_LARGE, problem, field="body")
+                raise errors.PayloadTooLarge(problem, field="body")
             _check_readable(messages)
             yield messages
     except (ValueError, RecursionError) as error:
-        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body: not a JSON list: {error}", field="body") from None
+        raise errors.InvalidArgument(f"body: not a JSON list: {error}", field="body") from None
 
 
 def _validated(piece: str, before: int) -> list[Message]:
@@ -91,7 +89,7 @@ def _validated(piece: str, before: int) -> list[Message]:
             raise ValueError(first["msg"]) from None
         index, *parts = first["loc"]
         where = ".".join(str(part) for part in (before + int(index), *parts))
-        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body.{where}: {first['msg']}", field="body") from None
+        raise errors.InvalidArgument(f"body.{where}: {first['msg']}", field="body") from None
 
 
 def hashes_of(messages: Sequence[Message], producer: str | None, sequence: int | None) -> list[int]:
@@ -110,7 +108,7 @@ def inspect_arrow(payload: bytes) -> ArrowPayload:
                 rows += batch.num_rows
             return ArrowPayload(reader.schema, rows)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"body: not an Arrow stream: {error}", field="body") from None
+        raise errors.InvalidArgument(f"body: not an Arrow stream: {error}", field="body") from None
 
 
 def message_count(header: FrameHeader) -> int:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 
 from metastore.types import Revision
-from metatxn.wire import frames
+from metatxn.wire import errors, frames
 from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
     BYTES_MEDIA_TYPE,
@@ -30,7 +30,7 @@ from metatxn.wire.broker import (
 from metatxn.wire.frames import PayloadKind, RawFrame
 from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire.problems import from_problem
 from participants.records import SegmentRecord
 from participants.segment.dedup import AppendedBefore, Remembered
 from participants.segment.segment import Entry, Page
@@ -127,7 +127,7 @@ class RemoteSegment:
         }
         try:
             answer = await self._request("POST", params, bytes(entry.payload), _MEDIA_TYPES[entry.kind])
-        except ServiceError as error:
+        except errors.MetatxnError as error:
             if "appended" not in error.members:
                 raise
             raise _appended_before(entry, error.members["appended"], complete=False) from None
@@ -184,35 +184,30 @@ class RemoteSegment:
         return f"/v1/segments/{quote(self.id, safe='')}{more}"
 
 
-def _unavailable(what: str, reason: str) -> ServiceError:
-    return ServiceError(
-        ErrorCode.STORE_UNAVAILABLE,
+def _unavailable(what: str, reason: str) -> errors.MetatxnError:
+    return errors.StoreUnavailable(
         f"{what} is not available: {reason}",
         action="Try again in a moment; nothing happened.",
     )
 
 
-def _unanswered(what: str, reason: str, reads: bool) -> ServiceError:
+def _unanswered(what: str, reason: str, reads: bool) -> errors.MetatxnError:
     """A read has certainly changed nothing. Of everything else nobody knows."""
     if reads:
         return _unavailable(what, reason)
-    return ServiceError(
-        ErrorCode.OUTCOME_UNKNOWN,
+    return errors.OutcomeUnknown(
         f"nobody knows what became of a request to {what}: {reason}",
         action="Send it again: an acknowledgement, and what has a sequence, is done once. Or abort the transaction.",
     )
 
 
-def _problem_of(answer: httpx.Response) -> ServiceError | None:
+def _problem_of(answer: httpx.Response) -> errors.MetatxnError | None:
     """None when it is not an answer of a broker."""
     try:
-        problem = answer.json()
-        code = ErrorCode(problem["code"])
-        members = {name: value for name, value in problem.items() if name not in _PROBLEM_MEMBERS}
-        error = ServiceError(code, problem["detail"], action=problem["action"], **members)
-        return error if problem["definite"] or not error.definite else error.partly()
+        error = from_problem(answer.json())
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return error if error.code is not None else None
 
 
 def _appended_before(entry: Entry, wire: Any, *, complete: bool) -> AppendedBefore:

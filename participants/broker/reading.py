@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from metastore.types import Revision
+from metatxn.wire import errors
 from metatxn.wire.broker import Isolation
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.peers import RemoteSegment
 from participants.segment.segment import Page, Segment
 
@@ -33,8 +33,7 @@ async def read_page(
     if isinstance(segment, RemoteSegment):
         return await segment.read(after, max_bytes, isolation, revision)
     if after > segment.buffer.last_durable:
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT,
+        raise errors.InvalidArgument(
             f"after: {after} is behind the end of segment {segment.id}, {segment.buffer.last_durable}",
             field="after",
         )
@@ -54,12 +53,9 @@ def snapshot_revision(isolation: Isolation, revision: Revision | None, place: Re
     read would never see what was undecided then.
     """
     if isolation != "snapshot" and revision is not None:
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT, f"revision: has no meaning with isolation={isolation}", field="revision"
-        )
+        raise errors.InvalidArgument(f"revision: has no meaning with isolation={isolation}", field="revision")
     if place is not None and (isolation != "snapshot" or revision not in (None, place)):
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT,
+        raise errors.InvalidArgument(
             f"after: was given by a snapshot at revision {place} and goes on with that snapshot only",
             action="Start another read from the beginning, or go on with isolation=snapshot.",
             field="after",

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from metatxn.wire import errors
 from metatxn.wire.broker import SchemaField, TopicSchema
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.records import TopicRecord
 
 
@@ -40,7 +40,7 @@ def from_wire(schema: TopicSchema) -> pa.Schema:
             raise ValueError("two columns have the same name")
         return pa.schema([pa.field(field.name, _type(field.type)) for field in schema.fields or ()])
     except ValueError as error:
-        raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"schema: {error}", field="schema") from None
+        raise errors.InvalidArgument(f"schema: {error}", field="schema") from None
 
 
 def _type(name: str) -> pa.DataType:
@@ -81,8 +81,7 @@ def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
             if name in given and given[name] != kind
         ),
     ]
-    raise ServiceError(
-        ErrorCode.SCHEMA_MISMATCH,
+    raise errors.SchemaMismatch(
         f"topic {topic}: {'; '.join(differences) or 'the columns are in another order'}",
         topic=topic,
         columns=[difference.partition(" ")[0] for difference in differences],
@@ -97,8 +96,7 @@ def check_values_fit(topic: TopicRecord, values: list[object]) -> None:
     names = set(expected.names)
     for value in values:
         if not isinstance(value, dict) or not set(value) <= names:
-            raise ServiceError(
-                ErrorCode.SCHEMA_MISMATCH,
+            raise errors.SchemaMismatch(
                 f"topic {topic.name} has columns {', '.join(expected.names)}; a message was {str(value)[:100]!r}",
                 topic=topic.name,
                 columns=expected.names,
@@ -106,6 +104,4 @@ def check_values_fit(topic: TopicRecord, values: list[object]) -> None:
     try:
         pa.Table.from_pylist(values, schema=expected)  # type: ignore[arg-type]  # checked above
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ServiceError(
-            ErrorCode.SCHEMA_MISMATCH, f"topic {topic.name}: {error}", topic=topic.name, columns=expected.names
-        ) from None
+        raise errors.SchemaMismatch(f"topic {topic.name}: {error}", topic=topic.name, columns=expected.names) from None

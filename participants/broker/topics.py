@@ -13,10 +13,10 @@ from metastore.incarnation import first_number
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.types import Record
+from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 from metatxn.wire.names import segment_id as new_segment_id
 from metatxn.wire.names import topic_of_segment
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker import schemas
 from participants.records import OwnerRecord, SegmentRecord, TopicRecord
 
@@ -130,13 +130,12 @@ class Topics:
             return topic
 
 
-def segment_not_found(segment_id: str) -> ServiceError:
-    return ServiceError(ErrorCode.NOT_FOUND, f"segment {segment_id} does not exist", segment=segment_id)
+def segment_not_found(segment_id: str) -> errors.MetatxnError:
+    return errors.NotFound(f"segment {segment_id} does not exist", segment=segment_id)
 
 
-def not_found(name: str) -> ServiceError:
-    return ServiceError(
-        ErrorCode.NOT_FOUND,
+def not_found(name: str) -> errors.MetatxnError:
+    return errors.NotFound(
         f"topic {name} does not exist",
         action=f"Create it first: metatxn topic create {name}",
         topic=name,
@@ -149,8 +148,7 @@ def _next_segment(name: str, stored: Record) -> int:
     if not topic.deleted:
         raise _exists(name)
     if topic.segments:
-        raise ServiceError(
-            ErrorCode.STORE_UNAVAILABLE,
+        raise errors.StoreUnavailable(
             f"topic {name} is being deleted",
             action="Try again in a moment; if it stays so, delete it once more.",
             topic=name,
@@ -158,5 +156,5 @@ def _next_segment(name: str, stored: Record) -> int:
     return topic.next_segment
 
 
-def _exists(name: str) -> ServiceError:
-    return ServiceError(ErrorCode.ALREADY_EXISTS, f"topic {name} exists", topic=name)
+def _exists(name: str) -> errors.MetatxnError:
+    return errors.AlreadyExists(f"topic {name} exists", topic=name)

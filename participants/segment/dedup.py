@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 
 REMEMBERED_SEQUENCES = 1_000
 REMEMBERED_IN_ALL = 100_000
@@ -74,14 +74,13 @@ class Remembered:
         return cls(Position.parse(wire["position"]), wire["count"], ranges, wire["segment"])
 
 
-class AppendedBefore(ServiceError):
+class AppendedBefore(errors.InvalidArgument):
     """Messages of an entry were appended under its sequence before, not by one entry of this segment: those that
     `parts` tell of, which all name their segment. Nothing was appended now."""
 
     def __init__(self, sequence: int | None, parts: Sequence[Remembered], *, complete: bool) -> None:
         where = ", ".join(f"{part.segment} at {part.position}" for part in parts)
         super().__init__(
-            ErrorCode.INVALID_ARGUMENT,
             f"sequence: {sequence} was used for {'this' if complete else 'a part of these messages'}: {where}",
             action="Publish them to the topic: the broker finds those that are there, and appends the others.",
             field="sequence",
@@ -92,10 +91,9 @@ class AppendedBefore(ServiceError):
         """They tell of all messages of the entry."""
 
 
-def sequence_used(sequence: int | None, before: int, now: int) -> ServiceError:
+def sequence_used(sequence: int | None, before: int, now: int) -> errors.MetatxnError:
     """For another entry: it held another number of messages."""
-    return ServiceError(
-        ErrorCode.INVALID_ARGUMENT,
+    return errors.InvalidArgument(
         f"sequence: {sequence} was used for an entry of {before} messages, this one has {now}",
         action="Send a retry unchanged, and something new under the next sequence.",
         field="sequence",

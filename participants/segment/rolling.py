@@ -16,7 +16,7 @@ from contextlib import suppress
 from metastore.api import MetadataStore
 from metastore.txn.invariants import RECOVER
 from metastore.types import AtVersion, Record
-from metatxn.wire.problems import ServiceError
+from metatxn.wire import errors
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, OpenLedger
 from participants.records import LedgerRecord, SegmentRecord
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
@@ -66,7 +66,7 @@ async def plan_ledger(
 
 async def roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
     """Ends when appends go to a new ledger and the full one is sealed; or when the segment admits none any more."""
-    with suppress(ServiceError):  # the segment was lost: the next opening goes on
+    with suppress(errors.MetatxnError):  # the segment was lost: the next opening goes on
         await _roll(segment, store, storage)
 
 

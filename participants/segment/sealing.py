@@ -19,7 +19,7 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.types import Batch
 from metatxn.service.retry import until_it_succeeds
-from metatxn.wire.problems import ServiceError
+from metatxn.wire import errors
 from participants.ledger.storage import LedgerError, SealedLedger
 from participants.records import SegmentRecord
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 Succession = Callable[[Batch, SegmentRecord], Awaitable[SegmentRecord]]
 """Adds what comes with the seal to its apply, and answers the sealed record with its children. It is called again for
-each attempt. Raises `ServiceError` when the seal must not be any more."""
+each attempt. Raises `errors.MetatxnError` when the seal must not be any more."""
 
 
 Installation = Callable[[SegmentRecord], Awaitable[None]]
@@ -43,7 +43,7 @@ async def seal(
 ) -> SegmentRecord:
     """The segment's record, sealed, by this call or by one before. Begun, it ends whatever becomes of the caller.
 
-    Raises `ServiceError`: what `succession` raised, or STORE_UNAVAILABLE when the segment was lost meanwhile.
+    Raises `errors.MetatxnError`: what `succession` raised, or STORE_UNAVAILABLE when the segment was lost meanwhile.
     """
 
     async def once() -> SegmentRecord:
@@ -114,7 +114,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
     except LedgerError as error:
         segment.lose(f"its ledger cannot be sealed: {error}")
         raise segment.not_serving() from error
-    except ServiceError as error:
+    except errors.MetatxnError as error:
         segment.lose(f"it cannot be sealed: {error}")
         raise
     assert sealed is not None

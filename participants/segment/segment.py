@@ -26,10 +26,10 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metastore.types import AtVersion, FirstVersion, Revision
 from metatxn.service.retry import until_it_succeeds
+from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.storage import (
     Append,
@@ -158,15 +158,14 @@ class Segment:
     async def publish(self, entry: Entry) -> tuple[Position, bool]:
         """Append one entry; answers its position and whether it was there already (a retried sequence).
 
-        When this returns the entry is durable. Raises `ServiceError`: TXN_NOT_FOUND, TXN_CONFLICT,
+        When this returns the entry is durable. Raises `errors.MetatxnError`: TXN_NOT_FOUND, TXN_CONFLICT,
         EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE, SEGMENT_SEALED: nothing was appended,
         nothing of it will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
         `AppendedBefore`: it was there already, or a part of it, and not, or not only, in this segment.
         """
         self.assert_serving()
         if len(entry.payload) > MAX_PAYLOAD_BYTES:
-            raise ServiceError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
+            raise errors.PayloadTooLarge(
                 f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
                 limit_bytes=MAX_PAYLOAD_BYTES,
             )
@@ -211,8 +210,7 @@ class Segment:
         except asyncio.CancelledError:
             if not work.cancelled():
                 raise
-            raise ServiceError(
-                ErrorCode.OUTCOME_UNKNOWN,
+            raise errors.OutcomeUnknown(
                 f"segment {self.id} was closed before it was done",
                 action="Send it again, with the same sequence if it has one, or abort the transaction.",
                 segment=self.id,
@@ -303,14 +301,14 @@ class Segment:
             await asyncio.shield(append.durable)
         except StorageFull as error:
             self._append_ended(transaction)
-            raise ServiceError(ErrorCode.STORAGE_FULL, str(error), segment=self.id) from None
+            raise errors.StorageFull(str(error), segment=self.id) from None
         except LedgerFenced as error:
             self.lose(str(error))
             raise self.not_serving() from None
         except LedgerError as error:
             # Unknown: the transaction is never released by this object; recovery re-reads the ledger.
             self.lose(f"an append failed: {error}")
-            raise ServiceError(ErrorCode.OUTCOME_UNKNOWN, str(error), segment=self.id) from None
+            raise errors.OutcomeUnknown(str(error), segment=self.id) from None
         if entry.sequence is not None:
             self.dedup.durable(scope, entry.sequence, append.position, entry.count)
         self._append_ended(transaction)
@@ -554,8 +552,7 @@ class Segment:
         found = await self._read(after, end, max_bytes)
         decided = await self._decided_by(revision, {f.header.txn_id for f in found if f.header.txn_id is not None})
         if (horizon := await self._txns.gc_horizon()) > revision:
-            raise ServiceError(
-                ErrorCode.INVALID_ARGUMENT,
+            raise errors.InvalidArgument(
                 f"revision: {revision} is too old, decisions up to {horizon} have been collected",
                 action="Read again at a newer revision.",
                 field="revision",
@@ -578,9 +575,8 @@ class Segment:
         while True:
             try:
                 found = await self._find_last_visible()
-            except ServiceError as error:
-                if error.code is not ErrorCode.POSITION_TRIMMED:
-                    raise
+            except errors.PositionTrimmed:
+                continue
             else:
                 await self._assert_owned(STALE_READ_S)
                 return found
@@ -625,8 +621,7 @@ class Segment:
             found = await self.ledgers.read(after, up_to, max_bytes)
         except LedgerError as error:
             self._assert_untrimmed(after)
-            raise ServiceError(
-                ErrorCode.STORE_UNAVAILABLE,
+            raise errors.StoreUnavailable(
                 f"segment {self.id} cannot be read: {error}",
                 action="Try again; if it stays so, the broker's storage needs an operator.",
                 segment=self.id,
@@ -637,8 +632,7 @@ class Segment:
     def _assert_untrimmed(self, after: Position) -> None:
         trimmed = self.ledgers.trimmed
         if trimmed is not None and after < trimmed:
-            raise ServiceError(
-                ErrorCode.POSITION_TRIMMED,
+            raise errors.PositionTrimmed(
                 f"entries of segment {self.id} up to {trimmed} were trimmed, and {after} is before that",
                 segment=self.id,
                 first_position=str(trimmed.next),
@@ -649,7 +643,7 @@ class Segment:
         if revision is None:
             revision = await self._store.current_revision()
         elif revision > self._mirror.revision and revision > await self._store.current_revision():
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, f"revision: {revision} is in the future", field="revision")
+            raise errors.InvalidArgument(f"revision: {revision} is in the future", field="revision")
         undecided = self.buffer.undecided()
         headers = await self._mirror.read([transaction.txn_id for transaction in undecided])
         for transaction in undecided:
@@ -750,15 +744,14 @@ class Segment:
         if self.lost:
             raise self.not_serving()
 
-    def not_serving(self) -> ServiceError:
-        return ServiceError(
-            ErrorCode.STORE_UNAVAILABLE,
+    def not_serving(self) -> errors.MetatxnError:
+        return errors.StoreUnavailable(
             f"segment {self.id} is being opened again: {self.lost}",
             action="Try again in a moment; nothing happened.",
             segment=self.id,
         )
 
-    async def _sealed(self) -> ServiceError:
+    async def _sealed(self) -> errors.MetatxnError:
         """Why no append is admitted. A seal that goes on is awaited, unless it takes longer than it should."""
         while self.ledgers.open is not None:
             self.assert_serving()
@@ -770,17 +763,15 @@ class Segment:
             await self._reread()
         if self.record.merge is not None:
             return self._sealing(f"is being merged with {self.record.merge.other}")
-        return ServiceError(
-            ErrorCode.SEGMENT_SEALED,
+        return errors.SegmentSealed(
             f"segment {self.id} is sealed",
             action=None if self.record.children else "It was sealed for good: write to another segment or topic.",
             segment=self.id,
             children=list(self.record.children),
         )
 
-    def _sealing(self, what: str) -> ServiceError:
-        return ServiceError(
-            ErrorCode.STORE_UNAVAILABLE,
+    def _sealing(self, what: str) -> errors.MetatxnError:
+        return errors.StoreUnavailable(
             f"segment {self.id} {what}",
             action="Try again in a moment; nothing happened.",
             segment=self.id,

@@ -15,8 +15,8 @@ from metastore.errors import CheckFailed, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn.records import Outcome
 from metastore.types import Batch, Record
+from metatxn.wire import errors
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.storage import LedgerStorage
 from participants.records import SegmentRecord
 from participants.segment.segment import Segment
@@ -36,8 +36,7 @@ async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, b
     horizon = segment.buffer.max_read_position
     up_to = segment.ledgers.last_before(before)
     if (up_to is not None and up_to > horizon) or before > segment.buffer.last_durable.next:
-        raise ServiceError(
-            ErrorCode.INVALID_ARGUMENT,
+        raise errors.InvalidArgument(
             f"before: {before} is behind what readers have been shown, the last of it is {horizon}",
             action="Trim up to there, and the rest once the transactions that hold it back are decided.",
             field="before",

@@ -8,7 +8,7 @@ import structlog
 
 from metastore.errors import CheckFailed, MetastoreError
 from metatxn.service.retry import until_it_succeeds
-from metatxn.wire.problems import ServiceError
+from metatxn.wire import errors
 from participants.ledger.storage import LedgerError
 from participants.segment.segment import Segment
 
@@ -26,7 +26,7 @@ async def until_done(segment: Segment, work: Callable[[], Awaitable[None]], agai
             await work()
         except CheckFailed as lost:
             segment.deposed_by(lost)  # raises it when something else has changed: that is read again
-        except ServiceError:
+        except errors.MetatxnError:
             if not segment.lost:
                 raise
 

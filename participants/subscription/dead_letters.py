@@ -12,8 +12,8 @@ import structlog
 
 from metastore.errors import MetastoreError
 from metatxn.service.retry import until_it_succeeds
+from metatxn.wire import errors
 from metatxn.wire.broker import MAX_NAME, Message, ReadMessage
-from metatxn.wire.problems import ServiceError
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
 
@@ -39,7 +39,7 @@ class DeadLetters:
         def report(error: BaseException | None) -> None:
             log.warning("a dead letter is sent again", segment=part.segment.id, place=str(place), error=str(error))
 
-        await until_it_succeeds(lambda: self._send(part, place), (ServiceError, MetastoreError), report)
+        await until_it_succeeds(lambda: self._send(part, place), (errors.MetatxnError, MetastoreError), report)
 
     async def _send(self, part: SegmentSubscription, place: Place) -> None:
         if part.segment.lost or part.dropped:

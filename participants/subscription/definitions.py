@@ -15,7 +15,7 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records import SubscriptionRecord
 from metastore.types import AtVersion, Record
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 from participants.subscription.places import START, Place
 
 
@@ -38,13 +38,12 @@ class Definition:
         start = (self.record.starts or {}).get(segment)
         return Place.parse(start) if start is not None else START
 
-    def missing(self) -> ServiceError:
+    def missing(self) -> errors.MetatxnError:
         return _not_found(self.topic, self.name)
 
 
-def _not_found(topic: str, name: str) -> ServiceError:
-    return ServiceError(
-        ErrorCode.NOT_FOUND,
+def _not_found(topic: str, name: str) -> errors.MetatxnError:
+    return errors.NotFound(
         f"topic {topic} has no subscription {name}",
         action="Create it first, with PUT.",
         topic=topic,
@@ -151,8 +150,7 @@ def _check_same(topic: str, name: str, known: SubscriptionRecord, wanted: Subscr
     fields = ("type", "initial", "dead_letter_topic", "max_redeliveries")
     different = [field for field in fields if getattr(known, field) != getattr(wanted, field)]
     if different:
-        raise ServiceError(
-            ErrorCode.ALREADY_EXISTS,
+        raise errors.AlreadyExists(
             f"topic {topic} has a subscription {name} with another {', '.join(different)}",
             action="Use it as it is, drop it first, or choose another name.",
             topic=topic,

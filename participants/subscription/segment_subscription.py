@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,12 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
 from metastore.types import Absent, FirstVersion
 from metatxn.service.retry import until_it_succeeds
+from metatxn.wire import errors
 from metatxn.wire.broker import ReadMessage, ReceivedMessage
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire.problems import problem_of
 from participants.broker.payloads import message_count, read_messages
 from participants.metrics import BrokerMetrics
 from participants.partly import one_error
@@ -82,14 +84,13 @@ class NotGiven(AckConflict):
         super().__init__(place, "it was given to no consumer since its segment was opened")
 
 
-class AckRefused(ServiceError):
+class AckRefused(errors.TransactionConflict):
     """TXN_CONFLICT: `holder` has the message, an undecided transaction as far as `part` knows. None: it is
     acknowledged already, or was never given (`never_given` in the problem)."""
 
     def __init__(self, part: SegmentSubscription, ack: Ack, conflict: AckConflict) -> None:
         holder = conflict.holder
         super().__init__(
-            ErrorCode.TXN_CONFLICT,
             f"message {conflict.place} of segment {part.segment.id} cannot be acknowledged: {conflict}"
             + (f" in transaction {holder}" if holder is not None else ""),
             action=_action_after(conflict),
@@ -181,7 +182,7 @@ class SegmentSubscription:
         """
         if place > self.segment.buffer.max_read_position:
             problem = f"positions: {place} of segment {self.segment.id} is behind what can be read"
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="positions")
+            raise errors.InvalidArgument(problem, field="positions")
         last = self.segment.ledgers.shown(place)
         return [Ack(last, cumulative=True, writer=writer)] if last.entry >= 0 else []
 
@@ -192,7 +193,7 @@ class SegmentSubscription:
             size = message_count(frame.header) if frame is not None else 0
         if index >= size:
             problem = f"message_ids: segment {self.segment.id} has no message {index} at {position} that can be read"
-            raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field="message_ids")
+            raise errors.InvalidArgument(problem, field="message_ids")
         return size
 
     def check(self, txn_id: TxnId | None, acks: Iterable[Ack], for_all: bool = False) -> None:
@@ -227,7 +228,7 @@ class SegmentSubscription:
     async def store_acks(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
         """Store the operations of reserved acknowledgements. What is stored, or on its way, is not sent again.
 
-        Raises `ServiceError` and the store's errors.
+        Raises `errors.MetatxnError` and the store's errors.
         """
         sent: set[asyncio.Task[None]] = set()
         missing: list[Ack] = []
@@ -456,8 +457,7 @@ class SegmentSubscription:
         Raises STORE_UNAVAILABLE for a home that has been succeeded.
         """
         if home < self._home:
-            raise ServiceError(
-                ErrorCode.STORE_UNAVAILABLE,
+            raise errors.StoreUnavailable(
                 f"another broker hands out subscription {self.definition.name} by now",
                 action="Try again in a moment; nothing happened.",
                 subscription=self.definition.name,
@@ -487,7 +487,7 @@ class SegmentSubscription:
                 more = True
                 while more and room() and not self.deliveries.full:
                     more = await self._read_on(given, room, consumer)
-            except ServiceError:
+            except errors.MetatxnError:
                 if not given:
                     raise  # else it is told next time: what was given must reach the consumer
         # What somebody gives back while an entry is read may be given to this very consumer again: in one transaction
@@ -510,10 +510,8 @@ class SegmentSubscription:
         )
         try:
             page = await self.segment.read_committed(at.read_after, READ_BYTES)
-        except ServiceError as error:
-            if error.code is ErrorCode.POSITION_TRIMMED:
-                return True  # meanwhile: go on behind it
-            raise
+        except errors.PositionTrimmed:
+            return True  # meanwhile: go on behind it
         for frame in page.frames:
             header = frame.header
             at = self._skip_to(at, Place.at(header.position))
@@ -572,10 +570,8 @@ class SegmentSubscription:
             return None
         try:
             page = await self.segment.read_committed(position.before, 1)
-        except ServiceError as error:
-            if error.code is ErrorCode.POSITION_TRIMMED:
-                return None
-            raise
+        except errors.PositionTrimmed:
+            return None
         frame = page.frames[0] if page.frames else None
         return frame if frame is not None and frame.header.position == position else None
 
@@ -618,11 +614,8 @@ class SegmentSubscription:
     async def counts(self) -> Counts:
         """As they are now. What was read is counted in memory, the rest by `MessageCounts`."""
         while True:
-            try:
+            with suppress(errors.PositionTrimmed):
                 return await self._counts()
-            except ServiceError as error:
-                if error.code is not ErrorCode.POSITION_TRIMMED:
-                    raise
 
     async def _counts(self) -> Counts:
         self._assert_serving()
@@ -703,9 +696,8 @@ class SegmentSubscription:
             return refusal(txn_id, header)
         return prepared(txn_id) if lost.check == Absent(paths.prepared(txn_id)) else lost
 
-    def _not_durable(self, reason: str) -> ServiceError:
-        return ServiceError(
-            ErrorCode.OUTCOME_UNKNOWN,
+    def _not_durable(self, reason: str) -> errors.MetatxnError:
+        return errors.OutcomeUnknown(
             f"the acknowledgement on segment {self.segment.id} may not be durable: {reason}",
             action="Send it again.",
             segment=self.segment.id,
@@ -730,7 +722,7 @@ def acks_error(errors: Sequence[BaseException], parts: int) -> BaseException:
     return one_error(
         errors,
         parts,
-        lambda error: not error.problem().retriable,
+        lambda error: not problem_of(error).retriable,
         "parts of the messages are acknowledged",
         "Send all of it again.",
     )

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metastore.errors import MetastoreError
+from metatxn.wire import errors
 from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, Given, SegmentSubscription, acks_error
 
@@ -92,7 +92,7 @@ class Share:
             part = self._parts[segment_id]
             try:
                 taken.given += await part.take(wanted.session, wanted.limit - len(taken.given), room)
-            except (ServiceError, MetastoreError) as error:
+            except (errors.MetatxnError, MetastoreError) as error:
                 failure = failure or error
                 continue
             if part.ended:
@@ -109,8 +109,7 @@ class Share:
         """Raises STORE_UNAVAILABLE when one of these is not here any more."""
         for segment_id in segments:
             if segment_id not in self._parts:
-                raise ServiceError(
-                    ErrorCode.STORE_UNAVAILABLE,
+                raise errors.StoreUnavailable(
                     f"segment {segment_id} has just moved to another broker",
                     action="Try again in a moment; nothing happened.",
                     segment=segment_id,
@@ -155,8 +154,7 @@ class Share:
             return
         for part in map(self._parts.__getitem__, request.segments):
             if part.definition.record.type == "shared":
-                raise ServiceError(
-                    ErrorCode.INVALID_ARGUMENT,
+                raise errors.InvalidArgument(
                     f"kind: subscription {part.definition.name} is shared, so a cumulative acknowledgement would cover "
                     "what other consumers have",
                     action="Acknowledge each message, with kind `individual`; or, to speak for all consumers, say "

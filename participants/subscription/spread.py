@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from metatxn.wire import errors
 from metatxn.wire.names import MessageId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
@@ -23,7 +23,7 @@ class Spread:
     definition: Definition
     parts: Mapping[str, SegmentSubscription]
     elsewhere: Sequence[RemoteShare]
-    missing: Mapping[str, ServiceError]
+    missing: Mapping[str, errors.MetatxnError]
 
     @property
     def here(self) -> Share:
@@ -50,7 +50,7 @@ class Spread:
                 raise self.missing[segment_id]
             if segment_id not in owners:
                 problem = f"{named}: {segment_id} is not in topic {self.definition.topic}"
-                raise ServiceError(ErrorCode.INVALID_ARGUMENT, problem, field=named)
+                raise errors.InvalidArgument(problem, field=named)
             found[owners[segment_id]].append(segment_id)
         return found
 
@@ -80,17 +80,15 @@ async def look(
 async def _look(broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None) -> Spread:
     parts: dict[str, SegmentSubscription] = {}
     elsewhere: defaultdict[str, list[str]] = defaultdict(list)
-    missing: dict[str, ServiceError] = {}
+    missing: dict[str, errors.MetatxnError] = {}
     for segment_id in (await broker.topic(definition.topic)).segments:
         try:
             segment = await broker.segment(segment_id)
-        except ServiceError as error:
-            if error.code is ErrorCode.NOT_OWNER:
-                elsewhere[str(error.members["owner_url"])].append(segment_id)
-            elif error.code is ErrorCode.STORE_UNAVAILABLE:
-                missing[segment_id] = error
-            else:
-                raise
+        except errors.NotOwner as error:
+            elsewhere[error.owner_url].append(segment_id)
+            continue
+        except errors.StoreUnavailable as error:
+            missing[segment_id] = error
             continue
         part = parts[segment_id] = await segment.subscriptions.get(definition)
         part.on_dead = dead_letters.send

@@ -22,8 +22,9 @@ from typing import TypeVar
 
 from metastore.errors import MetastoreError
 from metastore.txn import paths
+from metatxn.wire import errors
 from metatxn.wire.broker import SubscriptionSegment
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire.errors import ErrorCode
 from participants.broker.broker import Broker
 from participants.records import SegmentRecord
 from participants.segment.segment import Segment
@@ -52,7 +53,7 @@ class _Round:
 
     given: list[Given] = field(default_factory=list)
     waiting: list[tuple[RemoteShare, list[str]]] = field(default_factory=list)
-    failed: ServiceError | None = None
+    failed: errors.MetatxnError | None = None
 
 
 class Subscription:
@@ -73,7 +74,7 @@ class Subscription:
         self._changed = Signal()
         self._expiry: asyncio.TimerHandle | None = None
         self._turn = 0
-        self._closed: ServiceError | None = None
+        self._closed: errors.MetatxnError | None = None
         self._parents: dict[str, Sequence[str]] = {}
         self._segment: Segment | None = None
         """That makes this broker the home."""
@@ -124,8 +125,7 @@ class Subscription:
         try:
             session = self._sessions.enter(consumer, time())
         except ConsumerBusy as busy:
-            raise ServiceError(
-                ErrorCode.ALREADY_EXISTS,
+            raise errors.AlreadyExists(
                 f"subscription {self.definition.name} is exclusive, and consumer {busy.holder} has it",
                 action="Wait until that consumer is gone, or use a failover or shared subscription.",
                 consumer=busy.holder,
@@ -165,7 +165,7 @@ class Subscription:
                 )
                 try:
                     taken = await share.take(wanted)
-                except (ServiceError, MetastoreError) as error:
+                except (errors.MetatxnError, MetastoreError) as error:
                     if not self._may_go_on(error, found, session):
                         return found
                     continue
@@ -175,11 +175,11 @@ class Subscription:
                     found.waiting.append((share, segments))
         return found
 
-    def _may_go_on(self, error: ServiceError | MetastoreError, found: _Round, session: int) -> bool:
+    def _may_go_on(self, error: errors.MetatxnError | MetastoreError, found: _Round, session: int) -> bool:
         """A share has failed. When it is just not to be had, others may have something; otherwise it is raised, unless
         something was given: that must reach the consumer."""
-        code = error.code if isinstance(error, ServiceError) else None
-        if isinstance(error, ServiceError) and code is ErrorCode.STORE_UNAVAILABLE:
+        code = error.code if isinstance(error, errors.MetatxnError) else None
+        if isinstance(error, errors.MetatxnError) and code is ErrorCode.STORE_UNAVAILABLE:
             found.failed = error
             return True
         if not found.given:
@@ -219,9 +219,8 @@ class Subscription:
             if self._segment.ownership.generation != self.home:
                 raise self._succeeded()
             return await look(self._broker, self.definition, self._dead_letters, authorization)
-        except ServiceError as error:
-            if error.code is ErrorCode.NOT_FOUND:
-                self.close(error)
+        except errors.NotFound as error:
+            self.close(error)
             raise
 
     # -- consumers ---------------------------------------------------------------------------------------------
@@ -261,24 +260,22 @@ class Subscription:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def close(self, why: ServiceError | None = None) -> None:
+    def close(self, why: errors.MetatxnError | None = None) -> None:
         """Whoever waits is told `why`: unless given, that another home has succeeded this one."""
         self._closed = self._closed or why or self._succeeded()
         if self._expiry is not None:
             self._expiry.cancel()
         self._changed.notify()
 
-    def _succeeded(self) -> ServiceError:
-        return ServiceError(
-            ErrorCode.STORE_UNAVAILABLE,
+    def _succeeded(self) -> errors.MetatxnError:
+        return errors.StoreUnavailable(
             f"subscription {self.definition.name} is handed out anew",
             action="Try again in a moment; what was given and is not acknowledged is given again.",
             subscription=self.definition.name,
         )
 
-    def _lost_on_the_way(self, reason: str) -> ServiceError:
-        return ServiceError(
-            ErrorCode.OUTCOME_UNKNOWN,
+    def _lost_on_the_way(self, reason: str) -> errors.MetatxnError:
+        return errors.OutcomeUnknown(
             f"messages for this consumer may have been lost on their way: {reason}",
             action="Leave, and come back: then everything that this consumer was given is given again.",
             subscription=self.definition.name,
@@ -298,7 +295,7 @@ async def home_of(broker: Broker, topic: str) -> Segment:
 async def _waited(share: RemoteShare, segments: Sequence[str]) -> None:
     try:
         await share.wait(segments, REMOTE_WAIT_S)
-    except ServiceError:
+    except errors.MetatxnError:
         await asyncio.sleep(RETRY_S)
 
 

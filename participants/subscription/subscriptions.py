@@ -14,9 +14,9 @@ from functools import partial
 from metastore.txn import paths
 from metastore.txn.records import SubscriptionRecord
 from metastore.types import Record
+from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.names import MessageId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions
 from participants.broker.reading import end_of
@@ -105,13 +105,9 @@ class Subscriptions:
         to be had. Who is not finds it by himself. Raises NOT_FOUND."""
         await self._definitions.drop(topic, name)
         dropped = await self._definitions.get_or_tombstone(topic, name)
-        others = {
-            str(error.members["owner_url"])
-            for error in await self._drop_here(dropped)
-            if error.code is ErrorCode.NOT_OWNER
-        }
+        others = {error.owner_url for error in await self._drop_here(dropped) if isinstance(error, errors.NotOwner)}
         for url in others:
-            with suppress(ServiceError):
+            with suppress(errors.MetatxnError):
                 await RemoteShare(self._broker.peer(url, authorization), dropped, ()).drop()
 
     # -- anywhere ----------------------------------------------------------------------------------------------
@@ -162,9 +158,7 @@ class Subscriptions:
         if known is not None:
             try:
                 return await look(self._broker, known, self._dead_letters, authorization)
-            except ServiceError as error:
-                if error.code is not ErrorCode.NOT_FOUND:
-                    raise
+            except errors.NotFound:
                 self._known.pop((topic, name), None)
         found = self._known[topic, name] = await self._definitions.get(topic, name)
         return await look(self._broker, found, self._dead_letters, authorization)
@@ -196,8 +190,7 @@ class Subscriptions:
         first = (await self._broker.topic(topic)).segments[0]
         owner = await self._broker.store.get(paths.segment_owner(first))
         if owner is None or OwnerRecord.decode(owner.value).generation != home:
-            raise ServiceError(
-                ErrorCode.STORE_UNAVAILABLE,
+            raise errors.StoreUnavailable(
                 f"nobody hands out the subscriptions of topic {topic} at generation {home} of segment {first}",
                 action="Try again in a moment; nothing happened.",
                 topic=topic,
@@ -208,7 +201,7 @@ class Subscriptions:
         was."""
         await self._drop_here(await self._definitions.get_or_tombstone(topic, name))
 
-    async def _drop_here(self, definition: Definition) -> list[ServiceError]:
+    async def _drop_here(self, definition: Definition) -> list[errors.MetatxnError]:
         """Answers why segments are not here."""
         topic, name, last = definition.topic, definition.name, definition.last_dropped
         known = self._at_home.get((topic, name))
@@ -219,7 +212,7 @@ class Subscriptions:
         for segment_id in (await self._broker.topic(topic)).segments:
             try:
                 segment = await self._broker.segment(segment_id)
-            except ServiceError as error:
+            except errors.MetatxnError as error:
                 elsewhere.append(error)
                 continue
             await segment.subscriptions.drop(name, last)

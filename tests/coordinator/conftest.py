@@ -21,9 +21,10 @@ from metastore.txn import paths
 from metastore.txn.records import TransactionKey
 from metastore.txn.store import INDEXES, TxnStore
 from metastore.types import RangeResult, Snapshot
+from metatxn.wire import errors
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.coordinator.stores import FaultyStore
 from tests.servers import EtcdServer
 
@@ -146,9 +147,9 @@ async def http(store: FaultyStore, clock: FakeClock) -> AsyncIterator[httpx.Asyn
     await service.presence.stop()
 
 
-async def refusal(verb: Awaitable[object], code: ErrorCode) -> ServiceError:
+async def refusal(verb: Awaitable[object], code: ErrorCode) -> errors.MetatxnError:
     """The error that `verb` ends in, which must be `code`."""
-    with pytest.raises(ServiceError) as refused:
+    with pytest.raises(errors.MetatxnError) as refused:
         await verb
     assert refused.value.code is code, refused.value
     return refused.value
@@ -158,7 +159,7 @@ async def epoch_of(transactions: Transactions, key: str = "k", owner: str | None
     """The epoch of a key; whoever asks connects when nobody is connected."""
     try:
         return (await transactions.keys.get(key, owner)).epoch
-    except ServiceError:
+    except errors.MetatxnError:
         return (await transactions.keys.connect(key, ConnectRequest(epoch=-1, owner=owner))).epoch
 
 

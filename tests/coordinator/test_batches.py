@@ -21,9 +21,11 @@ from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import InvalidBatch, StoreUnavailable
 from metastore.txn.store import INDEXES
+from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BatchRequest, TransactionHeader
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import MEDIA_TYPE, ErrorCode, ServiceError
+from metatxn.wire.problems import MEDIA_TYPE
 from tests.coordinator.conftest import FakeClock, id_of
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 from tests.coordinator.test_transactions import begin
@@ -306,7 +308,7 @@ async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
     store.before_applies.append(lambda: other.abort(txn_ids[5]))
     store.sent.clear()
     answers = await run_batch(transactions, commits(txn_ids))
-    assert isinstance(refused := answers.pop(5), ServiceError) and refused.code is ErrorCode.INVALID_TXN_STATE
+    assert isinstance(refused := answers.pop(5), errors.MetatxnError) and refused.code is ErrorCode.INVALID_TXN_STATE
     assert [header.state for header in done(answers)] == ["COMMITTED"] * 9
     assert len(store.sent) == 1 + 9, "all of them in vain, then each that is still open"
     cas = transactions.metrics.registry
@@ -336,7 +338,7 @@ async def test_a_lost_reply_of_many_ends_is_resolved_for_each(
     for txn_id, answer in zip(txn_ids, answers, strict=True):
         header = await other.get(txn_id)
         if rival and fault is not Fault.LOSE_REPLY and txn_id == txn_ids[2]:
-            assert isinstance(answer, ServiceError) and answer.code is ErrorCode.INVALID_TXN_STATE
+            assert isinstance(answer, errors.MetatxnError) and answer.code is ErrorCode.INVALID_TXN_STATE
             assert header.state == "ABORTED"
         else:
             assert done([answer]) == [header] and header.state == "COMMITTED"
@@ -352,7 +354,7 @@ async def test_a_lost_reply_of_many_ends_is_not_called_off_by_the_reads_behind_i
     store.faults.append(Fault.LOSE_REPLY)
     store.before_reads.extend([None, None, *[unavailable] * 100])
     for answer in await run_batch(transactions, commits(txn_ids)):
-        assert isinstance(answer, ServiceError) and answer.code is ErrorCode.OUTCOME_UNKNOWN
+        assert isinstance(answer, errors.MetatxnError) and answer.code is ErrorCode.OUTCOME_UNKNOWN
     store.before_reads.clear()
     assert {(await transactions.get(txn_id)).state for txn_id in txn_ids} == {"COMMITTED"}
 
@@ -381,7 +383,7 @@ async def test_nobody_knows_is_said_of_each(
     items: list[Item] = [{"op": op}] * 3 if op == "begin" else [end(op, txn_id.sequence) for txn_id in txn_ids]
     store.faults.extend([Fault.DELAY, *[Fault.UNAVAILABLE] * 100])
     answers = await run_batch(transactions, parsed(items))
-    errors = [answer for answer in answers if isinstance(answer, ServiceError)]
+    errors = [answer for answer in answers if isinstance(answer, errors.MetatxnError)]
     assert [error.code for error in errors] == [ErrorCode.OUTCOME_UNKNOWN] * 3
     store.faults.clear()
     await store.deliver()

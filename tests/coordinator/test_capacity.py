@@ -28,9 +28,10 @@ from metastore.backends.memory import MemoryStore
 from metastore.backends.zookeeper import MAX_BATCH_BYTES, ZooKeeperStore
 from metastore.txn.store import INDEXES
 from metastore.types import Snapshot
+from metatxn.wire import errors
 from metatxn.wire.coordinator import MAX_KEY_LENGTH, MAX_WRITERS, BeginItem, BeginRequest, ConnectRequest
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.coordinator.conftest import SKEW_MS, FakeClock, check_records, id_of, refusal
 from tests.coordinator.stores import FaultyStore
 from tests.servers import ZooKeeperServer
@@ -74,10 +75,10 @@ async def fill_with_writers(transactions: Transactions, txn_id: TxnId) -> int:
     return known
 
 
-async def failure_of(call: Awaitable[object]) -> ServiceError | None:
+async def failure_of(call: Awaitable[object]) -> errors.MetatxnError | None:
     (outcome,) = await asyncio.gather(call, return_exceptions=True)
-    assert isinstance(outcome, ServiceError) or not isinstance(outcome, BaseException), outcome
-    return outcome if isinstance(outcome, ServiceError) else None
+    assert isinstance(outcome, errors.MetatxnError) or not isinstance(outcome, BaseException), outcome
+    return outcome if isinstance(outcome, errors.MetatxnError) else None
 
 
 def largest(store: MetadataStore, less: int = 0, **others: Any) -> BeginRequest:

@@ -18,7 +18,7 @@ from coordinator.timeout_sweep import Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metatxn.wire.coordinator import BeginRequest
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.coordinator.conftest import SKEW_MS, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import ShuffledStore
 from tests.coordinator.test_transactions import begin

@@ -18,8 +18,8 @@ from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records import WriteOp
 from metastore.txn.store import TxnStore, put_write_op
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

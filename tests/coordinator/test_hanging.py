@@ -17,8 +17,8 @@ from metastore.keys import escape, number
 from metastore.txn import paths
 from metastore.txn.records import AckOp, WriteOp
 from metatxn.wire.coordinator import HangingTransaction
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import CountedReads, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

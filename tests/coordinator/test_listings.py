@@ -14,8 +14,8 @@ from coordinator.transactions import Transactions
 from metastore.txn.records import WriteOp
 from metastore.txn.store import put_write_op
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

@@ -7,7 +7,7 @@ import pytest
 from coordinator.transactions import PREPARED_TIMEOUT_MS, Transactions
 from metastore.txn import paths
 from metatxn.wire.coordinator import MAX_WRITERS
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.coordinator.conftest import START_MS, FakeClock, refusal
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin

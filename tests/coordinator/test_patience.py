@@ -18,8 +18,9 @@ from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metatxn.service.departure import ASKED
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.problems import problem_of
 from tests.coordinator.conftest import FakeClock, id_of, refusal
 from tests.coordinator.stores import Fault, FaultyStore
 
@@ -99,7 +100,7 @@ async def test_a_verb_that_is_always_overtaken_ends(
     unknown = lost and name in IN_DOUBT
     code = ErrorCode.OUTCOME_UNKNOWN if unknown else ErrorCode.STORE_UNAVAILABLE
     error = await refusal(verb(transactions, txn_id), code)
-    assert error.problem().definite is not unknown
+    assert problem_of(error).definite is not unknown
     assert "changed by others" in error.detail
     assert len(store.sent) <= MOST_ROUNDS
 

@@ -14,8 +14,9 @@ from coordinator.settling import Settling
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
+from metatxn.wire import errors
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire.errors import ErrorCode
 from tests.coordinator.conftest import FakeClock, epoch_of, id_of, under_key
 from tests.coordinator.stores import ShuffledStore
 
@@ -45,7 +46,7 @@ async def turns(seconds: float) -> None:
 
 def outcome(result: object) -> object:
     """A header's state, or the code of a refusal."""
-    if isinstance(result, ServiceError):
+    if isinstance(result, errors.MetatxnError):
         return result.code
     assert not isinstance(result, BaseException), result
     return getattr(result, "state", result)
@@ -118,7 +119,7 @@ async def test_a_current_epoch_is_taken_once(rival: Rival) -> None:
     results = await asyncio.gather(
         *(rival().keys.connect("k", ConnectRequest(epoch=0)) for _ in range(5)), return_exceptions=True
     )
-    refused = [result for result in results if isinstance(result, ServiceError)]
+    refused = [result for result in results if isinstance(result, errors.MetatxnError)]
     assert len(refused) == 4 and {error.code for error in refused} == {ErrorCode.NOT_ALLOWED}
 
 

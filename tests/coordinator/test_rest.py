@@ -12,7 +12,8 @@ import pytest
 from coordinator.patience import LEAST_ROUNDS, PATIENCE_MS
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
-from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode
+from metatxn.wire.errors import BY_CODE, ErrorCode
+from metatxn.wire.problems import MEDIA_TYPE
 from tests.coordinator.conftest import START_MS, FakeClock
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 
@@ -24,7 +25,7 @@ def problem(response: httpx.Response, code: ErrorCode) -> dict[str, Any]:
     """The members every error has (CONTRACT, conventions)."""
     assert response.headers["content-type"] == MEDIA_TYPE
     body: dict[str, Any] = response.json()
-    kind = KINDS[code]
+    kind = BY_CODE[code]
     assert (response.status_code, body["status"], body["code"]) == (kind.status, kind.status, code), body
     assert (body["retriable"], body["definite"]) == (kind.retriable, kind.definite)
     assert body["title"] and body["detail"] and body["action"].endswith(".")

@@ -20,8 +20,9 @@ from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Applied, Batch
 from metatxn.wire.coordinator import BeginItem, BeginRequest, ConnectRequest
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.problems import problem_of
 from tests.coordinator.conftest import FakeClock, id_of, refusal
 from tests.coordinator.stores import Fault, FaultyStore
 
@@ -144,7 +145,7 @@ async def test_a_begin_ends_when_every_id_is_in_use(truth: MemoryStore, clock: F
     begin = transactions.begin(BeginRequest(transaction_key=key, epoch=epoch))
     if key:
         error = await refusal(begin, ErrorCode.STORE_UNAVAILABLE)
-        assert error.problem().definite and error.problem().retriable
+        assert problem_of(error).definite and problem_of(error).retriable
     else:
         with pytest.raises(StoreUnavailable, match="in use"):
             await begin

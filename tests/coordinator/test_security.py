@@ -20,8 +20,9 @@ from metastore.txn.records import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, begin
 from metatxn.service.exposure import InvalidExposure, open_exposure
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, Problem
+from metatxn.wire.problems import Problem
 from tests.service.secured import Caller, Secured, secured
 from tests.service.security import TokenFile, bearer
 

@@ -13,8 +13,8 @@ from coordinator.timeout_sweep import SLICE, TOGETHER, Swept, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.errors import StoreUnavailable
 from metastore.types import RangeResult
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import SKEW_MS, START_MS, CountedReads, FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import Fault, FaultyStore
 from tests.coordinator.test_transactions import begin

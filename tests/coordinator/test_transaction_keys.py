@@ -12,7 +12,8 @@ from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.key_records import read_key
 from metatxn.wire.coordinator import BeginRequest, ConnectAnswer, ConnectRequest, TransactionHeader
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
+from metatxn.wire.problems import problem_of
 from tests.coordinator.conftest import FakeClock, id_of, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 
@@ -127,7 +128,7 @@ async def test_nobody_begins_without_the_epoch(
     revision = await store.current_revision()
     request = BeginRequest(transaction_key=KEY, version=version)
     error = await refusal(transactions.begin(request), ErrorCode.INVALID_ARGUMENT)
-    assert error.members["field"] == "epoch" and "connect" in error.problem().action
+    assert error.members["field"] == "epoch" and "connect" in problem_of(error).action
     assert await store.current_revision() == revision
     assert not used or (await transactions.get(id_of(running))).state == "OPEN"
 

@@ -12,8 +12,8 @@ from metastore.txn.records import Header, WriteOp
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metatxn.wire.coordinator import BeginRequest
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode
 from tests.coordinator.conftest import START_MS, FakeClock, id_of, refusal
 from tests.coordinator.stores import FaultyStore
 

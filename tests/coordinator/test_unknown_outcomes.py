@@ -13,7 +13,8 @@ from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
+from metatxn.wire.problems import problem_of
 from tests.coordinator.conftest import FakeClock, epoch_of, id_of, refusal, under_key
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 from tests.coordinator.test_transactions import begin
@@ -58,7 +59,7 @@ async def test_nobody_knows_is_said_as_such(
     txn_id = await begin(transactions)
     store.faults.extend([Fault.DELAY, *[Fault.UNAVAILABLE] * 100])
     error = await refusal(getattr(transactions, end)(txn_id), ErrorCode.OUTCOME_UNKNOWN)
-    assert error.members["txn_id"] == str(txn_id) and not error.problem().definite
+    assert error.members["txn_id"] == str(txn_id) and not problem_of(error).definite
     store.faults.clear()
     assert (await transactions.get(txn_id)).state == "OPEN"
     await store.deliver()
@@ -278,7 +279,7 @@ async def test_a_change_that_was_counted_is_not_refused_for_certain(
     store.faults.append(Fault.LOSE_REPLY)
     store.before_reads.extend([None, lambda: other.commit(txn_id)])
     error = await refusal(transactions.add_writers(txn_id, ["w"]), ErrorCode.OUTCOME_UNKNOWN)
-    assert not error.problem().definite
+    assert not problem_of(error).definite
     assert (await transactions.get(txn_id)).writers == ["w"]
 
 

@@ -25,11 +25,11 @@ from metastore.txn.states import TxnState
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.signed_tokens import SignedTokens
 from metatxn.service.security.tokens import create_token, find_token, parse_tokens
-from metatxn.wire import frames
+from metatxn.wire import errors, frames
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants import records as broker_records
 from participants.broker.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.ledger import storage_id
@@ -65,11 +65,11 @@ def read_back(
     assert decode(encode(value)) == value, (data, value)
 
 
-def answered(refusal: ErrorCode, ask: Callable[..., T], *arguments: Any) -> T | ServiceError:
+def answered(refusal: ErrorCode, ask: Callable[..., T], *arguments: Any) -> T | errors.MetatxnError:
     """The answer, or the refusal, which must be that one."""
     try:
         return ask(*arguments)
-    except ServiceError as refused:
+    except errors.MetatxnError as refused:
         if refused.code is not refusal:
             raise
         return refused
@@ -182,7 +182,7 @@ def check_authorization(data: bytes) -> None:
     """Nobody gets in, and the answer says nothing of the token."""
     for value in (data, b"Bearer " + data):
         answer = answered(ErrorCode.UNAUTHENTICATED, authenticator().principal, [(b"authorization", value)])
-        assert isinstance(answer, ServiceError), f"{value!r} is {answer}"
+        assert isinstance(answer, errors.MetatxnError), f"{value!r} is {answer}"
         assert len(data) < 8 or data.decode("latin-1") not in str(answer)
 
 
@@ -199,13 +199,13 @@ def check_token_file(data: bytes) -> None:
 
 def check_messages(data: bytes) -> None:
     messages = answered(ErrorCode.INVALID_ARGUMENT, decode_messages, data)
-    if not isinstance(messages, ServiceError):
+    if not isinstance(messages, errors.MetatxnError):
         assert decode_messages(encode_messages(messages)) == messages
 
 
 def check_arrow(data: bytes) -> None:
     found = answered(ErrorCode.INVALID_ARGUMENT, inspect_arrow, data)
-    assert isinstance(found, ServiceError) or found.rows >= 0
+    assert isinstance(found, errors.MetatxnError) or found.rows >= 0
 
 
 def arrow_stream() -> bytes:
@@ -219,7 +219,7 @@ def arrow_stream() -> bytes:
 
 def check_coordinator_page(data: bytes) -> None:
     position = answered(ErrorCode.INVALID_ARGUMENT, position_of, "all", data.decode(errors="replace"))
-    if position and not isinstance(position, ServiceError):
+    if position and not isinstance(position, errors.MetatxnError):
         assert position_of("all", make_token("all", position)) == position
 
 

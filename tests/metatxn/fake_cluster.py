@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import metatxn
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, HASH_RANGE_END, hash_of_key
-from metatxn.wire.problems import KINDS, ErrorCode
+from metatxn.wire.errors import BY_CODE, ErrorCode
 
 COORDINATOR = "http://coordinator.test"
 BROKER = "http://broker.test"
@@ -33,7 +33,7 @@ it is awaited."""
 def problem(
     code: ErrorCode, detail: str = "so it is", headers: dict[str, str] | None = None, **members: Any
 ) -> httpx.Response:
-    kind = KINDS[code]
+    kind = BY_CODE[code]
     body = {
         "type": "about:blank",
         "status": kind.status,

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 import metatxn
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.fake_cluster import FakeCluster, Outcome, answering
 from tests.metatxn.test_batching import ENTRIES, Gate

@@ -15,7 +15,7 @@ import pytest
 
 import metatxn
 from metatxn.wire.broker import hash_of_key
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Outcome, answering, lost, refused
 from tests.metatxn.flavours import Connect
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metatxn.columns import Misfit, messages_table
-from metatxn.errors import SchemaMismatch
 from metatxn.frames import decode
+from metatxn.wire.errors import SchemaMismatch
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.position import Position
 

@@ -18,7 +18,7 @@ import pytest
 
 import metatxn
 from metatxn.http import MAX_ON_THEIR_WAY, Call, FixedEndpoint
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering
 from tests.simulation.loop import SimulationLoop
 

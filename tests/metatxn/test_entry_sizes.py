@@ -21,10 +21,10 @@ import metatxn
 from metatxn import table_writer
 from metatxn.connection import Connection
 from metatxn.delivery import Delivery, Entry
-from metatxn.errors import PayloadTooLarge
 from metatxn.table_writer import AsyncTableWriter, fitting
 from metatxn.topics import Layout
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
+from metatxn.wire.errors import PayloadTooLarge
 
 DESCRIBED_BYTES = 2_000
 """What an entry takes beside its rows, at most, where there are few columns."""

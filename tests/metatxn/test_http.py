@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import metatxn
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import (
     BROKER,
     COORDINATOR,

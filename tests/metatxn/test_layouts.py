@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metatxn.errors import NotFound
 from metatxn.topics import Layout
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo, hash_of_key
+from metatxn.wire.errors import NotFound
 
 TOPIC = "public/default/t"
 

@@ -21,7 +21,7 @@ import pytest
 
 import metatxn
 from metatxn import delivery
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, answering, lost, problem, proxy
 from tests.simulation.loop import SimulationLoop
 

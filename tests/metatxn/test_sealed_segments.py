@@ -14,7 +14,7 @@ import pytest
 
 import metatxn
 from metatxn.wire.broker import HASH_RANGE_END, hash_of_key
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import FakeCluster, Segment, answering, lost, problem
 
 KEYS = 20

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import metatxn
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Outcome, answering, lost
 from tests.simulation.loop import SimulationLoop
 

@@ -25,8 +25,9 @@ import metatxn
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metastore.types import Record
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, Problem
+from metatxn.wire.problems import Problem
 from participants.api import rights
 from participants.service import BrokerService
 from participants.txn.header_mirror import HeaderMirror

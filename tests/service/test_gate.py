@@ -26,7 +26,8 @@ from metatxn.service.gate import Gate
 from metatxn.service.http import create_app
 from metatxn.service.limits import Limits, RateLimit
 from metatxn.service.server import HttpServer
-from metatxn.wire.problems import ErrorCode, Problem
+from metatxn.wire.errors import ErrorCode
+from metatxn.wire.problems import Problem
 from tests.certificates import Authority
 from tests.service.secured import secured
 from tests.service.security import TokenFile, bearer

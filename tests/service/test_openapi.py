@@ -24,7 +24,8 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.service.openapi import problems
-from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode, Problem
+from metatxn.wire.errors import BY_CODE, ErrorCode
+from metatxn.wire.problems import MEDIA_TYPE, Problem
 from participants.service import BrokerService
 
 JSON = "application/json"
@@ -150,6 +151,6 @@ def test_examples_are_valid(model: type[BaseModel]) -> None:
 
 def test_a_status_stands_for_all_its_codes() -> None:
     assert set(problems(409)[409]["content"][MEDIA_TYPE]["examples"]) == {
-        code for code, kind in KINDS.items() if kind.status == 409
+        code for code, kind in BY_CODE.items() if kind.status == 409
     }
     assert problems(ErrorCode.NOT_FOUND)[404]["description"] == "`NOT_FOUND`"

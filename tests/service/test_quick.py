@@ -20,8 +20,8 @@ from coordinator.api.routes import TxnIdPath
 from metatxn.service.http import Caller, create_app
 from metatxn.service.quick import QuickRoute, add_routes
 from metatxn.service.strict import StrictRoute
+from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest, Request
-from metatxn.wire.problems import ErrorCode, ServiceError
 
 ID = "0000000000000000000000000000002a"
 FIRST = "00000000000000000000000000000001"
@@ -57,7 +57,7 @@ def _routes(prefix: str, route_class: type[StrictRoute]) -> APIRouter:
 
     @router.post("/txns/{txn_id}/refused", response_model_exclude_none=True)
     async def refused(txn_id: TxnIdPath) -> Seen:
-        raise ServiceError(ErrorCode.TXN_NOT_FOUND, "unknown", txn_id=txn_id)
+        raise errors.TransactionNotFound("unknown", txn_id=txn_id)
 
     @router.get("/txns/{txn_id}/ops", response_model_exclude_none=True, dependencies=[Depends(_refuse_the_first)])
     async def operations(
@@ -81,7 +81,7 @@ def _reversed(text: str) -> str:
 
 async def _refuse_the_first(txn_id: TxnIdPath, caller: Caller) -> None:
     if txn_id == FIRST:
-        raise ServiceError(ErrorCode.NOT_ALLOWED, f"not for {caller.name}")
+        raise errors.NotAllowed(f"not for {caller.name}")
 
 
 def _app() -> FastAPI:

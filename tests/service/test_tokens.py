@@ -23,7 +23,9 @@ from metatxn.service.security.principal import ANYONE, Grants, Principal
 from metatxn.service.security.signed_tokens import LEEWAY_S, InvalidToken, SignedTokens
 from metatxn.service.security.tokens import create_token, find_token, parse_tokens
 from metatxn.service.security.watched_file import InvalidSecurityFile, WatchedFile
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
+from metatxn.wire.problems import problem_of
 from tests.service.security import NEVER_S, PrivateKey, TokenFile, public_pem, signed
 
 NOW_S = 2_000_000_000
@@ -153,7 +155,7 @@ def test_rights_add_up_over_patterns_and_name_what_is_missing() -> None:
     assert principal.may("consume", "public/default/orders-1") and principal.may("produce", "public/default/orders-1")
     assert not principal.may("produce", "public/default/orders-10")
     assert not principal.may("consume", "Public/default/orders-1"), "names differ by case"
-    with pytest.raises(ServiceError, match="lacks the right admin on topic public/default/orders-1") as refused:
+    with pytest.raises(errors.MetatxnError, match="lacks the right admin on topic public/default/orders-1") as refused:
         principal.require("admin", "public/default/orders-1")
     assert refused.value.code is ErrorCode.NOT_ALLOWED and refused.value.members["right"] == "admin"
     assert Principal("boss", Grants(admin=True)).may("admin", "any/topic/there-is")
@@ -335,7 +337,7 @@ def test_how_the_header_is_read(tmp_path: Path) -> None:
         [(b"authorization", b"Bearer eyJhbGciOiJub25lIn0.e30.")],
     ]
     for headers in refused:
-        with pytest.raises(ServiceError) as error:
+        with pytest.raises(errors.MetatxnError) as error:
             authenticator.principal(headers)
         assert error.value.code is ErrorCode.UNAUTHENTICATED
-        assert token.decode() not in str(error.value.problem())
+        assert token.decode() not in str(problem_of(error.value))

@@ -9,7 +9,7 @@ from metatxn.service.security import tokens
 from metatxn.service.security.principal import Principal
 from metatxn.service.security.signed_tokens import InvalidToken, SignedTokens
 from metatxn.service.security.watched_file import WatchedFile
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 
 MAX_TOKEN_LENGTH = 8192
 _ACTION = "Send a valid token as `Authorization: Bearer <token>`, and in no other place."
@@ -54,5 +54,5 @@ def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return token.decode("ascii")
 
 
-def _unauthenticated(detail: str) -> ServiceError:
-    return ServiceError(ErrorCode.UNAUTHENTICATED, detail, action=_ACTION)
+def _unauthenticated(detail: str) -> errors.MetatxnError:
+    return errors.Unauthenticated(detail, action=_ACTION)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
 from metatxn.wire.text import no_control_characters
 
 Right = Literal["produce", "consume", "admin"]
@@ -82,9 +82,8 @@ class Principal:
         if not self.superuser:
             raise self.lacks("the right admin", right="admin")
 
-    def lacks(self, what: str, **members: str) -> ServiceError:
-        return ServiceError(
-            ErrorCode.NOT_ALLOWED,
+    def lacks(self, what: str, **members: Any) -> errors.MetatxnError:
+        return errors.NotAllowed(
             f"principal {self.name!r} lacks {what}",
             action="Use a token of a principal that has this right, or have it granted.",
             principal=self.name,

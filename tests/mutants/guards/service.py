@@ -22,8 +22,8 @@ SERVICE = (
         "strangers-without-a-rate",
         "whoever is refused for the token is counted too: guessing has a rate",
         _GATE,
-        "        except ServiceError as error:\n            self._count(address)\n",
-        "        except ServiceError as error:\n",
+        "        except errors.MetatxnError as error:\n            self._count(address)\n",
+        "        except errors.MetatxnError as error:\n",
         tests=("tests/service/test_gate.py::test_each_principal_has_a_rate_of_its_own",),
     ),
     Mutant(
@@ -166,9 +166,9 @@ SERVICE = (
     Mutant(
         "partly-done-called-nothing",
         "a request of which a part may have been carried out is not definite",
-        "metatxn/wire/problems.py",
-        "return KINDS[self.code].definite and not self._partly",
-        "return KINDS[self.code].definite",
+        "metatxn/wire/errors.py",
+        "            definite=False,\n",
+        "",
         tests=("tests/service/test_problems.py",),
     ),
     Mutant(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from metastore.errors import StoreUnavailable
-from metatxn.wire.problems import ErrorCode
+from metatxn.wire.errors import ErrorCode
 from tests.participants.api.test_rest import append, assert_problem, enc, send
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.world import World, released

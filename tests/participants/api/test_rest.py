@@ -28,8 +28,9 @@ from metatxn.wire.broker import (
     NEXT_HEADER,
     REVISION_HEADER,
 )
+from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.frames import PayloadKind, decode_all
-from metatxn.wire.problems import KINDS, MEDIA_TYPE, ErrorCode
+from metatxn.wire.problems import MEDIA_TYPE
 from participants.broker.payloads import KEY_COLUMN
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.faulty_store import INTENT, Fault
@@ -45,7 +46,7 @@ def enc(name: str) -> str:
 def assert_problem(answer: httpx.Response, code: ErrorCode, field: str | None = None) -> dict[str, Any]:
     problem: dict[str, Any] = answer.json()
     assert answer.headers["content-type"] == MEDIA_TYPE, problem
-    assert (problem["code"], answer.status_code) == (code, KINDS[code].status), problem
+    assert (problem["code"], answer.status_code) == (code, BY_CODE[code].status), problem
     assert problem["status"] == answer.status_code
     assert {"title", "detail", "retriable", "definite", "action"} <= problem.keys()
     if field is not None:

@@ -14,8 +14,9 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import PayloadKind
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.broker import Broker
 from participants.segment.recovery import open_segment
 from participants.segment.segment import Entry, Segment
@@ -25,7 +26,7 @@ from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, materialized, publish, released, sending
 
 
-def code(error: pytest.ExceptionInfo[ServiceError]) -> ErrorCode:
+def code(error: pytest.ExceptionInfo[errors.MetatxnError]) -> ErrorCode | None:
     return error.value.code
 
 
@@ -82,11 +83,11 @@ async def test_29_a_segment_whose_ledger_failed_is_opened_again_by_itself(proces
     txn = await world.begin()
     await publish(segment, "A")
     process.device.fail()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "B", txn, writer="w", sequence=1)
     assert code(error) == ErrorCode.OUTCOME_UNKNOWN
     assert process.broker.not_ready == {name: "it is being opened"}
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await process.broker.segment(name)
     assert code(error) == ErrorCode.STORE_UNAVAILABLE
     process.device.heal()
@@ -110,7 +111,7 @@ async def test_a_publish_that_waits_while_its_segment_is_lost_gets_an_answer(
     waiting = sending(segment, "x", txn)
     await held.reached.wait()
     segment.lose("for the test")
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await waiting
     assert code(error) == ErrorCode.OUTCOME_UNKNOWN
     again = await served(process.broker, name, after=segment)
@@ -170,7 +171,7 @@ async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: B
     again = await process.again()
     await again.serving()
     assert list(again.broker.not_ready) == [name] and "no such ledger" in again.broker.not_ready[name]
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await again.broker.segment(name)
     assert code(error) == ErrorCode.STORE_UNAVAILABLE and "no such ledger" in error.value.detail
     shutil.copytree(aside, ledgers, dirs_exist_ok=True)
@@ -181,7 +182,7 @@ async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: B
 async def test_a_segment_of_another_broker_is_redirected_to_it(process: BrokerProcess, tmp_path: Path) -> None:
     (name,) = await process.create("t")
     other = await BrokerProcess(process.world, process.world.new_device("other"), "http://other").start()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await other.broker.segment(name)
     assert code(error) == ErrorCode.NOT_OWNER
     assert error.value.members["owner_url"] == URL
@@ -196,7 +197,7 @@ async def test_a_new_data_directory_at_the_old_url_is_no_redirect_to_itself(
     await publish(await process.broker.segment(name), "x")
     await process.stop()
     again = await BrokerProcess(process.world, process.world.new_device("new")).start()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await again.broker.segment(name)
     assert code(error) == ErrorCode.STORE_UNAVAILABLE
     assert process.storage.storage_id in error.value.detail
@@ -204,7 +205,7 @@ async def test_a_new_data_directory_at_the_old_url_is_no_redirect_to_itself(
 
 
 async def test_a_segment_nobody_created_does_not_exist(process: BrokerProcess) -> None:
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await process.broker.segment("segment://public/default/none/0000-ffff-0")
     assert code(error) == ErrorCode.NOT_FOUND
 
@@ -217,7 +218,7 @@ async def test_a_topic_whose_creation_was_answered_by_nobody_is_served_all_the_s
     with pytest.raises(OutcomeUnknown):
         await process.broker.topics.create("public/default/t", 1, None, process.broker.id, 0)
     name = "segment://public/default/t/0000-ffff-0"
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await process.broker.segment(name)
     assert code(error) == ErrorCode.STORE_UNAVAILABLE
     assert await publish(await served(process.broker, name), "x")

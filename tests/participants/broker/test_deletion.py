@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from metastore.txn import paths
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.storage import StorageFailed
 from participants.records import OwnerRecord
 from tests.participants.broker.process import BrokerProcess
@@ -107,7 +108,7 @@ async def test_a_write_on_its_way_into_a_deleted_topic_is_refused_by_the_store(
     await held.reached.wait()
     assert await delete(process) == 204
     held.go.set()
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await late
     await assert_gone(process, world, txn)
 
@@ -241,7 +242,7 @@ async def test_a_broker_that_serves_a_topic_deleted_elsewhere_lets_go_of_it(
     fresh = await world.begin()
     for segment in segments:
         if segment.record.state == "active":
-            with pytest.raises(ServiceError) as error:
+            with pytest.raises(errors.MetatxnError) as error:
                 await publish(segment, "x", fresh)
             assert error.value.code == ErrorCode.STORE_UNAVAILABLE
     await process.broker.reconcile()

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metatxn.wire import errors
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, MAX_ENTRY_MESSAGES, MESSAGES_MEDIA_TYPE, Message
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker import payloads, pieces
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
@@ -111,14 +112,14 @@ async def test_a_compacted_view_is_made_in_turns(
 def test_an_entry_holds_a_bounded_number_of_messages() -> None:
     one = b'{"value":1}'
     assert len(payloads.decode_messages(b"[" + b",".join([one] * MAX_ENTRY_MESSAGES) + b"]")) == MAX_ENTRY_MESSAGES
-    with pytest.raises(ServiceError) as refused:
+    with pytest.raises(errors.MetatxnError) as refused:
         payloads.decode_messages(b"[" + b",".join([one] * (MAX_ENTRY_MESSAGES + 1)) + b"]")
     assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
 def test_what_is_wrong_is_named_by_its_place_in_the_whole() -> None:
     body = json.dumps([{"value": 1}] * 2_500 + [{"value": 1, "colour": "red"}]).encode()
-    with pytest.raises(ServiceError, match=r"^body\.2500\.colour: "):
+    with pytest.raises(errors.MetatxnError, match=r"^body\.2500\.colour: "):
         payloads.decode_messages(body)
 
 
@@ -127,7 +128,7 @@ def test_what_is_wrong_is_named_by_its_place_in_the_whole() -> None:
 def test_what_is_no_list_is_not_taken(text: str, before: int) -> None:
     """In one piece, and in several."""
     several = "[" + '{"value":1},' * before if before else ""
-    with pytest.raises(ServiceError, match=r"^body") as refused:
+    with pytest.raises(errors.MetatxnError, match=r"^body") as refused:
         payloads.decode_messages(f"{several}{text}".encode())
     assert refused.value.code is ErrorCode.INVALID_ARGUMENT
 
@@ -135,7 +136,7 @@ def test_what_is_no_list_is_not_taken(text: str, before: int) -> None:
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", '{"deep":[-1e999]}'])
 def test_a_number_that_json_has_no_form_for_is_not_taken(number: str) -> None:
     """A parser makes one of too large a literal; written again, no parser would read it."""
-    with pytest.raises(ServiceError, match="not plain JSON"):
+    with pytest.raises(errors.MetatxnError, match="not plain JSON"):
         payloads.decode_messages(f'[{{"value":{number}}}]'.encode())
 
 

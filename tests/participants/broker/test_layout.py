@@ -15,9 +15,10 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.broker.layout import CLAIM_PATIENCE_MS
 from participants.segment.dedup import AppendedBefore, Scope
 from participants.segment.segment import Entry
@@ -169,7 +170,7 @@ async def test_a_sealed_segment_says_who_took_over_and_stays_readable(process: B
     parent = await process.broker.segment(name)
     await publish(parent, "x")
     await post(process, name, "split")
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(parent, "y")
     assert error.value.code == ErrorCode.SEGMENT_SEALED and error.value.members["children"] == CHILDREN
     assert await committed(parent) == ["x"]
@@ -259,7 +260,7 @@ async def test_what_was_admitted_before_the_seal_lands_in_the_parent_and_nothing
     held.go.set()
     await admitted
     assert await split == CHILDREN
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await late
     assert error.value.code == ErrorCode.SEGMENT_SEALED
     await ended(process, world, txn, True)
@@ -326,7 +327,7 @@ async def test_while_the_outcome_of_the_seal_is_unknown_nothing_is_admitted(
     split = asyncio.create_task(post(process, name, "split"))
     await read.reached.wait()
     refused = sending(parent, "x")
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await refused
     assert error.value.code == ErrorCode.STORE_UNAVAILABLE
     read.go.set()
@@ -546,7 +547,7 @@ async def test_the_owners_of_two_neighbours_each_seal_their_own(
     await other.broker.reconcile()
     (child,) = await merge
     await publish(await process.broker.segment(child), "x")
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(await other.broker.segment(names[1]), "y")
     assert error.value.code == ErrorCode.SEGMENT_SEALED and error.value.members["children"] == [child]
     await assert_lawful(world)
@@ -564,7 +565,7 @@ async def test_a_merge_whose_other_owner_does_not_come_is_given_up_and_keys_have
     claim = (await record_of(world, names[0])).merge
     assert claim is not None
     sealed = await process.broker.segment(names[0])
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(sealed, "x")
     assert error.value.code == ErrorCode.STORE_UNAVAILABLE, "it is not known yet who takes over"
     for _ in range(CLAIM_PATIENCE_MS):

@@ -19,7 +19,8 @@ from obstore.store import MemoryStore
 from metastore.errors import StoreFull, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from participants.broker.ownership import Ownership, wanted
 from participants.records import OwnerRecord, SegmentRecord
 from participants.segment.segment import STALE_READ_S
@@ -68,8 +69,8 @@ async def given_up(process: SharedBroker, name: str) -> None:
         await asyncio.sleep(0.001)
 
 
-async def refused(segment_publish: Awaitable[object]) -> ErrorCode:
-    with pytest.raises(ServiceError) as error:
+async def refused(segment_publish: Awaitable[object]) -> ErrorCode | None:
+    with pytest.raises(errors.MetatxnError) as error:
         await segment_publish
     return error.value.code
 
@@ -100,7 +101,7 @@ async def test_segments_are_spread_and_move_without_loss(start: Start, world: Wo
                 if name in each.broker.served:
                     try:
                         await publish(each.broker.served[name], f"{number}", producer="p", sequence=number)
-                    except ServiceError:
+                    except errors.MetatxnError:
                         continue
                     acknowledged[name].append(f"{number}")
                     number += 1
@@ -163,7 +164,7 @@ async def test_a_frozen_owner_that_goes_on_acknowledges_nothing_and_shows_nothin
     assert await committed(old) == ["plain"]  # no older than the bound, and nothing of it is wrong
     assert await refused(snapshot(old)) is ErrorCode.STORE_UNAVAILABLE  # "new" would be missing in the cut
     assert old.lost
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await publish(old, "zombie")
     await world.commit(open_txn)
     await until(new, lambda: len(new.buffer.undecided()) == 0)

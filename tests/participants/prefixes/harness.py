@@ -22,10 +22,11 @@ from typing import Any
 from metastore.check import StoreCheck
 from metastore.txn import paths
 from metastore.txn.records import Outcome
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.extent import usually
 from tests.participants.prefixes.lives import Files, Life, Objects, Place
 from tests.participants.prefixes.steps import Steps
@@ -256,7 +257,7 @@ async def _picture(life: Life, story: Story) -> Any:
 async def _counts(life: Life, subscription: str) -> Any:
     try:
         served = await life.subscriptions.at_home(TOPIC, subscription)
-    except ServiceError as error:
+    except errors.MetatxnError as error:
         if error.code is not ErrorCode.NOT_FOUND:
             raise
         return "there is no such subscription"

@@ -19,12 +19,12 @@ from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.txn import paths
 from metastore.txn.records import Header, SubscriptionRecord
+from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
 from metatxn.wire.frames import MIN_FRAME_BYTES, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
-from metatxn.wire.problems import ServiceError
 from participants.broker.messages import PublishOptions
 from participants.broker.ownership import wanted
 from participants.broker.payloads import encode_messages
@@ -361,7 +361,7 @@ class Collect(Publish):
 
     async def end(self, life: Life, client: Client) -> None:
         segment = await life.segment(PARENT)
-        with pytest.raises(ServiceError, match="too old"):
+        with pytest.raises(errors.MetatxnError, match="too old"):
             await segment.read_snapshot(segment.ledgers.start, 1, client.answers["last decision"] - 1)
         await super().end(life, client)
 

@@ -18,9 +18,10 @@ from metastore.txn import paths
 from metastore.txn.records import WriteOp
 from metastore.txn.store import put_write_op
 from metastore.types import Absent, Batch
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import (
@@ -206,7 +207,7 @@ async def test_30_a_decision_needs_no_write_to_the_data_and_no_space(world: Worl
     txn = await world.begin()
     await publish(segment, "x", txn)
     node.disk.capacity = 0
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "y")
     assert error.value.code == ErrorCode.STORAGE_FULL
     await world.commit(txn)
@@ -226,7 +227,7 @@ async def test_a_full_disk_rolls_back_and_no_frame_of_an_open_transaction_leaks(
     results = await asyncio.gather(
         *(publish(segment, f"full {txn}", txn) for txn in (one, two)), return_exceptions=True
     )
-    assert {error.code for error in results if isinstance(error, ServiceError)} == {ErrorCode.STORAGE_FULL}
+    assert {error.code for error in results if isinstance(error, errors.MetatxnError)} == {ErrorCode.STORAGE_FULL}
     node.disk.capacity = None
     await publish(segment, "two", two)
     await publish(segment, "plain")
@@ -374,12 +375,12 @@ async def test_29_an_append_with_an_unknown_outcome_stops_the_segment_and_is_jud
     txn = await world.begin()
     await publish(segment, "A")
     node.device.fail()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "B", txn, writer="w", sequence=1)
     assert error.value.code == ErrorCode.OUTCOME_UNKNOWN
     assert segment.lost
     node.device.heal()
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await publish(segment, "C")
     await segment.close()
     segment = await node.open()
@@ -402,7 +403,7 @@ async def test_a_decision_during_a_failed_append_is_not_released_by_the_lost_seg
     node.device.fail()
     await world.abort(txn)
     node.device.go()
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await sent
     assert await world.operations(txn) and await world.outcome(txn) is None
     await segment.close()
@@ -444,7 +445,7 @@ async def test_a_failed_group_with_a_hole_in_it_does_not_make_the_segment_unavai
     durable = path.stat().st_size
     node.device.fail()
     results = await asyncio.gather(publish(segment, "B"), publish(segment, "C"), return_exceptions=True)
-    assert all(isinstance(result, ServiceError) for result in results)
+    assert all(isinstance(result, errors.MetatxnError) for result in results)
     node.device.heal()
     content = bytearray(path.read_bytes())
     content[durable + 20] ^= 0xFF
@@ -467,7 +468,7 @@ async def test_108_of_ten_thousand_racing_writes_none_is_late(world: World) -> N
     rng = random.Random(108)
     acknowledged: dict[TxnId, set[str]] = {}
     ending: dict[TxnId, bool] = {}
-    refusals: set[ErrorCode] = set()
+    refusals: set[ErrorCode | None] = set()
 
     async def turns() -> None:
         for _ in range(rng.randrange(6)):
@@ -477,7 +478,7 @@ async def test_108_of_ten_thousand_racing_writes_none_is_late(world: World) -> N
         await turns()
         try:
             await publish(segment, f"{txn}/{number}", txn)
-        except ServiceError as error:
+        except errors.MetatxnError as error:
             refusals.add(error.code)
         else:
             acknowledged[txn].add(f"{txn}/{number}")

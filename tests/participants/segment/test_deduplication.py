@@ -10,8 +10,9 @@ import asyncio
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.segment import dedup
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import INTENT, Fault
@@ -95,7 +96,7 @@ async def test_the_retry_of_an_append_that_found_no_space_is_appended(world: Wor
     segment = await node.open()
     txn = await world.begin() if transactional else None
     node.disk.capacity = 0
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "x", txn, producer="p", sequence=1)
     assert error.value.code == ErrorCode.STORAGE_FULL
     node.disk.capacity = None
@@ -192,7 +193,7 @@ async def test_after_the_decision_nothing_of_the_sequences_is_kept(world: World)
     await world.commit(txn)
     await materialized(segment, txn)
     assert_at_the_floor(segment, node)
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "1", txn, writer="w1", sequence=1)
     assert error.value.code == ErrorCode.TXN_CONFLICT
 
@@ -208,9 +209,9 @@ async def test_a_segment_that_closes_answers_those_who_wait(world: World) -> Non
     assert not await has_ended(joined)
     await segment.close()
     for publisher in (waiting, joined):
-        with pytest.raises(ServiceError) as error:
+        with pytest.raises(errors.MetatxnError) as error:
             await publisher
         assert error.value.code == ErrorCode.OUTCOME_UNKNOWN
-    with pytest.raises(ServiceError) as refused:
+    with pytest.raises(errors.MetatxnError) as refused:
         await publish(segment, "y")
     assert refused.value.code == ErrorCode.STORE_UNAVAILABLE

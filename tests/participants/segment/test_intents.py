@@ -16,10 +16,11 @@ from metastore.txn import paths
 from metastore.txn.records import WriteOp, decode_op
 from metastore.txn.states import ExpiredBy
 from metastore.types import Batch
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.segment.trimming import trim
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
@@ -35,7 +36,7 @@ from tests.participants.segment.world import (
 )
 
 
-def code(error: pytest.ExceptionInfo[ServiceError]) -> ErrorCode:
+def code(error: pytest.ExceptionInfo[errors.MetatxnError]) -> ErrorCode | None:
     return error.value.code
 
 
@@ -195,7 +196,7 @@ async def test_32_a_write_after_the_decision_is_refused_and_leaves_nothing(
             await world.abort(txn)
         case "expire":
             await world.abort(txn, ExpiredBy.TIMEOUT)
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "late", txn)
     assert code(error) == expected
     assert await uncommitted(segment) == []
@@ -206,7 +207,7 @@ async def test_32_a_write_after_the_decision_is_refused_and_leaves_nothing(
 async def test_a_write_to_an_unknown_transaction_is_refused_and_nothing_remembers_it(world: World) -> None:
     node = await world.first_node()
     segment = await node.open()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "x", TxnId(7, 7))
     assert code(error) == ErrorCode.TXN_NOT_FOUND
     assert_at_the_floor(segment, node)
@@ -217,7 +218,7 @@ async def test_a_prepared_transaction_takes_no_write_and_stays_undecided(world: 
     txn = await world.begin()
     await publish(segment, "before", txn)
     await world.prepare(txn)
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "after", txn)
     assert code(error) == ErrorCode.TXN_CONFLICT
     assert await committed(segment) == []
@@ -233,7 +234,7 @@ async def test_36_a_refused_write_harms_no_other_transaction(world: World) -> No
     results = await asyncio.gather(
         publish(segment, "late", ended), publish(segment, "fine", alive), return_exceptions=True
     )
-    assert isinstance(results[0], ServiceError) and isinstance(results[1], Position)
+    assert isinstance(results[0], errors.MetatxnError) and isinstance(results[1], Position)
     await world.commit(alive)
     await released(segment, alive)
     assert await committed(segment) == ["fine"]
@@ -247,7 +248,7 @@ async def test_108_the_header_flips_between_the_look_and_the_intent(world: World
     await intent.reached.wait()
     await world.commit(txn)
     intent.go.set()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await late
     assert code(error) == ErrorCode.TXN_CONFLICT
     assert await world.operations(txn) == []
@@ -261,7 +262,7 @@ async def test_a_final_header_in_the_reply_closes_the_transaction_without_any_wa
     await publish(segment, "early", txn)
     world.store.events_flow.clear()
     await world.commit(txn)
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await publish(segment, "late", txn)
     await materialized(segment, txn)
     assert await committed(segment) == ["early"]
@@ -276,7 +277,7 @@ async def test_a_deposed_owner_stores_no_intent_and_steps_down(world: World) -> 
     old = await node.open()
     txn = await world.begin()
     new = await node.open()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(old, "x", txn)
     assert code(error) == ErrorCode.STORE_UNAVAILABLE
     assert old.lost
@@ -460,7 +461,7 @@ async def test_the_decision_overtakes_the_reply_to_our_own_intent(world: World) 
     await released(segment, txn)
     assert await committed(segment) == ["early"]
     intent.go.set()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await late
     assert code(error) == ErrorCode.TXN_CONFLICT
     await materialized(segment, txn)
@@ -503,7 +504,7 @@ async def test_an_abort_seen_while_a_publish_waits_for_its_writers_turn_refuses_
     await released(segment, txn)
     first.go.set()
     for late in (one, two):
-        with pytest.raises(ServiceError) as error:
+        with pytest.raises(errors.MetatxnError) as error:
             await late
         assert code(error) == ErrorCode.TXN_CONFLICT
     assert await uncommitted(segment) == []
@@ -520,7 +521,7 @@ async def test_an_entry_too_large_for_a_frame_is_refused_before_anything_happens
     node = await world.first_node()
     segment = await node.open()
     txn = await world.begin() if transactional else None
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publish(segment, "x" * (MAX_PAYLOAD_BYTES + 1), txn)
     assert code(error) == ErrorCode.PAYLOAD_TOO_LARGE
     assert txn is None or await world.operations(txn) == []

@@ -14,7 +14,8 @@ import pytest
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing
 from participants.records import SegmentRecord
@@ -242,7 +243,7 @@ async def test_an_intent_without_a_frame_pins_nothing_after_a_restart(world: Wor
     await held.reached.wait()
     await publish(segment, "B")
     segment = await world.reopened()
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await never
     assert len(await world.operations(txn)) == 1
     assert await committed(segment) == ["A", "B"]
@@ -260,7 +261,7 @@ async def test_an_intent_without_a_frame_does_not_answer_its_retry(world: World)
     never = sending(segment, "A", txn, writer="w", sequence=1)
     await held.reached.wait()
     segment = await world.reopened()
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await never
     again = [await publish(segment, "A", txn, writer="w", sequence=1) for _ in range(2)]
     assert again[0] == again[1]
@@ -282,7 +283,7 @@ async def test_an_intent_that_lands_behind_a_takeover_is_refused(world: World) -
     await late.reached.wait()
     await node.open()
     late.go.set()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await publishing
     assert error.value.code is ErrorCode.STORE_UNAVAILABLE
     assert old.lost
@@ -310,7 +311,7 @@ async def test_a_frame_is_found_although_a_full_disk_had_rolled_positions_back(w
     node.device.go()
     await blocker
     for full in failing:
-        with pytest.raises(ServiceError) as error:
+        with pytest.raises(errors.MetatxnError) as error:
             await full
         assert error.value.code == ErrorCode.STORAGE_FULL
     node.disk.capacity = None

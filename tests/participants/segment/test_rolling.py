@@ -16,8 +16,8 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metatxn.wire import errors
 from metatxn.wire.frames import MIN_FRAME_BYTES, RawFrame
-from metatxn.wire.problems import ServiceError
 from participants.ledger.chain import LedgerChain
 from participants.records import SegmentRecord
 from participants.segment.dedup_snapshot import SnapshotMissing
@@ -196,7 +196,7 @@ async def test_an_append_that_fails_while_appends_change_over_is_no_end(world: W
     await asyncio.sleep(0)
     node.device.go()
     for each in (failing, waiting):
-        with pytest.raises(ServiceError):
+        with pytest.raises(errors.MetatxnError):
             await each
     assert segment.lost
     node.device.heal()
@@ -362,7 +362,7 @@ async def test_a_deposed_owner_rolls_nothing(world: World) -> None:
     await world.store.apply(world.store.batch().replace(owner, owner.value))
     before = await record_of(world)
     for number in range(3):
-        with suppress(ServiceError):
+        with suppress(errors.MetatxnError):
             await publish(segment, str(number))
     await rolled(segment)
     assert segment.lost

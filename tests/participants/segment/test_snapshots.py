@@ -10,7 +10,8 @@ import asyncio
 import pytest
 
 from metastore.txn import paths
-from metatxn.wire.problems import ErrorCode, ServiceError
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
     ALL_BYTES,
@@ -104,7 +105,7 @@ async def test_nothing_can_be_appended_to_what_a_snapshot_has_shown(world: World
     revision = await world.commit(txn)
     assert await snapshot(segment, revision) == ["one"]
     held.go.set()
-    with pytest.raises(ServiceError):
+    with pytest.raises(errors.MetatxnError):
         await late
     assert await snapshot(segment, revision) == ["one"]
 
@@ -135,7 +136,7 @@ async def test_after_a_collection_older_revisions_are_refused_and_newer_ones_sti
     await materialized(segment, good, bad)
     for txn in (good, bad):
         await world.collect(txn)
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await snapshot(segment, first)
     assert error.value.code == ErrorCode.INVALID_ARGUMENT
     assert error.value.members["field"] == "revision"
@@ -160,14 +161,14 @@ async def test_a_collection_during_the_read_refuses_the_page(world: World) -> No
     reading = asyncio.create_task(snapshot(segment, before))
     await asyncio.sleep(0)  # it waits for the disk now
     await world.collect(txn)
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await reading
     assert error.value.members["field"] == "revision"
 
 
 async def test_a_revision_of_the_future_is_refused(world: World) -> None:
     segment = await world.segment()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await snapshot(segment, await world.store.current_revision() + 1)
     assert error.value.code == ErrorCode.INVALID_ARGUMENT
     assert error.value.members["field"] == "revision"
@@ -202,7 +203,7 @@ async def test_a_segment_that_is_lost_during_a_snapshot_answers_with_an_error(wo
     await held.reached.wait()
     segment.lose("deposed")
     held.go.set()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await reading
     assert error.value.code == ErrorCode.STORE_UNAVAILABLE
 
@@ -214,7 +215,7 @@ async def test_a_ledger_that_cannot_be_read_is_an_error_with_a_reason(world: Wor
     await publish(segment, "x")
     node.device.lose(1)
     reader = {"committed": committed, "uncommitted": uncommitted, "snapshot": snapshot}[isolation]
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await reader(segment)
     assert error.value.code == ErrorCode.STORE_UNAVAILABLE
 

@@ -12,9 +12,10 @@ import pytest
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.position import Position
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.ledger.chain import LedgerChain
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
@@ -45,7 +46,7 @@ async def trimmed(world: World, node: Node, segment: Segment, before: Position) 
 async def code_of_read(segment: Segment, after: Position) -> ErrorCode | None:
     try:
         await segment.read_committed(after, ALL_BYTES)
-    except ServiceError as error:
+    except errors.MetatxnError as error:
         return error.code
     return None
 
@@ -94,7 +95,7 @@ async def test_a_trim_never_passes_what_readers_have_been_shown(world: World) ->
     first = await publish(segment, "A")
     held = await publish(segment, "B", txn)
     for before in (held.next, Position(99, 0)):
-        with pytest.raises(ServiceError) as error:
+        with pytest.raises(errors.MetatxnError) as error:
             await trim(segment, world.store, node.storage, before)
         assert error.value.code == ErrorCode.INVALID_ARGUMENT
         assert error.value.members["max_read_position"] == str(first)
@@ -148,7 +149,7 @@ async def test_a_read_that_a_trim_has_overtaken_shows_nothing_of_it(
     await fetched.wait()
     await trimmed(world, node, segment, position.next)
     go.set()
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await reading
     assert error.value.code == ErrorCode.POSITION_TRIMMED
 
@@ -234,7 +235,7 @@ async def test_a_deposed_owner_trims_nothing(world: World) -> None:
     owner = await world.store.get(segment.ownership.check.key)
     assert owner is not None
     await world.store.apply(world.store.batch().replace(owner, owner.value))
-    with pytest.raises(ServiceError) as error:
+    with pytest.raises(errors.MetatxnError) as error:
         await trim(segment, world.store, node.storage, position.next)
     assert error.value.code == ErrorCode.STORE_UNAVAILABLE and segment.lost
 

@@ -14,8 +14,9 @@ import pytest
 from metastore.txn import paths
 from metastore.txn.records import WriteOp
 from metastore.txn.store import put_write_op
+from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.problems import ErrorCode, ServiceError
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror
 from tests.participants.segment.world import World, assert_at_the_floor, materialized, publish, snapshot
@@ -44,7 +45,7 @@ async def test_a_forgotten_decision_is_read_from_the_store(world: World) -> None
     assert seen(node.mirror, txn_ids) == [False, False, False, True, True]
     assert node.mirror.seen(still_open) is not None, "who is open is remembered whatever comes after it"
     assert await snapshot(segment) == [str(txn_id) for txn_id in committed]
-    with pytest.raises(ServiceError) as refused:
+    with pytest.raises(errors.MetatxnError) as refused:
         await publish(segment, "late", aborted)
     assert refused.value.code is ErrorCode.TXN_CONFLICT
     await world.commit(still_open)

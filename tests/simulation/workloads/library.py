@@ -15,9 +15,9 @@ from typing import Any
 
 from metatxn import Message
 from metatxn.client import connect_async
-from metatxn.errors import MetatxnError
 from metatxn.producer import AsyncProducer
 from metatxn.transaction import AsyncTransaction
+from metatxn.wire.errors import MetatxnError
 from tests.bounds import entry_bounds
 from tests.simulation.client import parse_position
 from tests.simulation.history import Asked, Begun, End, Outcome, Write

@@ -1,4 +1,4 @@
-"""Everything the client library raises.
+"""Everything that a service answers, and that the client library raises, when a request was not done.
 
     MetatxnError
     ├── InvalidArgument            INVALID_ARGUMENT
@@ -23,30 +23,45 @@
 
 Two facts about each: `retriable` (the same request may succeed later; the library has already tried for as long as
 `request_timeout_s` allows) and `definite` (the request certainly did nothing). `action` says what to do about it.
+A class says, for its code of the public contract, the HTTP status and the defaults of the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, ClassVar
 
-from metatxn.wire.problems import KINDS, ErrorCode
 
-MEMBERS_OF_EVERY_PROBLEM = {"type", "status", "title", "detail", "code", "retriable", "definite", "action"}
+class ErrorCode(StrEnum):
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    TXN_NOT_FOUND = "TXN_NOT_FOUND"
+    INVALID_TXN_STATE = "INVALID_TXN_STATE"
+    TXN_CONFLICT = "TXN_CONFLICT"
+    EXPIRED_TRANSACTION = "EXPIRED_TRANSACTION"
+    NOT_ALLOWED = "NOT_ALLOWED"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
+    POSITION_TRIMMED = "POSITION_TRIMMED"
+    RATE_LIMITED = "RATE_LIMITED"
+    STORAGE_FULL = "STORAGE_FULL"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    SEGMENT_SEALED = "SEGMENT_SEALED"
+    NOT_OWNER = "NOT_OWNER"
+    PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+    STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
 
 
 class MetatxnError(Exception):
-    """`detail` says what happened; `members` holds the ids the service gave: `txn_id`, `segment`, `field`, …"""
+    """`detail` says what happened; `members` holds the ids that help: `txn_id`, `segment`, `field`, …"""
 
     code: ClassVar[ErrorCode | None] = None
-    default_action: ClassVar[str] = ""
-    default_retriable: ClassVar[bool] = False
-    default_definite: ClassVar[bool] = True
-
-    def __init_subclass__(cls) -> None:
-        if cls.code is not None:
-            kind = KINDS[cls.code]
-            cls.default_action, cls.default_retriable, cls.default_definite = kind.action, kind.retriable, kind.definite
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Error"
+    action: str = ""
+    retriable: bool = False
+    definite: bool = True
 
     def __init__(
         self,
@@ -60,11 +75,23 @@ class MetatxnError(Exception):
     ) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.action = self.default_action if action is None else action
-        self.retriable = self.default_retriable if retriable is None else retriable
-        self.definite = self.default_definite if definite is None else definite
+        self.action = self.action if action is None else action
+        self.retriable = self.retriable if retriable is None else retriable
+        self.definite = self.definite if definite is None else definite
         self.retry_after_s = retry_after_s
-        self.members = members
+        self.members = {name: value for name, value in members.items() if value is not None}
+
+    def not_definite(self) -> MetatxnError:
+        """The same, of a request of which other parts were carried out, or may have been."""
+        kind = MetatxnError if self.code is None else BY_CODE[self.code]
+        return kind(
+            self.detail,
+            action=self.action,
+            retriable=self.retriable,
+            definite=False,
+            retry_after_s=self.retry_after_s,
+            **self.members,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Spark carries errors from its tasks to the driver."""
@@ -80,84 +107,128 @@ class InvalidArgument(MetatxnError):
     """A malformed id, an unknown field, a value out of range; a client that was closed."""
 
     code = ErrorCode.INVALID_ARGUMENT
+    status = 422
+    title = "Invalid argument"
+    action = "Correct the named field and send it again."
 
 
 class TransactionNotFound(MetatxnError):
     """It never began, or its header was removed after the retention time."""
 
     code = ErrorCode.TXN_NOT_FOUND
+    status = 404
+    title = "Transaction not found"
+    action = "Check the id; a finished transaction is forgotten after the retention time."
 
 
 class InvalidTransactionState(MetatxnError):
     """It was already decided the other way."""
 
     code = ErrorCode.INVALID_TXN_STATE
+    status = 409
+    title = "Transaction already decided"
+    action = "Read the transaction; its decision is final."
 
 
 class TransactionConflict(MetatxnError):
     """A write or acknowledgement after the decision, or one that another transaction holds."""
 
     code = ErrorCode.TXN_CONFLICT
+    status = 409
+    title = "Transaction conflict"
+    action = "This transaction takes no more operations: read its state, and do the work in a new one."
 
 
 class ExpiredTransaction(MetatxnError):
     """It was aborted by its timeout or by a newer owner of its key."""
 
     code = ErrorCode.EXPIRED_TRANSACTION
+    status = 409
+    title = "Transaction expired"
+    action = "Begin a new transaction; this one was aborted by timeout or by a newer owner."
 
 
 class NotAllowed(MetatxnError):
     """A stale epoch, a wrong owner, or missing rights."""
 
     code = ErrorCode.NOT_ALLOWED
+    status = 403
+    title = "Not allowed"
+    action = "Connect again to take over, or use the right principal."
 
 
 class NotFound(MetatxnError):
     """No such topic, segment, subscription or key."""
 
     code = ErrorCode.NOT_FOUND
+    status = 404
+    title = "Not found"
+    action = "Check the name; create it first if it does not exist."
 
 
 class AlreadyExists(MetatxnError):
     """A topic, subscription or key of this name exists."""
 
     code = ErrorCode.ALREADY_EXISTS
+    status = 409
+    title = "Already exists"
+    action = "Use the existing one or choose another name."
 
 
 class SchemaMismatch(MetatxnError):
     """The columns do not fit the topic's schema. No row was taken."""
 
     code = ErrorCode.SCHEMA_MISMATCH
+    status = 409
+    title = "Schema mismatch"
+    action = "Make the named columns match the topic's schema; nothing was written."
 
 
 class PositionTrimmed(MetatxnError):
     """The position lies below the first readable one."""
 
     code = ErrorCode.POSITION_TRIMMED
+    status = 410
+    title = "Position trimmed"
+    action = "Continue at the first readable position; older data was removed."
 
 
 class RateLimited(MetatxnError):
     """The service answers too many requests already."""
 
     code = ErrorCode.RATE_LIMITED
+    status = 429
+    title = "Too many requests"
+    action = "Wait for Retry-After seconds."
+    retriable = True
 
 
 class StorageFull(MetatxnError):
     """The broker's disk is full. Nothing was acknowledged."""
 
     code = ErrorCode.STORAGE_FULL
+    status = 507
+    title = "Storage full"
+    action = "Free space; writing goes on by itself then. Nothing was acknowledged."
+    retriable = True
 
 
 class Unauthenticated(MetatxnError):
     """The token is missing or wrong."""
 
     code = ErrorCode.UNAUTHENTICATED
+    status = 401
+    title = "Unauthenticated"
+    action = "Send a valid bearer token."
 
 
 class SegmentSealed(MetatxnError):
     """The segment takes no more entries. Producers and table writers go on at its `children` by themselves."""
 
     code = ErrorCode.SEGMENT_SEALED
+    status = 409
+    title = "Segment sealed"
+    action = "Write to the children named in the answer."
 
     @property
     def children(self) -> list[str]:
@@ -168,51 +239,52 @@ class NotOwner(MetatxnError):
     """Another broker owns the segment. Redirects are followed; this is what remains when they go in circles."""
 
     code = ErrorCode.NOT_OWNER
+    status = 307
+    title = "Not the owner"
+    action = "Follow Location to the owning broker."
+    retriable = True
+
+    @property
+    def owner_url(self) -> str:
+        return str(self.members["owner_url"])
 
 
 class PayloadTooLarge(MetatxnError):
     """One entry is larger than a broker takes."""
 
     code = ErrorCode.PAYLOAD_TOO_LARGE
+    status = 413
+    title = "Payload too large"
+    action = "Send smaller pieces."
 
 
 class StoreUnavailable(MetatxnError):
     """The service cannot reach its metadata store."""
 
     code = ErrorCode.STORE_UNAVAILABLE
+    status = 503
+    title = "Metadata store unavailable"
+    action = "Try again; nothing happened."
+    retriable = True
 
 
 class OutcomeUnknown(MetatxnError):
     """The request may have taken effect, now or later. Read the transaction to learn what became of it."""
 
     code = ErrorCode.OUTCOME_UNKNOWN
+    status = 504
+    title = "Outcome unknown"
+    action = "Read the transaction again to learn what happened."
+    definite = False
 
 
 class ServiceUnreachable(MetatxnError):
     """Nothing answers at the URL, or what answers is no metatxn service."""
 
-    default_action = "Check that the service runs and that the URL and port are right."
-    default_retriable = True
+    action = "Check that the service runs and that the URL and port are right."
+    retriable = True
 
 
-BY_CODE: dict[str, type[MetatxnError]] = {
+BY_CODE: dict[ErrorCode, type[MetatxnError]] = {
     kind.code: kind for kind in MetatxnError.__subclasses__() if kind.code is not None
 }
-
-
-def from_problem(problem: Mapping[str, Any], retry_after_s: float | None = None) -> MetatxnError:
-    """The error a `problem+json` body describes. Of a code that this version does not know it is a plain
-    `MetatxnError` with that `code` among its members; what the problem says of itself holds all the same."""
-    code = problem["code"]
-    kind = BY_CODE.get(code, MetatxnError)
-    members = {name: value for name, value in problem.items() if name not in MEMBERS_OF_EVERY_PROBLEM}
-    if kind is MetatxnError:
-        members["code"] = code
-    return kind(
-        str(problem.get("detail") or problem.get("title") or code),
-        action=problem.get("action"),
-        retriable=problem.get("retriable"),
-        definite=problem.get("definite"),
-        retry_after_s=retry_after_s,
-        **{name: value for name, value in members.items() if name not in ("retry_after_s", "self")},
-    )
