@@ -16,6 +16,7 @@ import structlog
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from metastore.errors import MetastoreError
 from metatxn.wire import errors
 from metatxn.wire.broker import FRAMES_MEDIA_TYPE
 from metatxn.wire.crc import crc32
@@ -67,7 +68,7 @@ class LargeEntryResponse(Response):
         for number in range(len(self._sums)):
             try:
                 chunk = await self._chunk(number)
-            except (LedgerError, errors.MetatxnError) as error:
+            except (LedgerError, MetastoreError, errors.MetatxnError) as error:
                 log.warning("answer cut off", entry=str(self._position), reason=str(error))
                 return  # an answer that is left unfinished ends the connection
             await send({"type": "http.response.body", "body": chunk, "more_body": True})

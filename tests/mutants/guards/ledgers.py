@@ -140,6 +140,16 @@ LEDGERS = (
         tests=("tests/participants/api/test_frames_response.py::test_what_is_damaged_by_then_is_not_sent",),
     ),
     Mutant(
+        "store-away-within-an-answer",
+        "an answer that cannot be finished is left unfinished, whatever the reason",
+        "participants/api/frames_response.py",
+        "(LedgerError, MetastoreError, errors.MetatxnError)",
+        "(LedgerError, errors.MetatxnError)",
+        tests=(
+            "tests/participants/api/test_frames_response.py::test_what_cannot_be_read_to_its_end_is_left_unfinished",
+        ),
+    ),
+    Mutant(
         "recovery-decides-the-prepared",
         "a prepared transaction waits for its external coordinator, through a recovery too",
         _DECISIONS,

@@ -8,7 +8,7 @@ as the server gets them.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import pytest
@@ -16,9 +16,12 @@ from fastapi.responses import Response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metastore.errors import StoreUnavailable
+from metatxn.wire import errors
 from metatxn.wire.frames import Frame, PayloadKind, RawFrame, encode, peek
 from metatxn.wire.position import Position
 from participants.api.frames_response import ANSWER_BYTES, CHUNK_BYTES, SMALL_BYTES, FramesResponse, LargeEntryResponse
+from participants.ledger.storage import StorageFailed
 
 SIZES = st.sampled_from([1, 500, SMALL_BYTES - 200, SMALL_BYTES, CHUNK_BYTES - 200, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
 SHOWN = st.lists(st.lists(st.tuples(SIZES, st.booleans()), max_size=5), max_size=3)
@@ -120,8 +123,28 @@ async def test_what_is_damaged_by_then_is_not_sent(at: int, cut: bool) -> None:
     async def read_part(start: int, end: int) -> memoryview:
         return memoryview(bytes(damaged[start:end]))
 
-    served = bytearray()
-    more = True
+    served, finished = await left(read_part)
+    assert not finished, "so that the server cuts the connection"
+    assert LARGE.startswith(served) and len(served) == at // CHUNK_BYTES * CHUNK_BYTES
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("it is away"), StorageFailed("no disk"), errors.StoreUnavailable("segment lost")]
+)
+async def test_what_cannot_be_read_to_its_end_is_left_unfinished(error: Exception) -> None:
+    """Too late for an answer that says why: the first one has begun."""
+
+    async def read_part(start: int, end: int) -> memoryview:
+        if start:
+            raise error
+        return memoryview(LARGE)[start:end]
+
+    assert await left(read_part) == (LARGE[:CHUNK_BYTES], False)
+
+
+async def left(read_part: Callable[[int, int], Awaitable[memoryview]]) -> tuple[bytes, bool]:
+    """What is sent of the large entry, and whether it is finished."""
+    served, more = bytearray(), True
 
     async def send(message: MutableMapping[str, Any]) -> None:
         nonlocal more
@@ -133,5 +156,4 @@ async def test_what_is_damaged_by_then_is_not_sent(at: int, cut: bool) -> None:
 
     response = LargeEntryResponse(RawFrame(peek(LARGE), memoryview(LARGE)), read_part, HEADERS)
     await response({"type": "http"}, receive, send)
-    assert more, "left unfinished, so that the server cuts the connection"
-    assert LARGE.startswith(served) and len(served) == at // CHUNK_BYTES * CHUNK_BYTES
+    return bytes(served), not more
