@@ -29,9 +29,16 @@ CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_dev(tmp_path_factory.mktemp("readme"), None) as url:
-        yield url
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The URL of its coordinator, and what it has printed."""
+    printed: list[str] = []
+    with running_dev(tmp_path_factory.mktemp("readme"), None, printed) as url:
+        yield url, "".join(f"{line}\n" for line in printed)
+
+
+@pytest.fixture
+def url(dev: tuple[str, str]) -> str:
+    return dev[0]
 
 
 def run(command: list[str], url: str, source: str | None = None) -> str:
@@ -52,6 +59,17 @@ def test_examples_of_the_client_page_print_what_it_shows(url: str) -> None:
     assert len(programs) == len(printed) > 2
     for source, expected in zip(programs, printed, strict=True):
         assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/security.md"])
+def test_metatxn_dev_prints_what_the_pages_show(page: str, dev: tuple[str, str]) -> None:
+    """Except for the ports and the place of the data directory, whose path is absolute."""
+
+    def without_place(output: str) -> str:
+        return re.sub(r"(?<=^data {9})/.*$", "/…", re.sub(r"(?<=127\.0\.0\.1:)\d+", "…", output), flags=re.MULTILINE)
+
+    (shown,) = re.findall(r"\$ (?:\.venv/bin/)?metatxn dev\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert without_place(shown) == without_place(dev[1])
 
 
 def test_console_example_works(url: str) -> None:

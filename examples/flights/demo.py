@@ -86,8 +86,8 @@ def main() -> int:
 
 
 @contextmanager
-def running_dev(directory: Path, store: str | None) -> Iterator[str]:
-    """`metatxn dev` on free ports; answers the coordinator's URL."""
+def running_dev(directory: Path, store: str | None, printed: list[str] | None = None) -> Iterator[str]:
+    """`metatxn dev` on free ports; yields the coordinator's URL. `printed` receives the lines of its output."""
     port, broker_port = free_port(), free_port()
     arguments = ["dev", "--data-dir", str(directory / "data"), "--port", str(port), "--broker-port", str(broker_port)]
     if store:
@@ -96,7 +96,9 @@ def running_dev(directory: Path, store: str | None) -> Iterator[str]:
     ready = threading.Event()
 
     def watch(line: str) -> None:
-        if f":{broker_port}" in line:
+        if printed is not None:
+            printed.append(line)
+        if line.startswith("access"):
             ready.set()
 
     reader = read_lines(process, watch)
