@@ -52,7 +52,7 @@ from examples.flights.processes import stop
 from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.txn import paths
-from metastore.txn.records import WriteOp
+from metastore.txn.records.operations import WriteOp
 from metastore.txn.store import INDEXES, put_write_op
 from metastore.urls import open_store
 from metatxn.cli.services import tune_interpreter

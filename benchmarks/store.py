@@ -32,7 +32,8 @@ from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_stubs import Compare, KVStub, PutRequest, RequestOp, TxnRequest
 from metastore.txn import paths
-from metastore.txn.records import Header, WriteOp
+from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TxnStore, begin, put_write_op
 from metastore.types import Applied, Batch, Changes

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.store import TransactionRecords
 from metastore.types import Revision
 from metatxn.wire import errors

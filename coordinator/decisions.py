@@ -18,7 +18,7 @@ from coordinator.settling import Overtaken, Settling
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.txn.key_records import read_key
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore, finalize_alike
 from metastore.types import Applied, Batch

@@ -9,7 +9,7 @@ import structlog
 from coordinator import answers
 from coordinator.decisions import aborted, committed
 from coordinator.ownership import require_force
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords
 from metatxn.service.security.principal import Principal

@@ -30,7 +30,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import listing, paths
-from metastore.txn.records import GcHorizon
+from metastore.txn.records.transactions import GcHorizon
 from metastore.txn.states import TxnState
 from metastore.types import EmptyRange, Record
 from metatxn.wire.ids import TxnId

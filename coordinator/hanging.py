@@ -11,7 +11,7 @@ import asyncio
 from coordinator import paging
 from coordinator.listings import Filter, Listings
 from metastore.txn import listing, paths
-from metastore.txn.records import RememberedWriters
+from metastore.txn.records.transactions import RememberedWriters
 from metastore.types import Snapshot
 from metatxn.wire.coordinator import HangingPage, HangingTransaction, TouchedSegment, TransactionHeader
 from metatxn.wire.ids import TxnId

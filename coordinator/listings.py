@@ -25,7 +25,7 @@ from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import key_records, listing, paths
 from metastore.txn.listing import Row
-from metastore.txn.records import decode_op
+from metastore.txn.records.operations import decode_op
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metatxn.wire.coordinator import (

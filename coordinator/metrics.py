@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import ExpiredBy, TxnState
 
 

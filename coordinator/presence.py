@@ -27,7 +27,7 @@ from metastore.background import Backoff, in_background
 from metastore.errors import MetastoreError, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records import JsonRecord
+from metastore.txn.records.processes import CoordinatorRecord
 from metastore.types import Event, Record, Revision, Version
 from metastore.watches import Mirror
 from metatxn.wire.ids import COORDINATORS
@@ -39,14 +39,6 @@ _SEEN_WITHIN_SECONDS = 5
 _CAUGHT_UP_WITHIN_SECONDS = 2
 
 log = structlog.get_logger()
-
-
-class ProcessRecord(JsonRecord):
-    """`/cluster/coordinator/<id>`: an ephemeral record, liveness only. A process that is older than coordinator ids has
-    0."""
-
-    url: str
-    coordinator_id: int = 0
 
 
 class Presence:
@@ -154,7 +146,7 @@ class Presence:
                 return
             await self._withdraw()
             self.coordinator_id = self._lowest_free(announced) if self._chosen is None else self._chosen
-            value = ProcessRecord(url=self._url, coordinator_id=self.coordinator_id).encode()
+            value = CoordinatorRecord(url=self._url, coordinator_id=self.coordinator_id).encode()
             self._record = await self._store.ephemeral(self._own, value, TTL_MS)
             announced = await self._announced()
         raise StoreUnavailable("others have announced every coordinator id that this one has tried")
@@ -207,4 +199,4 @@ def _first(own: Record, other: Record) -> bool:
 
 
 def _coordinator_id(record: Record) -> int:
-    return ProcessRecord.decode(record.value).coordinator_id
+    return CoordinatorRecord.decode(record.value).coordinator_id

@@ -24,7 +24,7 @@ from metastore.incarnation import first_number
 from metastore.txn import paths
 from metastore.txn import store as txn_records
 from metastore.txn.key_records import KeyRecord, read_key
-from metastore.txn.records import Header, TransactionKey
+from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Absent, Batch, Revision

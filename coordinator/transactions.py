@@ -35,7 +35,7 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn import store as txn_records
-from metastore.txn.records import Header, Prepared
+from metastore.txn.records.transactions import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metastore.types import Absent, Batch, Revision

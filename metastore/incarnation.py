@@ -30,7 +30,7 @@ from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError, StoreWentBack
 from metastore.txn import paths
 from metastore.txn.invariants import RECOVER
-from metastore.txn.records import Incarnation
+from metastore.txn.records.processes import Incarnation
 from metastore.types import Record, Revision
 
 INTERVAL_MS = 2_000

@@ -15,6 +15,7 @@ from metastore.api import Ephemeral, MetadataStore
 from metastore.errors import MetastoreError
 from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
+from metastore.txn.records.processes import BrokerRecord
 from metastore.types import Revision
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
@@ -30,7 +31,6 @@ from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.providers import Providers
-from participants.records import ProcessRecord
 from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock
@@ -125,7 +125,7 @@ class BrokerService:
         await self.broker.start()
         await self._server.start()
         await self.broker.open_all()
-        record = ProcessRecord(url=self.url, storage=self._storage.storage_id)
+        record = BrokerRecord(url=self.url, storage=self._storage.storage_id)
         self._registration = await self._store.ephemeral(
             paths.broker_process(self.broker.id), record.encode(), REGISTRATION_TTL_MS
         )

@@ -98,7 +98,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
     "a size of the format, or an estimate of one": (
         "coordinator.capacity: ROOM_OF_KEY_BYTES ROOM_BYTES",
         "metastore.incarnation: IDS_PER_MS",
-        "metastore.txn.records: SHORT_HEADER_BYTES",
+        "metastore.txn.records.transactions: SHORT_HEADER_BYTES",
         "metastore.watches: EVENT_BYTES",
         "participants.ledger.directories: _NAME_BYTES",
         "metatxn.wire.frames: MAX_FRAME_BYTES MAX_HEADER_BYTES MAX_NAME_BYTES MIN_FRAME_BYTES _TXN_BYTES",

@@ -10,33 +10,32 @@ import re
 import pytest
 from pydantic import BaseModel
 
-from coordinator.presence import ProcessRecord as CoordinatorRecord
-from metastore.txn import paths, records
-from participants import records as of_brokers
+from metastore.txn import paths
+from metastore.txn.records import operations, processes, segments, subscriptions, topics, transactions
 from tests.citations import DESIGN
 
 ROWS: dict[str, tuple[type[BaseModel], ...]] = {
-    f"{paths.HEADERS}<txnId>": (records.Header,),
-    f"{paths.LEASES}<txnId>": (records.Lease,),
-    f"{paths.PREPARED}<txnId>": (records.Prepared,),
-    f"{paths.OPS}<txnId>/<seq>": (records.WriteOp, records.AckOp),
-    f"{paths.TRANSACTION_KEYS}<owner>&<key>": (records.TransactionKey,),
-    f"{paths.SEGMENT_STATES}<segment>/outcome/<txnId>": (records.Outcome,),
-    f"{paths.TOPICS}<name>": (of_brokers.TopicRecord,),
+    f"{paths.HEADERS}<txnId>": (transactions.Header,),
+    f"{paths.LEASES}<txnId>": (transactions.Lease,),
+    f"{paths.PREPARED}<txnId>": (transactions.Prepared,),
+    f"{paths.OPS}<txnId>/<seq>": (operations.WriteOp, operations.AckOp),
+    f"{paths.TRANSACTION_KEYS}<owner>&<key>": (transactions.TransactionKey,),
+    f"{paths.SEGMENT_STATES}<segment>/outcome/<txnId>": (operations.Outcome,),
+    f"{paths.TOPICS}<name>": (topics.TopicRecord,),
     f"{paths.SEGMENTS}<id>": (
-        of_brokers.SegmentRecord,
-        of_brokers.LedgerRecord,
-        of_brokers.DedupSnapshot,
-        of_brokers.MergeClaim,
+        segments.SegmentRecord,
+        segments.LedgerRecord,
+        segments.DedupSnapshot,
+        segments.MergeClaim,
     ),
-    f"{paths.SEGMENT_OWNERS}<id>": (of_brokers.OwnerRecord,),
-    f"{paths.SUBSCRIPTIONS}<topic>/<subscription>": (records.SubscriptionRecord,),
-    f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/mark-delete": (records.MarkDelete,),
-    f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/acked/<bucket>": (records.AckedBucket,),
-    f"{paths.COORDINATORS}<id>": (CoordinatorRecord,),
-    f"{paths.BROKERS}<id>": (of_brokers.ProcessRecord,),
-    paths.INCARNATION: (records.Incarnation,),
-    paths.GC_HORIZON: (records.GcHorizon,),
+    f"{paths.SEGMENT_OWNERS}<id>": (segments.OwnerRecord,),
+    f"{paths.SUBSCRIPTIONS}<topic>/<subscription>": (subscriptions.SubscriptionRecord,),
+    f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/mark-delete": (subscriptions.MarkDelete,),
+    f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/acked/<bucket>": (subscriptions.AckedBucket,),
+    f"{paths.COORDINATORS}<id>": (processes.CoordinatorRecord,),
+    f"{paths.BROKERS}<id>": (processes.BrokerRecord,),
+    paths.INCARNATION: (processes.Incarnation,),
+    paths.GC_HORIZON: (transactions.GcHorizon,),
 }
 
 
@@ -67,4 +66,4 @@ def test_every_prefix_of_the_layout_is_in_the_table() -> None:
 def test_a_field_that_is_missing_is_noticed() -> None:
     page = "| `/txn-lease/<txnId>` | `{deadline_ms, more?}` | A lease. |"
     assert drawn(page, "/txn-lease/<txnId>") == [{"deadline_ms", "more?"}]
-    assert fields(records.GcHorizon) == {"revision", "finalized_ms?"}
+    assert fields(transactions.GcHorizon) == {"revision", "finalized_ms?"}

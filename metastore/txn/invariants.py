@@ -25,23 +25,11 @@ from pydantic import BaseModel, ValidationError
 
 from metastore.keys import NUMBER_DIGITS, escape, unescape
 from metastore.txn import paths
-from metastore.txn.records import (
-    AckedBucket,
-    AckOp,
-    GcHorizon,
-    Header,
-    Incarnation,
-    JsonRecord,
-    Lease,
-    MarkDelete,
-    Outcome,
-    Prepared,
-    RememberedWriters,
-    SubscriptionRecord,
-    TransactionKey,
-    WriteOp,
-    decode_op,
-)
+from metastore.txn.records.json_record import JsonRecord
+from metastore.txn.records.operations import AckOp, Outcome, WriteOp, decode_op
+from metastore.txn.records.processes import Incarnation
+from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
+from metastore.txn.records.transactions import GcHorizon, Header, Lease, Prepared, RememberedWriters, TransactionKey
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES
 from metastore.types import Record, Snapshot

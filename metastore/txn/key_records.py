@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from metastore.api import MetadataStore
 from metastore.keys import escape, prefix_end
 from metastore.txn import paths
-from metastore.txn.records import TransactionKey
+from metastore.txn.records.transactions import TransactionKey
 from metastore.types import Batch, Record
 
 

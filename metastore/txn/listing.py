@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from metastore.api import MetadataStore
 from metastore.keys import number, prefix_end
 from metastore.txn import paths
-from metastore.txn.records import decode_op
+from metastore.txn.records.operations import decode_op
 from metastore.txn.states import TxnState
 from metatxn.wire.ids import TxnId
 

@@ -13,16 +13,8 @@ from typing import NamedTuple
 from metastore.api import MetadataStore
 from metastore.keys import number
 from metastore.txn import paths
-from metastore.txn.records import (
-    SHORT_HEADER_BYTES,
-    AckOp,
-    GcHorizon,
-    Header,
-    Lease,
-    Prepared,
-    RememberedWriters,
-    WriteOp,
-)
+from metastore.txn.records.operations import AckOp, WriteOp
+from metastore.txn.records.transactions import SHORT_HEADER_BYTES, GcHorizon, Header, Lease, Prepared, RememberedWriters
 from metastore.txn.states import TxnState, may_become
 from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision, Snapshot
 from metatxn.wire.ids import TxnId

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from metastore.txn.records import SubscriptionRecord
+from metastore.txn.records.subscriptions import SubscriptionRecord
 from metatxn.service.http import Caller, problems
 from metatxn.service.security.principal import Principal
 from metatxn.wire import errors, names

@@ -20,7 +20,9 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.invariants import RECOVER
-from metastore.txn.records import Header
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
+from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.transactions import Header
 from metastore.types import Revision
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
@@ -34,7 +36,6 @@ from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
 from participants.providers import Providers
-from participants.records import OwnerRecord, SegmentRecord, TopicRecord
 from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock, Segment

@@ -20,12 +20,12 @@ import structlog
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from participants.broker.topics import StoredTopic, not_found
 from participants.ledger.storage import LedgerError
-from participants.records import OwnerRecord, SegmentRecord
 from participants.subscription.definitions import Definitions
 from participants.subscription.traces import delete_range, delete_records
 

@@ -20,13 +20,13 @@ import structlog
 from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
+from metastore.txn.records.segments import MergeClaim, SegmentRecord
 from metastore.types import Batch, Record
 from metatxn.wire import errors
 from metatxn.wire.names import segment_id as new_segment_id
 from participants.broker.deletion import Deletion
 from participants.broker.topics import StoredTopic, segment_not_found
 from participants.ledger.storage import LedgerError
-from participants.records import MergeClaim, SegmentRecord
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 

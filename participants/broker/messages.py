@@ -10,6 +10,8 @@ from itertools import count
 from typing import Any
 
 from metastore.errors import MetastoreError
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.topics import TopicRecord
 from metastore.types import Revision
 from metatxn.wire import errors
 from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
@@ -24,7 +26,6 @@ from participants.broker.payloads import encode_messages, hashes_of, message_cou
 from participants.broker.peers import RemoteSegment
 from participants.broker.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
 from participants.partly import one_error
-from participants.records import SegmentRecord, TopicRecord
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Entry, Segment
 

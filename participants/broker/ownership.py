@@ -30,9 +30,10 @@ from metastore.background import in_background
 from metastore.errors import MetastoreError
 from metastore.keys import unescape
 from metastore.txn import paths
+from metastore.txn.records.processes import BrokerRecord
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import Event, Record
 from metastore.watches import Mirror
-from participants.records import OwnerRecord, ProcessRecord, SegmentRecord
 from participants.signal import Signal
 
 SETTLE_MS = 2_000
@@ -160,7 +161,7 @@ class Ownership:
         return [
             unescape(key.removeprefix(paths.BROKERS))
             for key, record in self._announced.records.items()
-            if ProcessRecord.decode(record.value).storage == self._storage
+            if BrokerRecord.decode(record.value).storage == self._storage
         ]
 
     def _settled(self) -> bool:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import httpx
 
+from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Revision
 from metatxn.wire import errors, frames
 from metatxn.wire.broker import (
@@ -31,7 +32,6 @@ from metatxn.wire.frames import PayloadKind, RawFrame
 from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
 from metatxn.wire.problems import from_problem
-from participants.records import SegmentRecord
 from participants.segment.dedup import AppendedBefore, Remembered
 from participants.segment.segment import Entry, Page
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from metastore.txn.records.topics import TopicRecord
 from metatxn.wire import errors
 from metatxn.wire.broker import SchemaField, TopicSchema
-from participants.records import TopicRecord
 
 
 def encode_schema(schema: pa.Schema) -> str:

@@ -12,13 +12,14 @@ from metastore.errors import CheckFailed
 from metastore.incarnation import first_number
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
+from metastore.txn.records.topics import TopicRecord
 from metastore.types import Record
 from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 from metatxn.wire.names import segment_id as new_segment_id
 from metatxn.wire.names import topic_of_segment
 from participants.broker import schemas
-from participants.records import OwnerRecord, SegmentRecord, TopicRecord
 
 _CHUNK = 100
 

@@ -20,13 +20,14 @@ from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.keys import unescape
 from metastore.txn import paths
+from metastore.txn.records.segments import LedgerRecord, OwnerRecord, SegmentRecord
+from metastore.txn.records.topics import TopicRecord
 from metastore.types import Batch, Record
 from metatxn.wire.names import segment_id as new_segment_id
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerMissing, LedgerStorage, SealedLedger
-from participants.records import LedgerRecord, OwnerRecord, SegmentRecord, TopicRecord
 
 HASHES = (0, 0xFFFF)
 _SEGMENT = re.compile(r"segment://.+/([0-9a-f]{4})-([0-9a-f]{4})-\d+")

@@ -10,8 +10,9 @@ from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.keys import unescape
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.topics import TopicRecord
 from metatxn.wire.names import segment_id as new_segment_id
-from participants.records import SegmentRecord, TopicRecord
 
 
 async def give_up_merges(store: MetadataStore) -> None:

@@ -29,7 +29,7 @@ import structlog
 from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.txn import paths
-from metastore.txn.records import Incarnation
+from metastore.txn.records.processes import Incarnation
 from metastore.txn.states import TxnState
 from metastore.types import Record
 from participants.ledger.directories import segment_directory

@@ -27,7 +27,7 @@ from metastore.background import in_background
 from metastore.errors import StoreWentBack
 from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
-from metastore.txn.records import Incarnation
+from metastore.txn.records.processes import Incarnation
 from metastore.types import Revision
 from metatxn.wire.crc import crc32
 from participants.ledger.storage import LedgerError, LedgerStorage, StorageRefused

@@ -17,8 +17,9 @@ from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.incarnation import IDS_PER_MS
 from metastore.txn import paths
-from metastore.txn.records import TransactionKey
-from participants.records import OwnerRecord, TopicRecord
+from metastore.txn.records.segments import OwnerRecord
+from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.transactions import TransactionKey
 
 _TOGETHER = 20
 

@@ -27,7 +27,8 @@ from metastore.check import dump
 from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.key_records import read_key
-from metastore.txn.records import GcHorizon, Header, Outcome
+from metastore.txn.records.operations import Outcome
+from metastore.txn.records.transactions import GcHorizon, Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords, TxnStore
 from metatxn.wire.ids import TxnId

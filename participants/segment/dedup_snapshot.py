@@ -25,11 +25,10 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import escape, prefix_end
 from metastore.txn import paths
-from metastore.txn.records import JsonRecord
+from metastore.txn.records.segments import DedupChunk, DedupRow, DedupRun, DedupSnapshot, SegmentRecord
 from metastore.types import AtVersion
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from participants.records import DedupSnapshot, SegmentRecord
 from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
 
 CHUNK_BYTES = 256 << 10
@@ -38,47 +37,20 @@ _RUN_BYTES = 60
 """What a run takes in JSON, at most, unless it was inherited in many pieces."""
 DELETED_PER_APPLY = 40
 
-Run = tuple[int, int, int, int, int, tuple[HashRange, ...] | None]
 Told = tuple[Scope, int, Remembered]
-
-
-class Row(JsonRecord):
-    """Sequences of one scope, of entries in one segment."""
-
-    txn_id: str | None = None
-    writer: str | None = None
-    producer: str | None = None
-    segment: str | None = None
-    runs: tuple[Run, ...]
-
-    def scope(self) -> Scope:
-        return Scope(TxnId.parse(self.txn_id) if self.txn_id else None, self.writer, self.producer)
-
-    def sequences(self, own: HashRange) -> Iterator[tuple[int, Remembered]]:
-        """As a segment with the range `own` remembers them."""
-        for first, length, count, ledger, entry, ranges in self.runs:
-            for step in range(length):
-                position = Position(ledger, entry + step)
-                yield first + step, Remembered(position, count, (own,) if ranges is None else ranges, self.segment)
-
-
-class Chunk(JsonRecord):
-    """`/segment-state/<segment>/dedup/<name>/<chunk>`."""
-
-    rows: tuple[Row, ...]
 
 
 class SnapshotMissing(Exception):
     """A part of the snapshot that the segment's record names is not in the store: it cannot be served without."""
 
 
-def chunks_of(table: DedupTable) -> list[Chunk]:
+def chunks_of(table: DedupTable) -> list[DedupChunk]:
     """The table as it is now: it changes while it is being written."""
     return list(_chunks(_rows(table, table.own)))
 
 
 async def write_snapshot(
-    store: MetadataStore, segment: str, ownership: AtVersion, name: str, chunks: Sequence[Chunk], through: int
+    store: MetadataStore, segment: str, ownership: AtVersion, name: str, chunks: Sequence[DedupChunk], through: int
 ) -> DedupSnapshot:
     """All of `chunks_of(table)`, durable when this returns; it counts once the record names it.
 
@@ -109,10 +81,22 @@ async def _load(store: MetadataStore, segment: str, record: SegmentRecord, snaps
         stored = await store.get(key)
         if stored is None:
             raise SnapshotMissing(f"segment {segment} cannot tell retries: {key} is missing")
-        for row in Chunk.decode(stored.value).rows:
-            scope = row.scope()
-            found += [(scope, sequence, remembered) for sequence, remembered in row.sequences(record.range)]
+        for row in DedupChunk.decode(stored.value).rows:
+            scope = _scope(row)
+            found += [(scope, sequence, remembered) for sequence, remembered in _sequences(row, record.range)]
     return found
+
+
+def _scope(row: DedupRow) -> Scope:
+    return Scope(TxnId.parse(row.txn_id) if row.txn_id else None, row.writer, row.producer)
+
+
+def _sequences(row: DedupRow, own: HashRange) -> Iterator[tuple[int, Remembered]]:
+    """As a segment with the range `own` remembers them."""
+    for first, length, count, ledger, entry, ranges in row.runs:
+        for step in range(length):
+            position = Position(ledger, entry + step)
+            yield first + step, Remembered(position, count, (own,) if ranges is None else ranges, row.segment)
 
 
 async def inherit(store: MetadataStore, record: SegmentRecord, table: DedupTable) -> None:
@@ -163,9 +147,9 @@ async def delete_stale(store: MetadataStore, segment: str, ownership: AtVersion,
         await store.apply(batch)
 
 
-def _rows(table: Iterable[Told], own: HashRange) -> Iterator[Row]:
+def _rows(table: Iterable[Told], own: HashRange) -> Iterator[DedupRow]:
     for scope, told in groupby(table, itemgetter(0)):
-        by_segment: dict[str | None, list[Run]] = {}
+        by_segment: dict[str | None, list[DedupRun]] = {}
         for _, sequence, remembered in told:
             runs = by_segment.setdefault(remembered.segment, [])
             run = _run(sequence, remembered, own)
@@ -178,31 +162,31 @@ def _rows(table: Iterable[Told], own: HashRange) -> Iterator[Row]:
                 yield _row(scope, segment, runs[start : start + _RUNS_PER_ROW])
 
 
-def _row(scope: Scope, segment: str | None, runs: Sequence[Run]) -> Row:
+def _row(scope: Scope, segment: str | None, runs: Sequence[DedupRun]) -> DedupRow:
     txn_id = str(scope.txn_id) if scope.txn_id is not None else None
-    return Row(txn_id=txn_id, writer=scope.writer, producer=scope.producer, segment=segment, runs=tuple(runs))
+    return DedupRow(txn_id=txn_id, writer=scope.writer, producer=scope.producer, segment=segment, runs=tuple(runs))
 
 
-def _run(sequence: int, remembered: Remembered, own: HashRange) -> Run:
+def _run(sequence: int, remembered: Remembered, own: HashRange) -> DedupRun:
     position = remembered.position
     ranges = remembered.ranges if remembered.ranges != (own,) else None
     return (sequence, 1, remembered.count, position.ledger, position.entry, ranges)
 
 
-def _goes_on(run: Run, single: Run) -> bool:
+def _goes_on(run: DedupRun, single: DedupRun) -> bool:
     first, length, count, ledger, entry, ranges = run
     return single == (first + length, 1, count, ledger, entry + length, ranges)
 
 
-def _chunks(rows: Iterable[Row]) -> Iterator[Chunk]:
-    chunk: list[Row] = []
+def _chunks(rows: Iterable[DedupRow]) -> Iterator[DedupChunk]:
+    chunk: list[DedupRow] = []
     size = 0
     for row in rows:
         if chunk and size >= CHUNK_BYTES:
-            yield Chunk(rows=tuple(chunk))
+            yield DedupChunk(rows=tuple(chunk))
             chunk, size = [], 0
         chunk.append(row)
         names = (row.writer, row.producer, row.segment)
         size += _RUN_BYTES * len(row.runs) + sum(len(name or "") for name in names) + 100
     if chunk:
-        yield Chunk(rows=tuple(chunk))
+        yield DedupChunk(rows=tuple(chunk))

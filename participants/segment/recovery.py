@@ -25,7 +25,9 @@ from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.invariants import RECOVER
-from metastore.txn.records import Header, Outcome, WriteOp, decode_op
+from metastore.txn.records.operations import Outcome, WriteOp, decode_op
+from metastore.txn.records.segments import LedgerRecord, OwnerRecord, SegmentRecord
+from metastore.txn.records.transactions import Header
 from metastore.types import AtVersion, Record
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -34,7 +36,6 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.metrics import BrokerMetrics
 from participants.providers import Providers
-from participants.records import LedgerRecord, OwnerRecord, SegmentRecord
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned

@@ -15,10 +15,10 @@ from contextlib import suppress
 
 from metastore.api import MetadataStore
 from metastore.txn.invariants import RECOVER
+from metastore.txn.records.segments import LedgerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metatxn.wire import errors
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, OpenLedger
-from participants.records import LedgerRecord, SegmentRecord
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
 from participants.segment.trimming import delete_trimmed, record_of, without_trimmed

@@ -17,11 +17,11 @@ import structlog
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from participants.ledger.storage import LedgerError, SealedLedger
-from participants.records import SegmentRecord
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
 from participants.segment.upkeep import until_done

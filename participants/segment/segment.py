@@ -21,7 +21,9 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records import Header, Outcome, WriteOp
+from metastore.txn.records.operations import Outcome, WriteOp
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metastore.types import AtVersion, FirstVersion, Revision
@@ -42,7 +44,6 @@ from participants.ledger.storage import (
 )
 from participants.metrics import BrokerMetrics
 from participants.providers import Providers
-from participants.records import SegmentRecord
 from participants.segment.dedup import AppendedBefore, DedupTable, Scope, sequence_used
 from participants.signal import Signal
 from participants.subscription.segment_subscriptions import SegmentSubscriptions

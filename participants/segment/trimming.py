@@ -13,12 +13,12 @@ from __future__ import annotations
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, OutcomeUnknown
 from metastore.txn import paths
-from metastore.txn.records import Outcome
+from metastore.txn.records.operations import Outcome
+from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch, Record
 from metatxn.wire import errors
 from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerStorage
-from participants.records import SegmentRecord
 from participants.segment.segment import Segment
 from participants.segment.upkeep import until_done
 

@@ -15,7 +15,7 @@ import structlog
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
 from metastore.txn import paths
-from metastore.txn.records import AckedBucket, MarkDelete
+from metastore.txn.records.subscriptions import AckedBucket, MarkDelete
 from metastore.types import AtVersion, Record
 from metatxn.service.retry import until_it_succeeds
 from participants.subscription.cursor import Cursor, CursorChanges

@@ -13,7 +13,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
-from metastore.txn.records import SubscriptionRecord
+from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import AtVersion, Record
 from metatxn.wire import errors
 from participants.subscription.places import START, Place

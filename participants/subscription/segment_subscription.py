@@ -25,7 +25,8 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records import AckOp, Header, decode_op
+from metastore.txn.records.operations import AckOp, decode_op
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
 from metastore.types import Absent, FirstVersion

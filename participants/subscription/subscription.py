@@ -22,11 +22,11 @@ from typing import TypeVar
 
 from metastore.errors import MetastoreError
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
 from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.errors import ErrorCode
 from participants.broker.broker import Broker
-from participants.records import SegmentRecord
 from participants.segment.segment import Segment
 from participants.signal import Signal
 from participants.subscription.dead_letters import DeadLetters

@@ -12,7 +12,8 @@ from contextlib import suppress
 from functools import partial
 
 from metastore.txn import paths
-from metastore.txn.records import SubscriptionRecord
+from metastore.txn.records.segments import OwnerRecord
+from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import Record
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
@@ -20,7 +21,6 @@ from metatxn.wire.names import MessageId
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages, PublishOptions
 from participants.broker.reading import end_of
-from participants.records import OwnerRecord
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records import AckOp, decode_op
+from metastore.txn.records.operations import AckOp, decode_op
 from metastore.types import AtVersion, Record
 
 RECORDS_PER_APPLY = 40

@@ -20,7 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from metastore.txn.records import Header, Outcome
+from metastore.txn.records.operations import Outcome
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from metastore.api import MetadataStore
 from metastore.txn import paths
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.types import Event, Record, Revision
 from metastore.watches import Mirror
 from metatxn.wire.ids import TxnId

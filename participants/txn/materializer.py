@@ -12,7 +12,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records import Outcome
+from metastore.txn.records.operations import Outcome
 from metastore.types import AtVersion, Record
 from metatxn.wire.ids import TxnId
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from sortedcontainers import SortedSet
 
-from metastore.txn.records import Outcome
+from metastore.txn.records.operations import Outcome
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 

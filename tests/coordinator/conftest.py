@@ -18,7 +18,7 @@ from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
-from metastore.txn.records import TransactionKey
+from metastore.txn.records.transactions import TransactionKey
 from metastore.txn.store import INDEXES, TxnStore
 from metastore.types import RangeResult, Snapshot
 from metatxn.wire import errors

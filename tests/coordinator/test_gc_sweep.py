@@ -16,7 +16,7 @@ from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
-from metastore.txn.records import WriteOp
+from metastore.txn.records.operations import WriteOp
 from metastore.txn.store import TxnStore, put_write_op
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId

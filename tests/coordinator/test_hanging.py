@@ -15,7 +15,7 @@ from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.keys import escape, number
 from metastore.txn import paths
-from metastore.txn.records import AckOp, WriteOp
+from metastore.txn.records.operations import AckOp, WriteOp
 from metatxn.wire.coordinator import HangingTransaction
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId

@@ -11,7 +11,7 @@ import pytest
 from coordinator import listings as module
 from coordinator.listings import Filter, Listings
 from coordinator.transactions import Transactions
-from metastore.txn.records import WriteOp
+from metastore.txn.records.operations import WriteOp
 from metastore.txn.store import put_write_op
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
 from metatxn.wire.errors import ErrorCode

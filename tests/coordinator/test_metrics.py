@@ -17,7 +17,7 @@ from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.records import WriteOp
+from metastore.txn.records.operations import WriteOp
 from metatxn.wire.ids import TxnId
 from participants.metrics import BrokerMetrics
 from tests.coordinator.conftest import CountedReads, FakeClock

@@ -16,7 +16,7 @@ import pytest
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, begin
 from metatxn.service.exposure import InvalidExposure, open_exposure

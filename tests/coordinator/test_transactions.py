@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.transactions import Transactions
 from metastore.txn import paths
-from metastore.txn.records import Header, WriteOp
+from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, put_write_op
 from metatxn.wire.coordinator import BeginRequest

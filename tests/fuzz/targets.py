@@ -16,11 +16,12 @@ import pyarrow as pa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from coordinator import presence
 from coordinator.paging import make_token, position_of
 from metastore import keys
 from metastore.backends.zookeeper_log import Change, decode, encode
-from metastore.txn import paths, records
+from metastore.txn import paths
+from metastore.txn.records import operations, processes, segments, subscriptions, topics, transactions
+from metastore.txn.records.json_record import JsonRecord
 from metastore.txn.states import TxnState
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.signed_tokens import SignedTokens
@@ -30,12 +31,10 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
 from metatxn.wire.position import Position
-from participants import records as broker_records
 from participants.broker.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.ledger import storage_id
 from participants.ledger.objects import HEADER_BYTES, Kind, ObjectHeader, ObjectIndex
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
-from participants.segment.dedup_snapshot import Chunk, Row
 from participants.subscription.places import Place
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ def text_target(parse: Callable[[str], Any], write: Callable[[Any], str], *good:
     return Target(check, [text.encode() for text in good])
 
 
-def record_target(decode: Callable[[bytes], Any], *good: records.JsonRecord) -> Target:
+def record_target(decode: Callable[[bytes], Any], *good: JsonRecord) -> Target:
     check = partial(read_back, decode, lambda record: record.encode(), ValueError)
     return Target(check, [record.encode() for record in good])
 
@@ -255,17 +254,17 @@ HOSTILE: Sequence[bytes] = [
 """What changing good input in a few places does not reach."""
 
 PLACES = BrowseToken({SEGMENT: (Position(1, 2), 0)}, 7)
-HEADER = records.Header(state=TxnState.OPEN, timeout_ms=1, created_ms=2, owner="o", key="k", epoch=3, version=4)
-LEDGER = broker_records.LedgerRecord(id=1, storage="s", entries=4)
-SEGMENT_RECORD = broker_records.SegmentRecord(topic="t", range=(0, 0xFFFF), storage="s", ledgers=(LEDGER,))
-WRITE = records.WriteOp(segment=SEGMENT, after="1:-1", count=1, writer="w", sequence=3)
-ACK = records.AckOp(segment=SEGMENT, subscription="s", incarnation=1, position="1:2", batch_index=0, batch_size=2)
-SUBSCRIPTION = records.SubscriptionRecord(
+HEADER = transactions.Header(state=TxnState.OPEN, timeout_ms=1, created_ms=2, owner="o", key="k", epoch=3, version=4)
+LEDGER = segments.LedgerRecord(id=1, storage="s", entries=4)
+SEGMENT_RECORD = segments.SegmentRecord(topic="t", range=(0, 0xFFFF), storage="s", ledgers=(LEDGER,))
+WRITE = operations.WriteOp(segment=SEGMENT, after="1:-1", count=1, writer="w", sequence=3)
+ACK = operations.AckOp(segment=SEGMENT, subscription="s", incarnation=1, position="1:2", batch_index=0, batch_size=2)
+SUBSCRIPTION = subscriptions.SubscriptionRecord(
     incarnation=2, type="shared", initial="latest", created_ms=1, starts={SEGMENT: "1:2:0"}
 )
 LOG_ENTRY = encode([Change("/a", b"1", first=True), Change("/b", None), Change("/c", b"")])
-TOPIC = broker_records.TopicRecord(name="t", segments=(SEGMENT,), next_segment=1, created_ms=2)
-ROW = Row(producer="p", runs=((1, 2, 1, 3, 4, ((0, 0xFFFF),)),))
+TOPIC = topics.TopicRecord(name="t", segments=(SEGMENT,), next_segment=1, created_ms=2)
+ROW = segments.DedupRow(producer="p", runs=((1, 2, 1, 3, 4, ((0, 0xFFFF),)),))
 
 TARGETS: Mapping[str, Target] = {
     "frames": Target(check_frame, good_frames()),
@@ -273,28 +272,34 @@ TARGETS: Mapping[str, Target] = {
     "object indexes": Target(check_index, [ObjectIndex().encode()]),
     "storage ids": Target(check_storage_id, [storage_id.describe_new()]),
     "headers": record_target(
-        records.Header.decode,
+        transactions.Header.decode,
         HEADER,
         HEADER.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": 3, "writers": ("w",)}),
     ),
-    "operations": record_target(records.decode_op, WRITE, ACK),
-    "remembered writers": record_target(records.RememberedWriters.decode, records.RememberedWriters(writers=("a",))),
-    "transaction keys": record_target(records.TransactionKey.decode, records.TransactionKey(epoch=1, updated_ms=2)),
-    "outcomes": record_target(records.Outcome.decode, records.Outcome(highest="1:2", counted_writers=("w",))),
-    "segments": record_target(broker_records.SegmentRecord.decode, SEGMENT_RECORD),
-    "owners": record_target(
-        broker_records.OwnerRecord.decode, broker_records.OwnerRecord(broker="b", url="u", generation=1)
+    "operations": record_target(operations.decode_op, WRITE, ACK),
+    "remembered writers": record_target(
+        transactions.RememberedWriters.decode, transactions.RememberedWriters(writers=("a",))
     ),
-    "leases": record_target(records.Lease.decode, records.Lease(deadline_ms=1)),
-    "prepared records": record_target(records.Prepared.decode, records.Prepared(prepared_ms=1, deadline_ms=2)),
-    "horizons": record_target(records.GcHorizon.decode, records.GcHorizon(revision=1)),
-    "subscriptions": record_target(records.SubscriptionRecord.decode, SUBSCRIPTION),
-    "mark-deletes": record_target(records.MarkDelete.decode, records.MarkDelete(before="1:2:0")),
-    "acked ranges": record_target(records.AckedBucket.decode, records.AckedBucket(ranges=(("1:2:0", "1:3:0"),))),
-    "topics": record_target(broker_records.TopicRecord.decode, TOPIC),
-    "brokers": record_target(broker_records.ProcessRecord.decode, broker_records.ProcessRecord(url="u", storage="s")),
-    "coordinators": record_target(presence.ProcessRecord.decode, presence.ProcessRecord(url="u")),
-    "dedup chunks": record_target(Chunk.decode, Chunk(rows=(ROW,))),
+    "transaction keys": record_target(
+        transactions.TransactionKey.decode, transactions.TransactionKey(epoch=1, updated_ms=2)
+    ),
+    "outcomes": record_target(operations.Outcome.decode, operations.Outcome(highest="1:2", counted_writers=("w",))),
+    "segments": record_target(segments.SegmentRecord.decode, SEGMENT_RECORD),
+    "owners": record_target(segments.OwnerRecord.decode, segments.OwnerRecord(broker="b", url="u", generation=1)),
+    "leases": record_target(transactions.Lease.decode, transactions.Lease(deadline_ms=1)),
+    "prepared records": record_target(
+        transactions.Prepared.decode, transactions.Prepared(prepared_ms=1, deadline_ms=2)
+    ),
+    "horizons": record_target(transactions.GcHorizon.decode, transactions.GcHorizon(revision=1)),
+    "subscriptions": record_target(subscriptions.SubscriptionRecord.decode, SUBSCRIPTION),
+    "mark-deletes": record_target(subscriptions.MarkDelete.decode, subscriptions.MarkDelete(before="1:2:0")),
+    "acked ranges": record_target(
+        subscriptions.AckedBucket.decode, subscriptions.AckedBucket(ranges=(("1:2:0", "1:3:0"),))
+    ),
+    "topics": record_target(topics.TopicRecord.decode, TOPIC),
+    "brokers": record_target(processes.BrokerRecord.decode, processes.BrokerRecord(url="u", storage="s")),
+    "coordinators": record_target(processes.CoordinatorRecord.decode, processes.CoordinatorRecord(url="u")),
+    "dedup chunks": record_target(segments.DedupChunk.decode, segments.DedupChunk(rows=(ROW,))),
     "key parts": Target(check_key, [b"orders", b"a/b c", b"% . ..", SEGMENT.encode()]),
     "foreign keys": Target(check_foreign_key, [b"/txn-op/%/a%2Fb"]),
     "ZooKeeper's log": Target(check_log_entry, [LOG_ENTRY]),

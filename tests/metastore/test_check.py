@@ -19,18 +19,9 @@ from metastore.check import StoreCheck, dump
 from metastore.keys import escape
 from metastore.txn import paths
 from metastore.txn.invariants import Finding
-from metastore.txn.records import (
-    AckedBucket,
-    AckOp,
-    GcHorizon,
-    Header,
-    MarkDelete,
-    Outcome,
-    Prepared,
-    SubscriptionRecord,
-    TransactionKey,
-    WriteOp,
-)
+from metastore.txn.records.operations import AckOp, Outcome, WriteOp
+from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
+from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_ack_ops, put_write_op
 from metastore.types import Batch, RangeResult, Snapshot

@@ -18,7 +18,7 @@ from metastore.check import StoreCheck
 from metastore.errors import StoreUnavailable, StoreWentBack
 from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
-from metastore.txn.records import Incarnation
+from metastore.txn.records.processes import Incarnation
 from metastore.types import Snapshot
 from metastore.watches import ChangeLog
 from tests.coordinator.stores import WrappedStore

@@ -22,7 +22,8 @@ from metastore.check import StoreCheck
 from metastore.keys import prefix_end
 from metastore.txn import listing, paths
 from metastore.txn.listing import Row
-from metastore.txn.records import Header, WriteOp
+from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore, begin, put_write_op
 from metastore.types import AtVersion, Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from metastore.txn.records import Outcome
+from metastore.txn.records.operations import Outcome
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.subscription.cursor import Cursor

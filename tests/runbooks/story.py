@@ -21,10 +21,10 @@ from pathlib import Path
 
 from coordinator.gc_sweep import GcSweep
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.presence import ProcessRecord as CoordinatorRecord
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.txn import paths
+from metastore.txn.records.processes import BrokerRecord, CoordinatorRecord
 from metastore.urls import open_store
 from metatxn.wire.broker import Message
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
@@ -34,7 +34,6 @@ from participants.broker.broker import Broker
 from participants.broker.payloads import encode_messages
 from participants.ledger.local import LocalStorage
 from participants.metrics import BrokerMetrics
-from participants.records import ProcessRecord as BrokerRecord
 from participants.segment.segment import Entry
 from tests.participants.segment.world import materialized
 

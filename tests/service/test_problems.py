@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metatxn.wire import errors
 from metatxn.wire.errors import BY_CODE, ErrorCode

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any
 
 from metastore.txn import paths
-from metastore.txn.records import GcHorizon, Header, TransactionKey
+from metastore.txn.records.transactions import GcHorizon, Header, TransactionKey
 from metastore.types import Changes, Event, Revision
 from tests.simulation.efforts import Effort
 

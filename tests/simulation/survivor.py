@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from metastore.txn import paths
 from metastore.txn import store as txn_records
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TxnStore
 from metastore.types import Changes, Event

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from metastore.txn import paths
-from metastore.txn.records import Header
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from tests.simulation.checkers import CHECKERS, judge
 from tests.simulation.efforts import Effort

@@ -17,7 +17,8 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records import GcHorizon, Header, Prepared, WriteOp
+from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.transactions import GcHorizon, Header, Prepared
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
 from metastore.types import Applied, Batch, EmptyRange, IndexDefinition

@@ -25,7 +25,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.check import StoreCheck
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records import Header, Lease, Prepared
+from metastore.txn.records.transactions import Header, Lease, Prepared
 from metastore.types import IndexDefinition, Record
 from metastore.urls import open_store, open_store_to_read
 from tests.metastore.storms.hammer import GENERATION, SEGMENTS, WORKS, Work, hammer

@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from metastore.txn import paths
-from metastore.txn.records import (
-    AckOp,
-    GcHorizon,
-    Header,
-    JsonRecord,
-    Lease,
-    Outcome,
-    Prepared,
-    RememberedWriters,
-    TransactionKey,
-    WriteOp,
-    decode_op,
+from metastore.txn.records.json_record import JsonRecord
+from metastore.txn.records.operations import AckOp, Outcome, WriteOp, decode_op
+from metastore.txn.records.processes import BrokerRecord, CoordinatorRecord, Incarnation
+from metastore.txn.records.segments import (
+    DedupChunk,
+    DedupRow,
+    DedupSnapshot,
+    LedgerRecord,
+    MergeClaim,
+    OwnerRecord,
+    SegmentRecord,
 )
+from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
+from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.transactions import GcHorizon, Header, Lease, Prepared, RememberedWriters, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState, may_become
 from metatxn.wire.ids import TxnId
 
@@ -77,6 +79,50 @@ def test_values_are_compact_json_without_absent_fields() -> None:
     header = Header(state=TxnState.OPEN, timeout_ms=2, created_ms=1)
     assert header.encode() == b'{"state":"OPEN","timeout_ms":2,"created_ms":1}'
     assert TransactionKey(epoch=3, updated_ms=4).encode() == b'{"epoch":3,"updated_ms":4}'
+
+
+SEGMENT = SegmentRecord(
+    topic="t/n/x",
+    range=(0, 1),
+    storage="s",
+    ledgers=(LedgerRecord(id=1, storage="s", entries=4),),
+    planned=2,
+    dedup=DedupSnapshot(name="d", chunks=1, through=1),
+    merge=MergeClaim(other="o", child="c", claimed_ms=3),
+)
+STORED: list[tuple[JsonRecord, str]] = [
+    (
+        TopicRecord(name="t/n/x", segments=("segment://t/n/x/0-1-0",), next_segment=1, created_ms=2),
+        '{"name":"t/n/x","segments":["segment://t/n/x/0-1-0"],"next_segment":1,"created_ms":2}',
+    ),
+    (
+        SEGMENT,
+        '{"topic":"t/n/x","range":[0,1],"storage":"s","state":"active","parents":[],"children":[],'
+        '"ledgers":[{"id":1,"storage":"s","entries":4}],"first_position":"0:-1","trimmed":[],"planned":2,'
+        '"dedup":{"name":"d","chunks":1,"through":1},"merge":{"other":"o","child":"c","claimed_ms":3}}',
+    ),
+    (OwnerRecord(broker="b", url="u", generation=1), '{"broker":"b","url":"u","generation":1}'),
+    (
+        DedupChunk(rows=(DedupRow(producer="p", runs=((1, 2, 1, 3, 4, ((0, 1),)), (3, 1, 1, 4, 0, None))),)),
+        '{"rows":[{"producer":"p","runs":[[1,2,1,3,4,[[0,1]]],[3,1,1,4,0,null]]}]}',
+    ),
+    (
+        SubscriptionRecord(incarnation=1, type="shared", initial="latest", created_ms=2, starts={"s": "1:2:0"}),
+        '{"incarnation":1,"type":"shared","initial":"latest","created_ms":2,"starts":{"s":"1:2:0"}}',
+    ),
+    (MarkDelete(before="1:2:0"), '{"before":"1:2:0"}'),
+    (AckedBucket(ranges=(("1:2:0", "1:3:0"),)), '{"ranges":[["1:2:0","1:3:0"]]}'),
+    (CoordinatorRecord(url="u", coordinator_id=3), '{"url":"u","coordinator_id":3}'),
+    (BrokerRecord(url="u", storage="s"), '{"url":"u","storage":"s"}'),
+    (Incarnation(id="i", begun_ms=1, earlier=("h",)), '{"id":"i","begun_ms":1,"earlier":["h"]}'),
+]
+
+
+@pytest.mark.parametrize(("record", "stored"), STORED)
+def test_a_store_written_before_opens(record: JsonRecord, stored: str) -> None:
+    """The bytes that the version before wrote, and would read."""
+    assert record.encode() == stored.encode()
+    assert type(record).decode(stored.encode()) == record
 
 
 def test_remembered_writers_are_a_plain_list() -> None:

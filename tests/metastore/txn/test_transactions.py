@@ -14,7 +14,8 @@ from metastore.api import MetadataStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
-from metastore.txn.records import Header, Prepared, WriteOp
+from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.transactions import Header, Prepared
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
 from metastore.types import Batch

@@ -11,10 +11,10 @@ import httpx
 from metastore.api import Ephemeral
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.processes import BrokerRecord
 from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
-from participants.records import ProcessRecord
 from tests.participants.broker.applications import Application
 from tests.participants.devices import Device, OnDevice
 from tests.participants.segment.world import World
@@ -60,7 +60,7 @@ class BrokerProcess(OnDevice):
         self.http = httpx.AsyncClient(transport=transport, base_url=URL)
         await self.broker.start()
         if not self.storage.exclusive:
-            record = ProcessRecord(url=self.url, storage=self.storage.storage_id)
+            record = BrokerRecord(url=self.url, storage=self.storage.storage_id)
             key = paths.broker_process(self.broker.id)
             self._announcement = await self.world.store.inner.ephemeral(key, record.encode(), 10_000)
             while "announcement" in self.broker.not_ready:

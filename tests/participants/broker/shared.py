@@ -10,10 +10,11 @@ from obstore.store import MemoryStore
 
 from metastore.api import Ephemeral
 from metastore.txn import paths
+from metastore.txn.records.processes import BrokerRecord
+from metastore.txn.records.segments import OwnerRecord
 from participants.broker.broker import Broker
 from participants.ledger.object_storage import ObjectStorage
 from participants.metrics import BrokerMetrics
-from participants.records import OwnerRecord, ProcessRecord
 from participants.segment.segment import Segment
 from tests.participants.broker.applications import Application
 from tests.participants.broker.process import NEVER_MS, SETTLE_MS, in_process
@@ -60,7 +61,7 @@ class SharedBroker:
         return process
 
     async def announce(self) -> None:
-        record = ProcessRecord(url=self.url, storage=self.storage.storage_id)
+        record = BrokerRecord(url=self.url, storage=self.storage.storage_id)
         self.announcement = await self.store.ephemeral(paths.broker_process(self.broker.id), record.encode(), 10_000)
 
     async def freeze(self) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from metastore.check import StoreCheck
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.ids import TxnId
-from participants.records import SegmentRecord
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.faulty_store import Fault
 from tests.participants.segment.world import World

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from metastore.txn import paths
+from metastore.txn.records.segments import OwnerRecord
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from participants.ledger.storage import StorageFailed
-from participants.records import OwnerRecord
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import (
     HIGH,

@@ -18,11 +18,11 @@ from obstore.store import MemoryStore
 
 from metastore.errors import StoreFull, StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from participants.broker.ownership import Ownership, wanted
-from participants.records import OwnerRecord, SegmentRecord
 from participants.segment.segment import STALE_READ_S
 from tests.participants.broker.shared import SharedBroker, owner_of
 from tests.participants.devices import only

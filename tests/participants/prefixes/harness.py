@@ -21,7 +21,7 @@ from typing import Any
 
 from metastore.check import StoreCheck
 from metastore.txn import paths
-from metastore.txn.records import Outcome
+from metastore.txn.records.operations import Outcome
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId

@@ -16,6 +16,8 @@ from coordinator.gc_sweep import GcSweep
 from coordinator.transactions import Transactions
 from metastore.api import Ephemeral
 from metastore.txn import paths
+from metastore.txn.records.processes import BrokerRecord
+from metastore.txn.records.segments import SegmentRecord
 from participants.broker.broker import Broker
 from participants.broker.messages import Messages
 from participants.ledger.directories import segment_directory
@@ -23,7 +25,6 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
-from participants.records import ProcessRecord, SegmentRecord
 from participants.segment.segment import Segment
 from participants.subscription.subscriptions import Subscriptions
 from tests.participants.broker.process import NEVER_MS
@@ -142,7 +143,7 @@ class Life:
 
     async def begin(self) -> None:
         await self.broker.start()
-        record = ProcessRecord(url=self.url, storage=self.storage.storage_id)
+        record = BrokerRecord(url=self.url, storage=self.storage.storage_id)
         self._announcement = await self.world.store.inner.ephemeral(
             paths.broker_process(self.broker.id), record.encode(), 10_000
         )

@@ -18,7 +18,8 @@ from coordinator.gc_sweep import GcSweep
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.txn import paths
-from metastore.txn.records import Header, SubscriptionRecord
+from metastore.txn.records.subscriptions import SubscriptionRecord
+from metastore.txn.records.transactions import Header
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest

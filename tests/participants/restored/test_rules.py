@@ -13,7 +13,11 @@ from metastore.check import StoreCheck
 from metastore.errors import StoreWentBack
 from metastore.incarnation import IDS_PER_MS, IncarnationGuard
 from metastore.txn import paths
-from metastore.txn.records import GcHorizon, Header, Incarnation, Outcome, Prepared, TransactionKey
+from metastore.txn.records.operations import Outcome
+from metastore.txn.records.processes import Incarnation
+from metastore.txn.records.segments import LedgerRecord, MergeClaim, OwnerRecord, SegmentRecord
+from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, TxnStore, begin
 from metastore.types import Applied, Batch
@@ -22,7 +26,6 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageRefused
-from participants.records import LedgerRecord, MergeClaim, OwnerRecord, SegmentRecord, TopicRecord
 from participants.restored import recovery
 from participants.restored.ledgers import survey
 from participants.restored.merges import give_up_merges

@@ -15,7 +15,7 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.records import WriteOp
+from metastore.txn.records.operations import WriteOp
 from metastore.txn.store import put_write_op
 from metastore.types import Absent, Batch
 from metatxn.wire import errors

@@ -13,7 +13,7 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
-from metastore.txn.records import WriteOp, decode_op
+from metastore.txn.records.operations import WriteOp, decode_op
 from metastore.txn.states import ExpiredBy
 from metastore.types import Batch
 from metatxn.wire import errors

@@ -13,12 +13,12 @@ import pytest
 
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing
-from participants.records import SegmentRecord
 from participants.segment.recovery import SegmentUnavailable
 from tests.participants.devices import on_local_files
 from tests.participants.ledger.ledgers import append_all

@@ -16,10 +16,10 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
 from metatxn.wire.frames import MIN_FRAME_BYTES, RawFrame
 from participants.ledger.chain import LedgerChain
-from participants.records import SegmentRecord
 from participants.segment.dedup_snapshot import SnapshotMissing
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim

@@ -13,7 +13,9 @@ from itertools import count
 from pathlib import Path
 
 from metastore.txn import paths
-from metastore.txn.records import GcHorizon, Header, Outcome, Prepared
+from metastore.txn.records.operations import Outcome
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.transactions import GcHorizon, Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, TxnStore, begin
 from metastore.types import Revision
@@ -22,7 +24,6 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerStorage
 from participants.metrics import BrokerMetrics
-from participants.records import SegmentRecord
 from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Entry, Page, Segment

@@ -15,7 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from metastore.txn.records import Header, Outcome
+from metastore.txn.records.operations import Outcome
+from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position

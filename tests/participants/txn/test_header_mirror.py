@@ -12,7 +12,7 @@ import asyncio
 import pytest
 
 from metastore.txn import paths
-from metastore.txn.records import WriteOp
+from metastore.txn.records.operations import WriteOp
 from metastore.txn.store import put_write_op
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode

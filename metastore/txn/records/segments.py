@@ -1,28 +1,13 @@
-"""The records of topics, segments and ownership, as they are stored. Positions are `ledger:entry`."""
+"""The records of segments: what they are, who owns them, and whose retries they know."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from metastore.txn.records import JsonRecord
+from metastore.txn.records.json_record import JsonRecord
 from metatxn.wire.position import Position
 
-
-class TopicRecord(JsonRecord):
-    """`/topic/<name>`. `next_segment` numbers the next segment: segment ids are never reused.
-
-    A deleted topic stays as a tombstone, so that the counter survives; `segments` are then those of which something
-    is left to delete.
-    """
-
-    name: str
-    segments: tuple[str, ...]
-    next_segment: int
-    created_ms: int
-    arrow_schema: str | None = Field(default=None, description="Serialized Arrow schema, base64.")
-    deleted: bool | None = None
+DedupRun = tuple[int, int, int, int, int, tuple[tuple[int, int], ...] | None]
 
 
 class LedgerRecord(JsonRecord):
@@ -108,8 +93,22 @@ class OwnerRecord(JsonRecord):
     deleted: bool | None = None
 
 
-class ProcessRecord(JsonRecord):
-    """`/cluster/broker/<id>`: an ephemeral record, liveness only. `storage` is the one that the broker has open."""
+class DedupRow(JsonRecord):
+    """Sequences of one scope, of entries in one segment: `segment`, when they were inherited from it.
 
-    url: str
-    storage: str | None = None
+    A run is `[sequence, length, messages, ledger, entry, ranges?]`: `length` sequences from `sequence` on, in entries
+    one after another from `ledger:entry` on, of so many messages each; of those that hash into `ranges`
+    (`[[lo, hi], …]`), unless that is the segment's whole range.
+    """
+
+    txn_id: str | None = None
+    writer: str | None = None
+    producer: str | None = None
+    segment: str | None = None
+    runs: tuple[DedupRun, ...]
+
+
+class DedupChunk(JsonRecord):
+    """`/segment-state/<segment>/dedup/<name>/<chunk>`: a part of a segment's dedup table."""
+
+    rows: tuple[DedupRow, ...]

@@ -1,0 +1,38 @@
+"""The records of subscriptions and of their cursors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from metastore.txn.records.json_record import JsonRecord
+
+
+class SubscriptionRecord(JsonRecord):
+    """`/subscription/<topic>/<subscription>`: written when it is created, and when it is dropped.
+
+    Every ack operation and every write of a cursor checks it, so that nothing of a dropped one can land. The record
+    stays as a tombstone: created again, the subscription has the next incarnation. `starts` is where a subscription
+    that began with `latest` begins, by segment; everywhere else it begins with the earliest entry.
+    """
+
+    incarnation: int
+    type: Literal["exclusive", "failover", "shared"]
+    initial: Literal["earliest", "latest"]
+    created_ms: int
+    dead_letter_topic: str | None = None
+    max_redeliveries: int | None = None
+    starts: dict[str, str] | None = None
+    deleted: bool | None = None
+
+
+class MarkDelete(JsonRecord):
+    """`/cursor/…/mark-delete`: every message before the place `ledger:entry:index` is acknowledged."""
+
+    before: str
+
+
+class AckedBucket(JsonRecord):
+    """`/cursor/…/acked/<bucket>`: acknowledged ranges behind the mark-delete, `ledger:entry:index` up to before
+    another one, in order."""
+
+    ranges: tuple[tuple[str, str], ...]

@@ -1,0 +1,22 @@
+"""The records of topics."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from metastore.txn.records.json_record import JsonRecord
+
+
+class TopicRecord(JsonRecord):
+    """`/topic/<name>`. `next_segment` numbers the next segment: segment ids are never reused.
+
+    A deleted topic stays as a tombstone, so that the counter survives; `segments` are then those of which something
+    is left to delete.
+    """
+
+    name: str
+    segments: tuple[str, ...]
+    next_segment: int
+    created_ms: int
+    arrow_schema: str | None = Field(default=None, description="Serialized Arrow schema, base64.")
+    deleted: bool | None = None
