@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
-from metastore.txn.invariants import Finding, View, judge
+from metastore.txn.invariants import judge
+from metastore.txn.laws.law import Finding, View
 from metastore.types import Record
 
 EVERYTHING = "/"

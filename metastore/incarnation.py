@@ -29,7 +29,7 @@ from metastore.api import MetadataStore
 from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError, StoreWentBack
 from metastore.txn import paths
-from metastore.txn.invariants import RECOVER
+from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.processes import Incarnation
 from metastore.types import Record, Revision
 

@@ -19,7 +19,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
-from metastore.txn.invariants import RECOVER
+from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import Header

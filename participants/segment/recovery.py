@@ -24,7 +24,7 @@ from functools import partial
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.invariants import RECOVER
+from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.operations import Outcome, WriteOp, decode_op
 from metastore.txn.records.segments import LedgerRecord, OwnerRecord, SegmentRecord
 from metastore.txn.records.transactions import Header

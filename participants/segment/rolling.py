@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from metastore.api import MetadataStore
-from metastore.txn.invariants import RECOVER
+from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metatxn.wire import errors

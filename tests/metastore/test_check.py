@@ -18,7 +18,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.check import StoreCheck, dump
 from metastore.keys import escape
 from metastore.txn import paths
-from metastore.txn.invariants import Finding
+from metastore.txn.laws.law import Finding
 from metastore.txn.records.operations import AckOp, Outcome, WriteOp
 from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
@@ -201,7 +201,7 @@ def damages() -> Iterator[Damage]:
     deadline = paths.deadline_entry(1_000, OPEN)
     final = paths.final_state_entry(TxnState.COMMITTED, 50, str(COMMITTED))
     sequence = paths.id_sequence(0)
-    topic = {"name": TOPIC, "segments": SEGMENTS, "next_segment": 2}
+    topic = {"name": TOPIC, "segments": SEGMENTS, "next_segment": 2, "created_ms": 1}
     segment, owner = paths.segment(SEGMENT), paths.segment_owner(SEGMENT)
     late = paths.deadline_entry(1_001, OPEN)
     committed = paths.header(COMMITTED)
@@ -362,6 +362,8 @@ def damages() -> Iterator[Damage]:
     name = paths.topic(TOPIC)
     yield Damage("topic gone", {name: None}, segment, "does not exist")
     yield Damage("topic undecodable", {name: b"[]"}, name, "cannot be read")
+    unborn = packed({field: value for field, value in topic.items() if field != "created_ms"})
+    yield Damage("topic that brokers cannot read", {name: unborn}, name, "created_ms")
     yield Damage("topic renamed", {name: packed(topic | {"name": "x"})}, name, "calls itself")
     yield Damage("topic would reuse an id", {name: packed(topic | {"next_segment": 1})}, name, "used again")
     twice = packed(topic | {"segments": [*SEGMENTS, SEGMENT], "next_segment": 3})

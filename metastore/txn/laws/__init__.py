@@ -1,0 +1,1 @@
+"""What must hold between records, by subject; `metastore.txn.invariants` applies it."""

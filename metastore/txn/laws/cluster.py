@@ -1,0 +1,49 @@
+"""What the whole store has once, and records that are looked at no closer than by their keys."""
+
+from __future__ import annotations
+
+from metastore.txn import paths
+from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, number, parsed
+from metastore.txn.laws.remedies import RECOVER
+from metastore.txn.records.processes import Incarnation
+from metastore.txn.records.transactions import GcHorizon
+from metastore.types import Record
+
+
+def sequence_value(value: bytes) -> int:
+    first = int(value)
+    if first < 1:
+        raise ValueError(f"the next free id is {first}")
+    return first
+
+
+def sequence_law(record: Record, view: View) -> Problems:
+    parsed(record.key, lambda: number(record.key.removeprefix(paths.ID_SEQUENCES)), paths.id_sequence)
+    decoded(record, sequence_value)
+    yield from ()
+
+
+def horizon_law(record: Record, view: View) -> Problems:
+    if record.key != paths.GC_HORIZON:
+        raise MalformedKeyError(f"{paths.GC_HORIZON} would be right")
+    horizon = decoded(record, GcHorizon.decode)
+    # The horizon is the version of a header that was read before, and later writes have higher versions.
+    if not 0 <= horizon.revision < record.version:
+        problem = f"the horizon {horizon.revision} lies in the future: it was written at revision {record.version}"
+        yield problem, "Every snapshot would be refused. After a restore into a new store, delete this key."
+
+
+def incarnation_law(record: Record, view: View) -> Problems:
+    if record.key != paths.INCARNATION:
+        raise MalformedKeyError(f"{paths.INCARNATION} would be right")
+    incarnation = decoded(record, Incarnation.decode)
+    if incarnation.recovering:
+        yield "the recovery of a restored store was begun and has not ended", RECOVER
+    elif incarnation.went_back is not None:
+        yield f"the store was restored from a backup: {incarnation.went_back}", RECOVER
+
+
+def by_key_only(record: Record, view: View) -> Problems:
+    if "//" in record.key or record.key.endswith("/"):
+        raise MalformedKeyError("a part of it is empty")
+    yield from ()

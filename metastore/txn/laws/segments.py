@@ -1,0 +1,136 @@
+"""Topics and segments, who owns these, and what they remember of their producers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from metastore.keys import unescape
+from metastore.txn import paths
+from metastore.txn.laws.law import POSITION, Problems, View, decoded, named, number, parsed
+from metastore.txn.laws.operations import outcome_law
+from metastore.txn.laws.remedies import DELETE, RESTORE
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
+from metastore.txn.records.topics import TopicRecord
+from metastore.types import Record
+
+
+def topic_law(record: Record, view: View) -> Problems:
+    name = named(record.key, paths.topic)
+    topic = decoded(record, TopicRecord.decode)
+    if topic.name != name:
+        yield f"the topic calls itself {topic.name!r}", RESTORE
+    if topic.next_segment < len(topic.segments) or len(set(topic.segments)) < len(topic.segments):
+        problem = f"there are {len(topic.segments)} segments and the next one has number {topic.next_segment}"
+        yield f"{problem}: an id repeats or would be used again", RESTORE
+    active = []
+    for segment_id in topic.segments:
+        segment = view.decode(SegmentRecord, paths.segment(segment_id))
+        if segment is None:
+            if not topic.deleted:
+                yield f"the topic's segment {segment_id} does not exist", RESTORE
+        elif segment.state == "active":
+            active.append((segment.range, segment_id))
+    for (lower, one), (upper, other) in pairwise(sorted(active)):
+        if upper[0] <= lower[1]:
+            yield f"the hash ranges of the active segments {one} and {other} overlap", RESTORE
+
+
+def segment_law(record: Record, view: View) -> Problems:
+    segment_id = named(record.key, paths.segment)
+    segment = decoded(record, SegmentRecord.decode)
+    if segment.state == "deleted":
+        return  # it waits for its storage, and its topic may have been created again
+    topic = view.decode(TopicRecord, paths.topic(segment.topic))
+    if topic is None or segment_id not in topic.segments:
+        problem = "does not list it" if topic else "does not exist"
+        yield f"the segment belongs to topic {segment.topic}, which {problem}", RESTORE
+    if not 0 <= segment.range[0] <= segment.range[1]:
+        yield f"the hash range {list(segment.range)} is empty", RESTORE
+    numbers = [ledger.id for ledger in segment.ledgers]
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        yield f"the ledgers are not in order: {numbers}", RESTORE
+    if any(ledger.entries is None for ledger in segment.ledgers[:-2]):
+        yield "a ledger before the last two is not sealed", RESTORE
+    if not POSITION.fullmatch(segment.first_position):
+        yield f"`first_position` is no position: {segment.first_position!r}", RESTORE
+    if segment.state == "sealed":
+        if any(ledger.entries is None for ledger in segment.ledgers):
+            yield "the segment is sealed and one of its ledgers has no final length", RESTORE
+        if segment.children and segment.merge is not None:
+            yield "the segment has children and is still claimed by a merge", RESTORE
+    elif segment.children:
+        yield "the segment has children and is not sealed: keys go two ways", RESTORE
+    yield from _family(segment_id, segment, view)
+    yield from _snapshot_chunks(segment_id, segment, view)
+
+
+def _family(segment_id: str, segment: SegmentRecord, view: View) -> Problems:
+    """Parent and child name each other, and the children cover exactly what their parents did."""
+    for parent_id in segment.parents:
+        parent = view.decode(SegmentRecord, paths.segment(parent_id))
+        if parent is None or segment_id not in parent.children:
+            problem = "does not name it as a child" if parent else "does not exist"
+            yield f"the segment's parent {parent_id} {problem}", RESTORE
+        elif not _overlap(parent.range, segment.range):
+            yield f"no hash of the segment is one of its parent {parent_id}", RESTORE
+    if segment.merge is not None:
+        other = view.decode(SegmentRecord, paths.segment(segment.merge.other))
+        if other is None or other.merge is None or other.merge.other != segment_id:
+            yield f"the segment is claimed by a merge with {segment.merge.other}, which is not", RESTORE
+    covered = []
+    for child_id in segment.children:
+        child = view.decode(SegmentRecord, paths.segment(child_id))
+        if child is None or segment_id not in child.parents:
+            problem = "does not name it as a parent" if child else "does not exist"
+            yield f"the segment's child {child_id} {problem}", RESTORE
+        else:
+            covered.append(child.range)
+    if len(covered) == len(segment.children) > 0 and not _cover(covered, segment.range):
+        yield f"the ranges of its children {sorted(covered)} leave out a part of {list(segment.range)}", RESTORE
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+def _cover(parts: list[tuple[int, int]], whole: tuple[int, int]) -> bool:
+    ordered = sorted(parts)
+    joined = all(upper[0] == lower[1] + 1 for lower, upper in pairwise(ordered))
+    return joined and ordered[0][0] <= whole[0] and whole[1] <= ordered[-1][1]
+
+
+def _snapshot_chunks(segment_id: str, segment: SegmentRecord, view: View) -> Problems:
+    for chunk in range(segment.dedup.chunks if segment.dedup else 0):
+        assert segment.dedup is not None
+        key = paths.dedup_chunk(segment_id, segment.dedup.name, chunk)
+        if view.get(key) is None:
+            yield f"a part of what the segment remembers of its producers is missing: {key}", RESTORE
+
+
+def owner_law(record: Record, view: View) -> Problems:
+    segment_id = named(record.key, paths.segment_owner)
+    owner = decoded(record, OwnerRecord.decode)
+    if owner.generation < 1:
+        yield f"the generation {owner.generation} is none: they begin with 1", RESTORE
+    if view.get(paths.segment(segment_id)) is None and not owner.deleted:
+        yield f"the segment {segment_id} has an owner and does not exist", RESTORE
+
+
+def segment_state_law(record: Record, view: View) -> Problems:
+    kind = record.key.removeprefix(paths.SEGMENT_STATES).split("/")[1:2]
+    yield from (_dedup if kind == ["dedup"] else outcome_law)(record, view)
+
+
+def _dedup(record: Record, view: View) -> Problems:
+    """A snapshot that its segment does not name is being written, or on its way out."""
+
+    def parse() -> tuple[str, str, int]:
+        segment, _, name, chunk = record.key.removeprefix(paths.SEGMENT_STATES).split("/")
+        return unescape(segment), unescape(name), number(chunk)
+
+    segment_id, name, chunk = parsed(record.key, parse, lambda parts: paths.dedup_chunk(*parts))
+    segment = view.decode(SegmentRecord, paths.segment(segment_id))
+    if segment is None:
+        yield f"the sequences are of segment {segment_id}, which does not exist", DELETE
+    elif segment.dedup is not None and segment.dedup.name == name and chunk >= segment.dedup.chunks:
+        yield f"the snapshot {name} has {segment.dedup.chunks} chunks, and this is one more", RESTORE

@@ -1,0 +1,73 @@
+"""Subscriptions and their cursors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from metastore.keys import unescape
+from metastore.txn import paths
+from metastore.txn.laws.law import PLACE, Problems, View, decoded, number, parsed
+from metastore.txn.laws.remedies import DELETE, RESTORE
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
+from metastore.types import Record
+
+
+def subscription_law(record: Record, view: View) -> Problems:
+    def parse() -> tuple[str, str]:
+        topic, name = record.key.removeprefix(paths.SUBSCRIPTIONS).split("/")
+        return unescape(topic), unescape(name)
+
+    topic, _ = parsed(record.key, parse, lambda parts: paths.subscription(*parts))
+    found = decoded(record, SubscriptionRecord.decode)
+    if found.incarnation < 1:
+        yield f"the incarnation {found.incarnation} is none: they begin with 1", RESTORE
+    if not found.deleted and view.get(paths.topic(topic)) is None:
+        yield f"the subscription is on topic {topic}, which does not exist", RESTORE
+    for segment, place in (found.starts or {}).items():
+        if not PLACE.fullmatch(place):
+            yield f"it begins on {segment} at {place!r}, which is no place", RESTORE
+
+
+def cursor_law(record: Record, view: View) -> Problems:
+    """`…/<incarnation>/mark-delete` or `…/<incarnation>/acked/<ledger>:<entry>:<index>`."""
+    parts = record.key.removeprefix(paths.CURSORS).split("/")
+
+    def parse() -> tuple[str, str, int, list[int] | None]:
+        segment, subscription, incarnation, kind, *bucket = parts
+        if (kind, len(bucket)) not in (("mark-delete", 0), ("acked", 1)):
+            raise ValueError(f"{kind!r} is no record of a cursor")
+        start = [number(part) for part in bucket[0].split(":")] if bucket else None
+        return unescape(segment), unescape(subscription), number(incarnation), start
+
+    def build(found: tuple[str, str, int, list[int] | None]) -> str:
+        segment, subscription, incarnation, start = found
+        if start is None:
+            return paths.cursor_mark(segment, subscription, incarnation)
+        ledger, entry, index = start
+        return paths.cursor_bucket(segment, subscription, incarnation, (ledger, entry, index))
+
+    segment_id, name, incarnation, start = parsed(record.key, parse, build)
+    if start is None:
+        places = [decoded(record, MarkDelete.decode).before]
+    else:
+        places = [place for found in decoded(record, AckedBucket.decode).ranges for place in found]
+    matches = [PLACE.fullmatch(place) for place in places]
+    numbers = [tuple(map(int, match.groups())) for match in matches if match]
+    if len(numbers) < len(places):
+        yield f"a place is not ledger:entry:index: {places}", RESTORE
+    elif any(later <= earlier for earlier, later in pairwise(numbers)):
+        yield "the acknowledged ranges overlap, touch, or are not in order", RESTORE
+    segment = view.decode(SegmentRecord, paths.segment(segment_id))
+    if segment is None:
+        yield f"the cursor is on segment {segment_id}, which does not exist", DELETE
+    else:
+        yield from of_subscription("cursor", segment.topic, name, incarnation, view)
+
+
+def of_subscription(what: str, topic: str, name: str, incarnation: int, view: View) -> Problems:
+    """What an earlier incarnation has left behind is on its way out; nothing can belong to a later one."""
+    found = view.decode(SubscriptionRecord, paths.subscription(topic, name))
+    if found is None or found.incarnation < incarnation:
+        known = f"at incarnation {found.incarnation}" if found else "absent"
+        yield f"the {what} is of incarnation {incarnation} of subscription {name}, which is {known}", RESTORE
