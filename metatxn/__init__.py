@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from metatxn.sync.transaction import Transaction
     from metatxn.table_writer import AsyncTableWriter
     from metatxn.transaction import AsyncTransaction
+    from metatxn.wire.broker import HorizonsAnswer, SegmentDetail, SubscriptionInfo, SubscriptionSummary, TopicInfo
+    from metatxn.wire.coordinator import (
+        ConnectAnswer,
+        HangingTransaction,
+        Operation,
+        TransactionHeader,
+        TransactionKeyInfo,
+    )
     from metatxn.wire.errors import (
         AlreadyExists,
         ExpiredTransaction,
@@ -47,6 +55,8 @@ if TYPE_CHECKING:
         TransactionNotFound,
         Unauthenticated,
     )
+    from metatxn.wire.frames import Frame
+    from metatxn.wire.models import Cluster
 
 
 __all__ = [
@@ -58,9 +68,14 @@ __all__ = [
     "AsyncTableWriter",
     "AsyncTransaction",
     "Client",
+    "Cluster",
+    "ConnectAnswer",
     "Consumer",
     "ExpiredTransaction",
+    "Frame",
     "FramesPage",
+    "HangingTransaction",
+    "HorizonsAnswer",
     "InvalidArgument",
     "InvalidTransactionState",
     "Message",
@@ -68,6 +83,7 @@ __all__ = [
     "NotAllowed",
     "NotFound",
     "NotOwner",
+    "Operation",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "PositionTrimmed",
@@ -75,13 +91,19 @@ __all__ = [
     "RateLimited",
     "Reader",
     "SchemaMismatch",
+    "SegmentDetail",
     "SegmentSealed",
     "ServiceUnreachable",
     "StorageFull",
     "StoreUnavailable",
+    "SubscriptionInfo",
+    "SubscriptionSummary",
     "TableWriter",
+    "TopicInfo",
     "Transaction",
     "TransactionConflict",
+    "TransactionHeader",
+    "TransactionKeyInfo",
     "TransactionNotFound",
     "Unauthenticated",
     "connect",
@@ -89,20 +111,23 @@ __all__ = [
 ]
 
 _MODULES = (
-    *("wire.errors", "client", "consumer", "frames", "producer", "reader", "table_writer", "transaction"),
+    *("client", "consumer", "frames", "producer", "reader", "table_writer", "transaction"),
     *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
+    *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker"),
 )
-"""Where these names live. They are imported when the first one is asked for: the servers read `metatxn.wire` and never
+"""Where these names live; of two with one name the first. They are imported when the first one is asked for: the servers read `metatxn.wire` and never
 load the client."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in _MODULES:
-            if (found := vars(import_module(f"metatxn.{module}")).get(name)) is not None:
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module 'metatxn' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a type checker would believe in any name
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            for module in _MODULES:
+                if (found := vars(import_module(f"metatxn.{module}")).get(name)) is not None:
+                    globals()[name] = found
+                    return found
+        raise AttributeError(f"module 'metatxn' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -91,6 +91,9 @@ class AsyncClient:
         self._connection = connection
         self._producers: weakref.WeakKeyDictionary[AsyncProducer, None] = weakref.WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._connection.directory.given_url!r})"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -213,6 +216,7 @@ class AsyncClient:
         return parsed(ConnectAnswer, await self._connection.coordinator(call))
 
     def keys(self, owner: str | None = None) -> Paged[TransactionKeyInfo]:
+        """Transaction keys, those of one owner if it is given."""
         connection = self._connection
         return Listing(connection, connection.coordinators, KEYS_PATH, {"owner": owner}, TransactionKeyInfo)
 
@@ -251,6 +255,7 @@ class AsyncClient:
         return await self._connection.topics.read(name)
 
     def topics(self) -> Paged[TopicInfo]:
+        """All topics that the caller has a right on, by name."""
         connection = self._connection
         return Listing(connection, connection.brokers, path_of("topics"), {}, TopicInfo)
 

@@ -21,7 +21,7 @@ class Directory:
     def __init__(self, http: Http, url: str, randomness: random.Random) -> None:
         self._http = http
         self._randomness = randomness
-        self._given = url
+        self.given_url = url
         self._known = [url]
         self._urls: dict[Role, list[str]] = {}
         self._reading: asyncio.Task[Cluster] | None = None
@@ -65,7 +65,7 @@ class Directory:
         of a gateway, which no service lists."""
         self._urls = {"coordinator": self._shuffled(cluster.coordinators), "broker": self._shuffled(cluster.brokers)}
         others = {process.url.rstrip("/") for process in [*cluster.coordinators, *cluster.brokers]}
-        self._known = [asked, *sorted((others | {self._given}) - {asked})]
+        self._known = [asked, *sorted((others | {self.given_url}) - {asked})]
 
     def _shuffled(self, processes: list[Process]) -> list[str]:
         return self._randomness.sample([process.url.rstrip("/") for process in processes], len(processes))

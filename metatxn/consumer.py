@@ -53,6 +53,9 @@ class AsyncConsumer:
 
     # -- receiving ---------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, {self.subscription!r}, {self.name!r})"
+
     async def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message, waited for; None when there was none within `timeout_s`.
 

@@ -103,6 +103,9 @@ class AsyncProducer:
         self.delivery: Delivery[Outgoing] = Delivery(connection, topic, MessageFormat(), batching, name=name)
         self._turns = itertools.count()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r})"
+
     async def send(
         self,
         value: Any,

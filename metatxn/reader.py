@@ -75,6 +75,9 @@ class AsyncReader(Paged[Message]):
         self._compacted = compacted
         self._next: str | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r})"
+
     async def open(self, *, at_end: bool) -> None:
         """Take the revision of a snapshot, and go to the end if asked for, as they are now."""
         if self._isolation == "snapshot" and self._revision is None:

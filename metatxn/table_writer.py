@@ -156,6 +156,9 @@ class AsyncTableWriter:
         if self._dooms is not None:
             self._dooms.joined_by(self._delivery)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r})"
+
     async def write(self, data: pa.RecordBatch | pa.Table) -> None:
         """Queue rows; waits while 32 MiB are pending. Raises the first failure so far, and `InvalidArgument` for a
         missing key column or columns other than those of the first call."""

@@ -121,6 +121,15 @@ def test_what_the_product_imports_is_declared() -> None:
     assert undeclared(imported("product"), declared(*extras)) == set()
 
 
+def test_the_client_needs_no_extra() -> None:
+    """uvloop is faster where it is there."""
+    client = [path for path in (ROOT / "metatxn").rglob("*.py") if "service" not in path.relative_to(ROOT).parts]
+    modules = {name for path in client for name in third_party(path.read_text())}
+    assert undeclared(modules, declared()) == {"uvloop"}
+    connector = {name for path in (ROOT / "spark_connector").rglob("*.py") for name in third_party(path.read_text())}
+    assert undeclared(connector, declared("spark")) == set()
+
+
 def test_what_tests_and_tools_import_is_declared() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert undeclared(imported("beside"), declared(*extras)) == set()

@@ -43,7 +43,13 @@ class Store(Protocol):
 def load(name: str) -> Any:
     """The entry point `name` of `metatxn.services`."""
     for entry_point in entry_points(group="metatxn.services", name=name):
-        return entry_point.load()
+        try:
+            return entry_point.load()
+        except ModuleNotFoundError as error:
+            raise CliError(
+                f"this command needs {error.name}, which belongs to the server and is not installed. "
+                "Install it with `pip install 'metatxn[server]'`."
+            ) from error
     raise CliError(f"the server part {name!r} is not installed. Install the package metatxn again.")
 
 

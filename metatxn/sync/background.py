@@ -17,13 +17,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import inspect
+import re
 import threading
+import types
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
-
-import uvloop
 
 from metatxn.paging import Paged
 from metatxn.wire.errors import InvalidArgument, MetatxnError
@@ -117,8 +118,17 @@ class Background:
 
 
 def _run(serving: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serving)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """That of uvloop where it is installed: the server's extra brings it along."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def _serve(
@@ -159,15 +169,38 @@ class Facade(Generic[C]):
     """An object for any thread; `_core` lives on the loop of `_background`. Leaving its `with` is leaving the core's
     `async with`."""
 
+    def __init_subclass__(cls) -> None:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.FunctionType) and member.__qualname__.startswith("Async"):
+                _present(member, f"{cls.__qualname__}.{name}", cls.__module__)
+
     def __init__(self, core: C, background: Background) -> None:
         self._core = core
         self._background = background
+
+    def __repr__(self) -> str:
+        return repr(self._core).replace("Async", "", 1)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._background.run(self._core.__aexit__(kind, error, at))  # type: ignore[attr-defined]
+
+
+def _present(method: types.FunctionType, name: str, module: str) -> None:
+    """Show a method as what it is here: help, signatures and documentation speak of the blocking classes."""
+    wrapped = inspect.signature(method)
+    method.__qualname__, method.__name__, method.__module__ = name, name.rpartition(".")[2], module
+    method.__doc__ = _blocking_words(inspect.getdoc(method) or "")
+    returned = _blocking_words(str(wrapped.return_annotation))
+    method.__annotations__ = method.__annotations__ | {"return": returned}
+    method.__signature__ = wrapped.replace(return_annotation=returned)  # type: ignore[attr-defined]
+
+
+def _blocking_words(text: str) -> str:
+    """`AsyncConsumer` is `Consumer` here, `async with` is `with`, and what comes in pages is an iterator."""
+    return re.sub(r"\bAsync(?=[A-Z])|\basync (?=with\b|for\b)", "", text).replace("Paged[", "Iterator[")
 
 
 def blocking(

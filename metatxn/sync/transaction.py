@@ -19,9 +19,6 @@ class Transaction(Facade[AsyncTransaction]):
     commit = blocking(AsyncTransaction.commit)
     abort = blocking(AsyncTransaction.abort)
 
-    def __repr__(self) -> str:
-        return repr(self._core).removeprefix("Async")
-
     @property
     def core(self) -> AsyncTransaction:
         return self._core
