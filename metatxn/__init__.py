@@ -115,8 +115,8 @@ _MODULES = (
     *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
     *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker"),
 )
-"""Where these names live; of two with one name the first. They are imported when the first one is asked for: the servers read `metatxn.wire` and never
-load the client."""
+"""Where these names live; of two modules with the same name, the first one counts. They are imported when the first
+name is asked for: the servers read `metatxn.wire` and never load the client."""
 
 
 if not TYPE_CHECKING:  # else a type checker would believe in any name
