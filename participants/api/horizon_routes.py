@@ -68,6 +68,8 @@ async def _look(
             segment = await broker.segment(segment_id)
         except errors.NotOwner as error:
             answer.elsewhere[segment_id] = error.owner_url
+            news = True
+            continue
         except errors.NotFound:
             answer.gone.append(segment_id)
             news = True
