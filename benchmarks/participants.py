@@ -71,9 +71,9 @@ from metatxn.wire.coordinator import BatchItem, BeginItem, BeginRequest, CommitI
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.api.frames_response import ANSWER_BYTES
-from participants.broker.messages import Messages, PublishOptions
 from participants.segment.segment import Entry, Segment
 from participants.service import BrokerService
+from participants.topic.messages import Messages, PublishOptions
 
 RUNS = 3
 PAIRS = 9

@@ -24,13 +24,13 @@ from metatxn.service.quick import add_routes
 from metatxn.service.server import HttpServer
 from participants.api.routes import router
 from participants.broker.broker import Broker
+from participants.broker.providers import Providers
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.bucket import Bucket
 from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
-from participants.metrics import BrokerMetrics
-from participants.providers import Providers
 from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock
@@ -48,8 +48,8 @@ class BrokerService:
 
     Its ledgers are local files in `data_dir`, or objects below the URL `storage` (see `Bucket.open`); one of the two.
     `peer_token` is what it shows to other brokers where it asks in nobody's name.
-    `transaction_buffers` and `pending_ack_stores` are names of providers, by namespace (see `participants.providers`);
-    raises `ValueError` for one that is not installed.
+    `transaction_buffers` and `pending_ack_stores` are names of providers, by namespace (see
+    `participants.broker.providers`); raises `ValueError` for one that is not installed.
     Without `exposure` only this machine may connect; raises `InvalidExposure` for another `host` then.
     """
 

@@ -34,7 +34,7 @@ from metatxn.service.quick import add_routes
 from metatxn.wire.errors import BY_CODE
 from participants.api.routes import router
 from participants.broker.broker import Broker
-from participants.metrics import BrokerMetrics
+from participants.common.metrics import BrokerMetrics
 from participants.service import BrokerService
 from spark_connector.options import READ_OPTIONS, WRITE_OPTIONS
 from tests.links import anchor

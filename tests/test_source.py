@@ -80,14 +80,14 @@ def test_imports_point_downwards(path: Path) -> None:
 def test_import_rule_can_fail() -> None:
     """The rule above notices each forbidden arrow."""
     assert not allowed("participants", "coordinator.transactions")
-    assert not allowed("coordinator", "participants.metrics")
+    assert not allowed("coordinator", "participants.common.metrics")
     assert not allowed("metastore", "metatxn.service.http")
     assert not allowed("metatxn.service", "metatxn.client")
     assert not allowed("metatxn.wire", "metatxn.client")
     assert not allowed("participants", "metatxn")
     assert not allowed("metatxn", "participants.broker.broker")
     assert not allowed("metatxn", "metatxn.service.http")
-    assert not allowed("spark_connector", "participants.metrics")
+    assert not allowed("spark_connector", "participants.common.metrics")
     assert allowed("metatxn", "metatxn.wire.broker")
     assert room_of(ROOT / "metatxn/wire/frames.py") == "metatxn.wire"
     assert room_of(ROOT / "metatxn/cli/main.py") == "metatxn"

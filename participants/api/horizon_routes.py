@@ -15,9 +15,9 @@ from metatxn.wire.broker import HorizonPlace, HorizonsAnswer, HorizonsRequest, I
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
-from participants.broker.payloads import message_count
-from participants.broker.reading import read_page
+from participants.messages.payloads import message_count
 from participants.segment.segment import Segment
+from participants.topic.reading import read_page
 
 SCAN_BYTES = 1 << 20
 

@@ -49,13 +49,13 @@ from participants.api.layout_routes import add_layout_routes
 from participants.api.queries import PageTokenQuery, parsed
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.subscription_routes import add_subscription_routes
-from participants.broker import schemas
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages, PublishOptions, check_values
-from participants.broker.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
-from participants.broker.reading import read_page, snapshot_revision
+from participants.messages import schemas
+from participants.messages.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.segment.dedup import AppendedBefore
 from participants.segment.segment import Entry, Page, Segment
+from participants.topic.messages import Messages, PublishOptions, check_values
+from participants.topic.reading import read_page, snapshot_revision
 
 MAX_WAIT_MS = 60_000
 MAX_READ_BYTES = 16 << 20

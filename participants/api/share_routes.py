@@ -16,7 +16,6 @@ from metatxn.wire.broker import (
 )
 from metatxn.wire.errors import ErrorCode
 from participants.api.rights import TopicPath, check_transaction
-from participants.api.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.api.subscription_requests import (
     ACK_REFUSALS,
     NamePath,
@@ -27,7 +26,8 @@ from participants.api.subscription_requests import (
 )
 from participants.broker.broker import Broker
 from participants.subscription.share import Taking
-from participants.subscription.subscriptions import Subscriptions
+from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
+from participants.topic.subscriptions import Subscriptions
 
 TAG = "between brokers"
 

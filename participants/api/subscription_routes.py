@@ -39,10 +39,10 @@ from participants.api.subscription_requests import (
     subscription_router,
 )
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages
 from participants.subscription.definitions import Definition, Definitions
-from participants.subscription.subscription import Subscription
-from participants.subscription.subscriptions import Subscriptions
+from participants.topic.messages import Messages
+from participants.topic.subscription import Subscription
+from participants.topic.subscriptions import Subscriptions
 
 
 def add_subscription_routes(api: APIRouter, broker: Broker) -> None:

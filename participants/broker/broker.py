@@ -28,18 +28,18 @@ from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
-from participants.broker.layout import Layout
 from participants.broker.ownership import SETTLE_MS, Ownership
 from participants.broker.peers import Peer, RemoteSegment
-from participants.broker.topics import Topics, segment_not_found
+from participants.broker.providers import Providers
+from participants.common.metrics import BrokerMetrics
+from participants.common.signal import Signal
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
-from participants.metrics import BrokerMetrics
-from participants.providers import Providers
+from participants.messages.topics import Topics, segment_not_found
 from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock, Segment
-from participants.signal import Signal
+from participants.topic.layout import Layout
 from participants.txn.header_mirror import HeaderMirror
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import Event, Record
 from metastore.watches import Mirror
-from participants.signal import Signal
+from participants.common.signal import Signal
 
 SETTLE_MS = 2_000
 """How long the announcements must stand still before a segment moves away from an owner."""

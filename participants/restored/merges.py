@@ -1,7 +1,7 @@
 """Merges that were under way when the backup was made are given up: their child may have been made since.
 
 Neither segment is claimed any more. One that was sealed for the merge gets a child of its own, as when its brokers give
-a merge up (see `participants.broker.layout`).
+a merge up (see `participants.topic.layout`).
 """
 
 from __future__ import annotations

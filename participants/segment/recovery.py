@@ -31,11 +31,11 @@ from metastore.txn.records.transactions import Header
 from metastore.types import AtVersion, Record
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
+from participants.broker.providers import Providers
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerStorage, SealedLedger
-from participants.metrics import BrokerMetrics
-from participants.providers import Providers
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned

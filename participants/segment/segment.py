@@ -32,6 +32,9 @@ from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
+from participants.broker.providers import Providers
+from participants.common.metrics import BrokerMetrics
+from participants.common.signal import Signal
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.storage import (
     Append,
@@ -42,10 +45,7 @@ from participants.ledger.storage import (
     SealedLedger,
     StorageFull,
 )
-from participants.metrics import BrokerMetrics
-from participants.providers import Providers
 from participants.segment.dedup import AppendedBefore, DedupTable, Scope, sequence_used
-from participants.signal import Signal
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.header_mirror import Follower, HeaderMirror

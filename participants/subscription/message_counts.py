@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from sortedcontainers import SortedDict
 
 from metatxn.wire.position import Position
-from participants.broker.payloads import message_count
+from participants.messages.payloads import message_count
 from participants.subscription.places import Place
 
 if TYPE_CHECKING:

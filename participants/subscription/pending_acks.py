@@ -1,7 +1,8 @@
 """The pending-ack store of one subscription on one segment: who has reserved what until a transaction is decided.
 
 This is what each one promises, as `tests/participants/subscription/test_pending_acks.py` asks all of them;
-`memory_pending_acks` has the one that is built in, and `participants.providers` says how a namespace gets another one.
+`memory_pending_acks` has the one that is built in, and `participants.broker.providers` says how a namespace gets
+another one.
 Together with the cursor it is the state machine of PIP-31 (DESIGN §5.10), for every message:
 
     PENDING ──reserve──▶ PENDING_ACK ──the transaction commits──▶ DELETED

@@ -37,9 +37,9 @@ from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from metatxn.wire.problems import problem_of
-from participants.broker.payloads import message_count, read_messages
-from participants.metrics import BrokerMetrics
-from participants.partly import one_error
+from participants.common.metrics import BrokerMetrics
+from participants.common.partial_failures import one_error
+from participants.messages.payloads import message_count, read_messages
 from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition

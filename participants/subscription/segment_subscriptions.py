@@ -13,8 +13,8 @@ import structlog
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metatxn.service.retry import until_it_succeeds
-from participants.metrics import BrokerMetrics
-from participants.providers import Providers
+from participants.broker.providers import Providers
+from participants.common.metrics import BrokerMetrics
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.message_counts import MessageCounts

@@ -1,7 +1,7 @@
 """The transaction buffer of one segment: who is undecided here, how far readers may go, and what they must skip.
 
 This is what each one promises, as `tests/participants/txn/test_buffer.py` asks all of them; `memory_buffer` has the one
-that is built in, and `participants.providers` says how a namespace gets another one.
+that is built in, and `participants.broker.providers` says how a namespace gets another one.
 
 A transaction passes through it like this (DESIGN §5.3-5):
 

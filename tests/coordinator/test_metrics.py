@@ -19,7 +19,7 @@ from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
 from metatxn.wire.ids import TxnId
-from participants.metrics import BrokerMetrics
+from participants.common.metrics import BrokerMetrics
 from tests.coordinator.conftest import CountedReads, FakeClock
 from tests.coordinator.stores import Fault, FaultyStore
 

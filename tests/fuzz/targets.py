@@ -31,10 +31,10 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
 from metatxn.wire.position import Position
-from participants.broker.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.ledger import storage_id
 from participants.ledger.objects import HEADER_BYTES, Kind, ObjectHeader, ObjectIndex
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
+from participants.messages.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.subscription.places import Place
 
 T = TypeVar("T")

@@ -381,7 +381,7 @@ PROTOCOL = (
     Mutant(
         "partial-conflict-is-definite",
         "5.10: a refusal says whether other parts of the request were carried out",
-        "participants/partly.py",
+        "participants/common/partial_failures.py",
         "return final if nothing_done else final.not_definite()",
         "return final",
         "consume",
@@ -450,7 +450,7 @@ PROTOCOL = (
     Mutant(
         "no-segment-of-the-topic-as-it-was",
         "the errors: that a message is none of the topic is believed only of the layout that the store has",
-        "participants/subscription/subscriptions.py",
+        "participants/topic/subscriptions.py",
         "        if not spread.knows(segments):\n",
         "        if False:\n",
         "library",

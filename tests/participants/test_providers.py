@@ -15,7 +15,7 @@ import pytest
 import metatxn
 from coordinator.service import CoordinatorService
 from metastore.urls import open_store
-from participants.providers import Providers
+from participants.broker.providers import Providers
 from participants.service import BrokerService
 from participants.subscription.memory_pending_acks import MemoryPendingAcks
 from participants.txn.memory_buffer import MemoryTransactionBuffer

@@ -31,9 +31,9 @@ from metatxn.wire.coordinator import BeginRequest, ConnectRequest
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.broker.broker import Broker
-from participants.broker.payloads import encode_messages
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.local import LocalStorage
-from participants.metrics import BrokerMetrics
+from participants.messages.payloads import encode_messages
 from participants.segment.segment import Entry
 from tests.participants.segment.world import materialized
 

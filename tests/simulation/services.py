@@ -19,13 +19,13 @@ from coordinator.service import CoordinatorService
 from metatxn.service.server import HttpServer
 from participants.api import subscription_routes
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.service import BrokerService
-from participants.subscription.subscriptions import Subscriptions
+from participants.topic.messages import Messages
+from participants.topic.subscriptions import Subscriptions
 from tests.simulation.bucket import Objects, SimulatedBucket
 from tests.simulation.disk import Device, SimulatedDisk
 from tests.simulation.network import Network

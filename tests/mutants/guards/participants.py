@@ -291,7 +291,7 @@ PARTICIPANTS = (
     Mutant(
         "no-turns-in-between",
         "a large entry is worked through in turns with everybody else",
-        "participants/broker/pieces.py",
+        "participants/messages/pieces.py",
         "        await asyncio.sleep(0)\n",
         "",
         tests=("tests/participants/broker/test_large_entries.py",),
@@ -299,7 +299,7 @@ PARTICIPANTS = (
     Mutant(
         "pieces-without-a-bound",
         "a piece of a large entry is bounded by count",
-        "participants/broker/pieces.py",
+        "participants/messages/pieces.py",
         "if ended or items >= PIECE_ITEMS or end",
         "if ended or end",
         tests=("tests/participants/broker/test_large_entries.py",),

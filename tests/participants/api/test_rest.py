@@ -31,7 +31,7 @@ from metatxn.wire.broker import (
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.frames import PayloadKind, decode_all
 from metatxn.wire.problems import MEDIA_TYPE
-from participants.broker.payloads import KEY_COLUMN
+from participants.messages.payloads import KEY_COLUMN
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import World, publish, released, sending

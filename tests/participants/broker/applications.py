@@ -14,9 +14,9 @@ from metatxn.service.http import create_app
 from metatxn.service.quick import add_routes
 from participants.api import routes, subscription_routes
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages
-from participants.metrics import BrokerMetrics
-from participants.subscription.subscriptions import Subscriptions
+from participants.common.metrics import BrokerMetrics
+from participants.topic.messages import Messages
+from participants.topic.subscriptions import Subscriptions
 from tests.stand import Stand
 
 _idle: list[Application] = []

@@ -13,8 +13,8 @@ from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from participants.broker.broker import Broker
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
-from participants.metrics import BrokerMetrics
 from tests.participants.broker.applications import Application
 from tests.participants.devices import Device, OnDevice
 from tests.participants.segment.world import World

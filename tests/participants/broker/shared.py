@@ -13,8 +13,8 @@ from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import OwnerRecord
 from participants.broker.broker import Broker
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.object_storage import ObjectStorage
-from participants.metrics import BrokerMetrics
 from participants.segment.segment import Segment
 from tests.participants.broker.applications import Application
 from tests.participants.broker.process import NEVER_MS, SETTLE_MS, in_process

@@ -15,8 +15,8 @@ import pytest
 
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import _encode
-from participants.broker import compaction
 from participants.segment.trimming import trim
+from participants.topic import compaction
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import HIGH, LOW, post, quoted
 from tests.participants.segment.world import World, materialized, released

@@ -20,7 +20,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, MAX_ENTRY_MESSAGES, MESSAGES_MEDIA_TYPE, Message
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
-from participants.broker import payloads, pieces
+from participants.messages import payloads, pieces
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
 
@@ -90,7 +90,7 @@ async def test_a_compacted_view_is_made_in_turns(
             turns.note(len(piece))
             yield piece
 
-    monkeypatch.setattr("participants.broker.compaction.keyed", noted)
+    monkeypatch.setattr("participants.topic.compaction.keyed", noted)
     rows: list[dict[str, Any]] = [{"key": f"k{number % 7}", "value": number} for number in range(MESSAGES)]
     if kind == MESSAGES_MEDIA_TYPE:
         body = json.dumps(rows).encode()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from metatxn.wire.ids import TxnId
-from participants.broker import messages
-from participants.broker.reading import read_page
+from participants.topic import messages
+from participants.topic.reading import read_page
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import HIGH, LOW, post
 from tests.participants.broker.test_compaction import MESSAGES, decided, page, put, rest

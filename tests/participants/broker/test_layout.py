@@ -19,9 +19,9 @@ from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
-from participants.broker.layout import CLAIM_PATIENCE_MS
 from participants.segment.dedup import AppendedBefore, Scope
 from participants.segment.segment import Entry
+from participants.topic.layout import CLAIM_PATIENCE_MS
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import (
     HIGH,

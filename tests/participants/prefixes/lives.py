@@ -19,14 +19,14 @@ from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import SegmentRecord
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.directories import segment_directory
 from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
-from participants.metrics import BrokerMetrics
 from participants.segment.segment import Segment
-from participants.subscription.subscriptions import Subscriptions
+from participants.topic.messages import Messages
+from participants.topic.subscriptions import Subscriptions
 from tests.participants.broker.process import NEVER_MS
 from tests.participants.prefixes.steps import InPlace, MortalBucket, MortalDisk, MortalStore, Steps
 from tests.participants.segment.world import World

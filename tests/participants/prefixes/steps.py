@@ -28,10 +28,10 @@ from obstore.store import ObjectStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Batch
+from participants.common.signal import Signal
 from participants.ledger.bucket import Bucket
 from participants.ledger.disk import Disk
 from participants.ledger.storage import StorageFailed
-from participants.signal import Signal
 from tests.participants.segment.faulty_store import FaultyStore
 
 T = TypeVar("T")

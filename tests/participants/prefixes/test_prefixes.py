@@ -26,12 +26,12 @@ from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectReques
 from metatxn.wire.frames import MIN_FRAME_BYTES, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
-from participants.broker.messages import PublishOptions
 from participants.broker.ownership import wanted
-from participants.broker.payloads import encode_messages
+from participants.messages.payloads import encode_messages
 from participants.segment.segment import Entry
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
+from participants.topic.messages import PublishOptions
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, carried_out, every_prefix
 from tests.participants.prefixes.lives import Life

@@ -22,8 +22,8 @@ from metastore.types import Revision
 from metatxn.wire.frames import PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
-from participants.metrics import BrokerMetrics
 from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Entry, Page, Segment

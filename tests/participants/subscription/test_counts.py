@@ -17,7 +17,7 @@ import pytest
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
-from participants.broker.payloads import message_count
+from participants.messages.payloads import message_count
 from participants.segment.trimming import trim
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription

@@ -81,7 +81,7 @@ async def test_what_is_given_back_while_an_answer_is_made_is_in_it_once(
 async def test_a_silent_consumer_is_gone_and_a_waiting_one_is_not(
     consuming: Consuming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("participants.subscription.subscriptions.SESSION_TIMEOUT_MS", 1)
+    monkeypatch.setattr("participants.topic.subscriptions.SESSION_TIMEOUT_MS", 1)
     await consuming.subscribe(kind="failover")
     await consuming.publish_each(*range(2))
     assert await consuming.values(consumer="a", limit=1) == [0]

@@ -11,9 +11,9 @@ from metatxn.wire.names import MessageId
 from participants.broker.broker import Broker
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
-from participants.subscription.remote_share import RemoteShare
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.share import Share
+from participants.topic.remote_share import RemoteShare
 
 
 @dataclass(frozen=True, slots=True)

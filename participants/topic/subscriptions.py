@@ -19,17 +19,17 @@ from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.names import MessageId
 from participants.broker.broker import Broker
-from participants.broker.messages import Messages, PublishOptions
-from participants.broker.reading import end_of
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.places import Place
-from participants.subscription.remote_share import RemoteShare
 from participants.subscription.segment_subscription import acks_error
 from participants.subscription.share import AckRequest, Share, Taken, Taking
-from participants.subscription.spread import Spread, look, within
-from participants.subscription.subscription import Subscription, home_of
+from participants.topic.messages import Messages, PublishOptions
+from participants.topic.reading import end_of
+from participants.topic.remote_share import RemoteShare
+from participants.topic.spread import Spread, look, within
+from participants.topic.subscription import Subscription, home_of
 
 SESSION_TIMEOUT_MS = 30_000
 

@@ -24,11 +24,11 @@ from metastore.txn.records.segments import MergeClaim, SegmentRecord
 from metastore.types import Batch, Record
 from metatxn.wire import errors
 from metatxn.wire.names import segment_id as new_segment_id
-from participants.broker.deletion import Deletion
-from participants.broker.topics import StoredTopic, segment_not_found
 from participants.ledger.storage import LedgerError
+from participants.messages.topics import StoredTopic, segment_not_found
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
+from participants.topic.deletion import Deletion
 
 if TYPE_CHECKING:
     from participants.broker.broker import Broker

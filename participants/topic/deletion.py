@@ -24,8 +24,8 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
-from participants.broker.topics import StoredTopic, not_found
 from participants.ledger.storage import LedgerError
+from participants.messages.topics import StoredTopic, not_found
 from participants.subscription.definitions import Definitions
 from participants.subscription.traces import delete_range, delete_records
 

@@ -19,7 +19,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 from metatxn.wire.names import segment_id as new_segment_id
 from metatxn.wire.names import topic_of_segment
-from participants.broker import schemas
+from participants.messages import schemas
 
 _CHUNK = 100
 

@@ -26,9 +26,9 @@ from metastore.types import Revision
 from metatxn.wire.broker import Isolation, ReadMessage
 from metatxn.wire.names import BrowseToken
 from metatxn.wire.position import Position
-from participants.broker.payloads import keyed, message_count, read_messages
-from participants.broker.pieces import in_turns
-from participants.broker.reading import BROWSE_BYTES, Part, read_page, start_of
+from participants.messages.payloads import keyed, message_count, read_messages
+from participants.messages.pieces import in_turns
+from participants.topic.reading import BROWSE_BYTES, Part, read_page, start_of
 
 REMEMBERED_KEYS = 1_000_000
 """Of all views that are kept; the one used last is kept in any case."""

@@ -27,15 +27,15 @@ from metatxn.wire import errors
 from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.errors import ErrorCode
 from participants.broker.broker import Broker
+from participants.common.signal import Signal
 from participants.segment.segment import Segment
-from participants.signal import Signal
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
-from participants.subscription.remote_share import RemoteShare
 from participants.subscription.segment_subscription import Given
 from participants.subscription.sessions import ConsumerBusy, Sessions
 from participants.subscription.share import Taking
-from participants.subscription.spread import Spread, look
+from participants.topic.remote_share import RemoteShare
+from participants.topic.spread import Spread, look
 
 T = TypeVar("T")
 RECEIVE_BYTES = 4 << 20

@@ -16,7 +16,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
 from metatxn.wire.frames import FrameHeader, PayloadKind, RawFrame
 from metatxn.wire.names import MessageId
-from participants.broker.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
+from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 
 KEY_COLUMN = b"metatxn.key"
 """Metadata of an entry's Arrow schema: the name of the column that holds the key of each row."""

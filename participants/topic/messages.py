@@ -19,15 +19,15 @@ from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId
 from metatxn.wire.position import Position
-from participants.broker import schemas
 from participants.broker.broker import Broker
-from participants.broker.compaction import CompactedViews
-from participants.broker.payloads import encode_messages, hashes_of, message_count, read_messages
 from participants.broker.peers import RemoteSegment
-from participants.broker.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
-from participants.partly import one_error
+from participants.common.partial_failures import one_error
+from participants.messages import schemas
+from participants.messages.payloads import encode_messages, hashes_of, message_count, read_messages
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Entry, Segment
+from participants.topic.compaction import CompactedViews
+from participants.topic.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
 
 _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
 
