@@ -14,12 +14,28 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "spark_connector", "pyspark_metatxn")
 
+
+def floors(names: str) -> set[str]:
+    return {f"participants.{name}" for name in names.split()}
+
+
+BELOW_PARTICIPANTS = {"metatxn.service", "metastore", "metatxn.wire"}
 ALLOWED: dict[str, set[str]] = {
     "metatxn.wire": {"metatxn.wire"},
     "metastore": {"metastore", "metatxn.wire"},
     "metatxn.service": {"metatxn.service", "metastore", "metatxn.wire"},
     "coordinator": {"coordinator", "metatxn.service", "metastore", "metatxn.wire"},
-    "participants": {"participants", "metatxn.service", "metastore", "metatxn.wire"},
+    "participants.common": BELOW_PARTICIPANTS,
+    "participants.ledger": BELOW_PARTICIPANTS | floors("common ledger"),
+    "participants.restored": BELOW_PARTICIPANTS | floors("common ledger restored"),
+    "participants.messages": BELOW_PARTICIPANTS | floors("common ledger messages"),
+    "participants.txn": BELOW_PARTICIPANTS | floors("common txn"),
+    "participants.segment": BELOW_PARTICIPANTS | floors("common ledger messages txn segment"),
+    "participants.subscription": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription"),
+    "participants.broker": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker"),
+    "participants.topic": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker topic"),
+    "participants.api": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker topic api"),
+    "participants": BELOW_PARTICIPANTS | {"participants"},
     "metatxn": {"metatxn"},
     "spark_connector": {"spark_connector", "metatxn"},
     "pyspark_metatxn": {"spark_connector"},
@@ -85,12 +101,28 @@ def test_import_rule_can_fail() -> None:
     assert not allowed("metatxn.service", "metatxn.client")
     assert not allowed("metatxn.wire", "metatxn.client")
     assert not allowed("participants", "metatxn")
+    assert not allowed("participants.segment", "participants.subscription.segment_subscriptions")
+    assert not allowed("participants.segment", "participants.broker.providers")
+    assert not allowed("participants.broker", "participants.topic.layout")
+    assert not allowed("participants.topic", "participants.api.routes")
+    assert not allowed("participants.ledger", "participants")
+    assert not allowed("participants.messages", "participants.segment.segment")
+    assert allowed("participants.segment", "participants.ledger.chain")
+    assert allowed("participants", "participants.api.routes")
     assert not allowed("metatxn", "participants.broker.broker")
     assert not allowed("metatxn", "metatxn.service.http")
     assert not allowed("spark_connector", "participants.common.metrics")
     assert allowed("metatxn", "metatxn.wire.broker")
     assert room_of(ROOT / "metatxn/wire/frames.py") == "metatxn.wire"
     assert room_of(ROOT / "metatxn/cli/main.py") == "metatxn"
+    assert room_of(ROOT / "participants/segment/segment.py") == "participants.segment"
+    assert room_of(ROOT / "participants/service.py") == "participants"
+
+
+def test_imports_for_types_alone_count() -> None:
+    """A circle must not hide behind `TYPE_CHECKING`."""
+    tree = ast.parse("if TYPE_CHECKING:\n    from participants.topic.layout import Layout\n")
+    assert list(imported(tree)) == ["participants.topic.layout"]
 
 
 @pytest.mark.parametrize("path", [pytest.param(m[1], id=str(m[1].relative_to(ROOT))) for m in modules()])

@@ -19,9 +19,10 @@ from metatxn.wire.position import Position
 from participants.api.rights import TopicPath, on_segment, on_topic
 from participants.broker.broker import Broker
 from participants.segment.trimming import trim
+from participants.topic.layout import Layout
 
 
-def add_layout_routes(api: APIRouter, broker: Broker) -> None:
+def add_layout_routes(api: APIRouter, broker: Broker, layout: Layout) -> None:
     @api.delete(
         "/v1/topics/{topic}",
         status_code=204,
@@ -32,7 +33,7 @@ def add_layout_routes(api: APIRouter, broker: Broker) -> None:
     async def delete_topic(topic: TopicPath) -> None:
         """Delete a topic with all of its messages, subscriptions and pending operations; transactions that wrote there
         end as if they had not."""
-        await broker.layout.deletion.delete(topic)
+        await layout.deletion.delete(topic)
 
     @api.post(
         "/v1/segments/{segment}/split",
@@ -42,7 +43,7 @@ def add_layout_routes(api: APIRouter, broker: Broker) -> None:
     )
     async def split_segment(segment: PathText, request: SplitRequest) -> ChildrenAnswer:
         """Seal a segment; two children share its hash range and take over. What it holds stays readable."""
-        return ChildrenAnswer(children=list(await broker.layout.split(segment, request.at)))
+        return ChildrenAnswer(children=list(await layout.split(segment, request.at)))
 
     @api.post(
         "/v1/segments/{segment}/merge",
@@ -53,7 +54,7 @@ def add_layout_routes(api: APIRouter, broker: Broker) -> None:
     async def merge_segments(segment: PathText, request: MergeRequest, caller: Caller) -> ChildrenAnswer:
         """Seal a segment and its neighbour; one child takes over from both. What they hold stays readable."""
         caller.require("admin", topic_of_segment(request.other))
-        return ChildrenAnswer(children=list(await broker.layout.merge(segment, request.other)))
+        return ChildrenAnswer(children=list(await layout.merge(segment, request.other)))
 
     @api.post(
         "/v1/segments/{segment}/seal",
@@ -63,7 +64,7 @@ def add_layout_routes(api: APIRouter, broker: Broker) -> None:
     )
     async def seal_segment(segment: PathText, request: SealRequest) -> ChildrenAnswer:
         """Seal a segment for good: it takes no more messages, and nobody takes over. What it holds stays readable."""
-        return ChildrenAnswer(children=list(await broker.layout.seal(segment)))
+        return ChildrenAnswer(children=list(await layout.seal(segment)))
 
     @api.post(
         "/v1/segments/{segment}/trim",

@@ -54,6 +54,7 @@ from participants.messages import schemas
 from participants.messages.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.segment.dedup import AppendedBefore
 from participants.segment.segment import Entry, Page, Segment
+from participants.topic.layout import Layout
 from participants.topic.messages import Messages, PublishOptions, check_values
 from participants.topic.reading import read_page, snapshot_revision
 
@@ -88,12 +89,12 @@ StartQuery = Annotated[Literal["earliest", "latest"], Query(description="Where t
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 
 
-def router(broker: Broker) -> APIRouter:
+def router(broker: Broker, layout: Layout) -> APIRouter:
     api = APIRouter(route_class=LargeAnswerRoute)
     _topic_routes(api, broker)
     _segment_routes(api, broker)
     add_horizon_routes(api, broker)
-    add_layout_routes(api, broker)
+    add_layout_routes(api, broker, layout)
     _message_routes(api, broker)
     add_subscription_routes(api, broker)
     return api

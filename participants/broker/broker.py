@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import httpx
 import structlog
@@ -39,7 +39,7 @@ from participants.messages.topics import Topics, segment_not_found
 from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Clock, Segment
-from participants.topic.layout import Layout
+from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
 
 T = TypeVar("T")
@@ -49,6 +49,24 @@ _OPEN_AT_ONCE = 16
 NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
 TAKEN_WITHIN_S = 10.0
 """How long whoever creates a segment waits for another broker to take it."""
+
+
+class Upkeep(Protocol):
+    """What goes on with changes of topics that involve the segments of a broker, see `participants.topic.layout`."""
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What goes on in the background."""
+
+    def claimed(self, segment_id: str) -> None:
+        """The store shows that a segment which is served here is claimed for a merge."""
+
+    async def finish_deletions(self) -> None:
+        """At the start: what an earlier broker has left half deleted. Raises store errors, STORE_UNAVAILABLE."""
+
+    async def reconcile(self, deleted: set[str]) -> None:
+        """What others have begun on the segments served here, and the bytes of those that are `deleted`, from which
+        what is finished is taken out."""
 
 
 class Broker:
@@ -93,11 +111,21 @@ class Broker:
                 seen=self._seen,
                 settle_ms=settle_ms,
             )
+        self._providers = providers or Providers()
         self._around = Surroundings(
-            self.id, url, storage, store, self._mirror, clock, metrics, max_ledger_bytes, providers or Providers()
+            self.id,
+            url,
+            storage,
+            store,
+            self._mirror,
+            clock,
+            metrics,
+            self._subscriptions_on,
+            max_ledger_bytes,
+            self._providers.transaction_buffer,
         )
         self._metrics = metrics
-        self.layout = Layout(self)
+        self._upkeep: Upkeep | None = None
         self._reconcile_interval_s = reconcile_interval_ms / 1000
         self._segments: dict[str, Segment] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -115,6 +143,18 @@ class Broker:
         self._exit = AsyncExitStack()
         self._reconciler: asyncio.Task[None] | None = None
         self._resyncs_counted = 0
+
+    def attach(self, upkeep: Upkeep) -> None:
+        """Before `start`."""
+        self._upkeep = upkeep
+
+    @property
+    def upkeep(self) -> Upkeep:
+        assert self._upkeep is not None, "it is attached before the broker starts"
+        return self._upkeep
+
+    def _subscriptions_on(self, segment: Segment) -> SegmentSubscriptions:
+        return SegmentSubscriptions(segment, self.store, self._mirror, self._metrics, self._providers.pending_ack_store)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -145,7 +185,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Close the segments; what others could serve is given up, so that they need not find out."""
-        tasks = [*self._keepers.values(), *self.layout.tasks, *([self._reconciler] if self._reconciler else [])]
+        upkeep = self._upkeep.tasks if self._upkeep is not None else []
+        tasks = [*self._keepers.values(), *upkeep, *([self._reconciler] if self._reconciler else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -323,7 +364,7 @@ class Broker:
 
     def _seen(self, segment_id: str, record: SegmentRecord) -> None:
         if record.merge is not None and segment_id in self.served:
-            self.layout.claimed(segment_id)
+            self.upkeep.claimed(segment_id)
 
     def changes(self) -> list[asyncio.Future[None]]:
         """They complete when segments were opened, were let go, or have moved to other brokers; see `Signal`."""
@@ -377,7 +418,7 @@ class Broker:
 
     async def _reconcile_forever(self) -> None:
         await until_it_succeeds(
-            self.layout.deletion.finish_all,
+            self.upkeep.finish_deletions,
             Exception,
             lambda error: log.warning("finish deletions again", error=str(error)),
         )
@@ -394,7 +435,7 @@ class Broker:
                 await segment.reconcile()
             except MetastoreError as error:
                 log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
-        await self.layout.reconcile(self._deleted)
+        await self.upkeep.reconcile(self._deleted)
 
     async def header(self, txn_id: TxnId) -> Header | None:
         """A transaction's header as it once was, or as it is: of use for what never changes in it."""

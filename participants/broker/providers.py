@@ -16,16 +16,16 @@ opened; so a namespace may get another one at any restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TypeVar, cast
 
 from metatxn.wire.position import Position
-from participants.subscription.memory_pending_acks import MemoryPendingAcks
-from participants.subscription.pending_acks import PendingAckStore
-from participants.txn.buffer import TransactionBuffer
-from participants.txn.memory_buffer import MemoryTransactionBuffer
+from participants.subscription.memory_pending_acks import open_memory_pending_acks
+from participants.subscription.pending_acks import OpenPendingAcks, PendingAckStore
+from participants.txn.buffer import OpenBuffer, TransactionBuffer
+from participants.txn.memory_buffer import open_memory_buffer
 
 T = TypeVar("T")
 
@@ -33,19 +33,6 @@ BUFFERS = "metatxn.transaction_buffers"
 PENDING_ACKS = "metatxn.pending_ack_stores"
 BUILT_IN = "memory"
 ALL_OTHERS = "*"
-
-OpenBuffer = Callable[[str, Position], TransactionBuffer]
-"""Of a segment, by its id; readable up to that position before anything is known."""
-OpenPendingAcks = Callable[[str, str], PendingAckStore]
-"""Of a segment, by its id, and a subscription, by its name."""
-
-
-def _built_in_buffer(segment: str, empty_at: Position) -> TransactionBuffer:
-    return MemoryTransactionBuffer(empty_at)
-
-
-def _built_in_pending_acks(segment: str, subscription: str) -> PendingAckStore:
-    return MemoryPendingAcks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +46,18 @@ class Providers:
     def load(cls, buffers: Mapping[str, str], pending_acks: Mapping[str, str]) -> Providers:
         """Both by namespace: the names of providers. Raises `ValueError`, naming what is not installed."""
         return cls(
-            {namespace: _loaded(BUFFERS, name, _built_in_buffer) for namespace, name in buffers.items()},
+            {namespace: _loaded(BUFFERS, name, open_memory_buffer) for namespace, name in buffers.items()},
             {
-                namespace: _loaded(PENDING_ACKS, name, _built_in_pending_acks)
+                namespace: _loaded(PENDING_ACKS, name, open_memory_pending_acks)
                 for namespace, name in pending_acks.items()
             },
         )
 
     def transaction_buffer(self, segment: str, empty_at: Position) -> TransactionBuffer:
-        return _chosen(self.buffers, segment, _built_in_buffer)(segment, empty_at)
+        return _chosen(self.buffers, segment, open_memory_buffer)(segment, empty_at)
 
     def pending_ack_store(self, segment: str, subscription: str) -> PendingAckStore:
-        return _chosen(self.pending_acks, segment, _built_in_pending_acks)(segment, subscription)
+        return _chosen(self.pending_acks, segment, open_memory_pending_acks)(segment, subscription)
 
 
 def _chosen(by_namespace: Mapping[str, T], segment: str, built_in: T) -> T:

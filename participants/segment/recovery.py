@@ -18,7 +18,8 @@ the length of the last ledger; not on the history of transactions. The order mat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from metastore.api import MetadataStore
@@ -31,7 +32,6 @@ from metastore.txn.records.transactions import Header
 from metastore.types import AtVersion, Record
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.directories import segment_directory
@@ -39,10 +39,11 @@ from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
-from participants.segment.segment import Clock, Ownership, Segment
+from participants.segment.segment import Attached, Clock, Ownership, Segment
 from participants.segment.trimming import delete_trimmed, without_trimmed
-from participants.txn.buffer import Decision
+from participants.txn.buffer import Decision, OpenBuffer
 from participants.txn.header_mirror import HeaderMirror
+from participants.txn.memory_buffer import open_memory_buffer
 
 _CHUNK = 100
 Operations = dict[TxnId, list[WriteOp]]
@@ -71,8 +72,9 @@ class Surroundings:
     mirror: HeaderMirror
     clock: Clock
     metrics: BrokerMetrics
+    attach: Callable[[Segment], Attached]
     max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES
-    providers: Providers = field(default_factory=Providers)
+    open_buffer: OpenBuffer = open_memory_buffer
 
 
 async def open_segment(segment_id: str, around: Surroundings) -> Segment:
@@ -88,20 +90,22 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         open_ledger = await around.storage.create(segment_id, number)
         ledger = LedgerRecord(id=number, storage=around.storage.storage_id)
         record = record.model_copy(update={"ledgers": (*record.ledgers, ledger)})
+    ledgers = LedgerChain(sealed, open_ledger, record.trimmed_up_to)
     segment = Segment(
         segment_id,
         record,
         ownership,
-        LedgerChain(sealed, open_ledger, record.trimmed_up_to),
+        ledgers,
+        around.open_buffer(segment_id, ledgers.last_durable),
         store=around.store,
         mirror=around.mirror,
         clock=around.clock,
         metrics=around.metrics,
-        providers=around.providers,
         shared=not around.storage.exclusive,
     )
     segment.max_ledger_bytes = around.max_ledger_bytes
     segment.on_full = partial(roll, segment, around.store, around.storage)
+    segment.attached = around.attach(segment)
     try:
         await _recover_outcomes(segment, around)
         operations = await _operations(segment, around)
@@ -111,7 +115,7 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         await delete_trimmed(segment, around.store, around.storage)
         await delete_stale(around.store, segment_id, ownership.check, record.dedup)
         await _recover_transactions(segment, operations, around)
-        await segment.subscriptions.recover()
+        await segment.attached.recover()
         segment.advanced()
     except BaseException:
         # Half of a segment must not act on decisions. Its ledger may be recorded: the next opening seals it.

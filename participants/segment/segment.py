@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -32,7 +32,6 @@ from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
 from participants.ledger.chain import READ_BYTES, LedgerChain
@@ -46,8 +45,7 @@ from participants.ledger.storage import (
     StorageFull,
 )
 from participants.segment.dedup import AppendedBefore, DedupTable, Scope, sequence_used
-from participants.subscription.segment_subscriptions import SegmentSubscriptions
-from participants.txn.buffer import Decision, TrackedTransaction
+from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.materializer import materialize
 from participants.txn.refusals import prepared, refusal
@@ -98,6 +96,18 @@ class Page:
     revision: Revision | None = None
 
 
+class Attached(Protocol):
+    """What serves with a segment and is above it: its subscriptions. It goes when the segment closes."""
+
+    async def recover(self) -> None:
+        """Before the segment is ready. Raises the store's errors."""
+
+    async def reconcile(self) -> None:
+        """Find what no watch has told. Raises the store's errors."""
+
+    def close(self) -> None: ...
+
+
 class Segment:
     """See the module docstring. Made by `participants.segment.recovery.open_segment`."""
 
@@ -107,12 +117,12 @@ class Segment:
         record: SegmentRecord,
         ownership: Ownership,
         ledgers: LedgerChain,
+        buffer: TransactionBuffer,
         *,
         store: MetadataStore,
         mirror: HeaderMirror,
         clock: Clock,
         metrics: BrokerMetrics,
-        providers: Providers,
         shared: bool = False,
     ) -> None:
         """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
@@ -120,7 +130,7 @@ class Segment:
         self.record = record
         self.ownership = ownership
         self.ledgers = ledgers
-        self.buffer = providers.transaction_buffer(segment_id, ledgers.last_durable)
+        self.buffer = buffer
         self.dedup = DedupTable(record.range)
         self.changed = Signal()
         self.lost: str | None = None
@@ -131,7 +141,8 @@ class Segment:
         self._headers = Follower(mirror, self._on_final)
         self._clock = clock
         self._metrics = metrics
-        self.subscriptions = SegmentSubscriptions(self, store, mirror, metrics, providers)
+        self.attached: Attached | None = None
+        """What its opener has attached to it."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishes: set[asyncio.Task[Position]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
@@ -437,7 +448,8 @@ class Segment:
             if transaction.decision is None:
                 self._metrics.reconcile_repairs.inc()
                 self._decide(transaction, Decision(Header.decode(record.value) if record else None))
-        await self.subscriptions.reconcile()
+        if self.attached is not None:
+            await self.attached.reconcile()
 
     # -- the end of a ledger -----------------------------------------------------------------------------------
 
@@ -710,7 +722,8 @@ class Segment:
         self.lost = self.lost or "the broker closes it"
         self.changed.notify()
         self._headers.close()
-        self.subscriptions.close()
+        if self.attached is not None:
+            self.attached.close()
         ledger = self.ledgers.open
         # A failed ledger stays as it is until recovery seals it: this object alone knows how far it was durable.
         if ledger is not None and ledger.stopped is None:

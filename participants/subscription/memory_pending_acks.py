@@ -141,3 +141,8 @@ class MemoryPendingAcks(PendingAckStore):
                 return
             yield start, holder
             at += 1
+
+
+def open_memory_pending_acks(segment: str, subscription: str) -> PendingAckStore:
+    """As `OpenPendingAcks`."""
+    return MemoryPendingAcks()

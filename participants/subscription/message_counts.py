@@ -17,22 +17,19 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedDict
 
 from metatxn.wire.position import Position
 from participants.messages.payloads import message_count
+from participants.segment.segment import Page
 from participants.subscription.places import Place
-
-if TYPE_CHECKING:
-    from participants.segment.segment import Page
 
 PAGE_BYTES = 1 << 20
 MAX_CHECKPOINTS = 4_096
 """Above it every second one is forgotten, so that memory stays bounded however long the backlog is."""
 
-Read = Callable[[Position, int], Awaitable["Page"]]
+Read = Callable[[Position, int], Awaitable[Page]]
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ is only known at the commit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -138,3 +138,7 @@ class PendingAckStore(ABC):
     @abstractmethod
     def end(self, txn_id: TxnId) -> PendingTransaction | None:
         """The transaction is over: whatever it held is free, unless it has been deleted or another one holds it."""
+
+
+OpenPendingAcks = Callable[[str, str], PendingAckStore]
+"""Of a segment, by its id, and a subscription, by its name."""

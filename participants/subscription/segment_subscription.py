@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -40,6 +39,7 @@ from metatxn.wire.problems import problem_of
 from participants.common.metrics import BrokerMetrics
 from participants.common.partial_failures import one_error
 from participants.messages.payloads import message_count, read_messages
+from participants.segment.segment import Segment
 from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
@@ -51,9 +51,6 @@ from participants.subscription.ranges import RangeSet
 from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared, refusal
-
-if TYPE_CHECKING:
-    from participants.segment.segment import Segment
 
 log = structlog.get_logger()
 READ_BYTES = 1 << 20

@@ -6,24 +6,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING
 
 import structlog
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metatxn.service.retry import until_it_succeeds
-from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
+from participants.segment.segment import Segment
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.message_counts import MessageCounts
+from participants.subscription.pending_acks import OpenPendingAcks
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.traces import delete_incarnations
 from participants.txn.header_mirror import HeaderMirror
-
-if TYPE_CHECKING:
-    from participants.segment.segment import Segment
 
 log = structlog.get_logger()
 
@@ -35,13 +32,13 @@ class SegmentSubscriptions:
         store: MetadataStore,
         mirror: HeaderMirror,
         metrics: BrokerMetrics,
-        providers: Providers,
+        open_pending_acks: OpenPendingAcks,
     ) -> None:
         self._segment = segment
         self._store = store
         self._mirror = mirror
         self._metrics = metrics
-        self._providers = providers
+        self._open_pending_acks = open_pending_acks
         self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
         self.on_close: dict[str, Callable[[], None]] = {}
@@ -77,7 +74,7 @@ class SegmentSubscriptions:
                 self._segment,
                 definition,
                 cursor,
-                self._providers.pending_ack_store(self._segment.id, definition.name),
+                self._open_pending_acks(self._segment.id, definition.name),
                 versions,
                 store=self._store,
                 mirror=self._mirror,
@@ -134,3 +131,9 @@ class SegmentSubscriptions:
             subscription.close()
         for close in self.on_close.values():
             close()
+
+
+def subscriptions_of(segment: Segment) -> SegmentSubscriptions:
+    """Those that the opener of the segment has attached to it."""
+    assert isinstance(segment.attached, SegmentSubscriptions), f"{segment.id} was opened without subscriptions"
+    return segment.attached

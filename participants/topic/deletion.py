@@ -13,7 +13,6 @@ An open transaction that wrote there loses its operations here and ends as any o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,13 +23,11 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
+from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
 from participants.messages.topics import StoredTopic, not_found
 from participants.subscription.definitions import Definitions
 from participants.subscription.traces import delete_range, delete_records
-
-if TYPE_CHECKING:
-    from participants.broker.broker import Broker
 
 log = structlog.get_logger()
 _OPS_PER_READ = 90

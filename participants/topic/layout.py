@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,14 +23,12 @@ from metastore.txn.records.segments import MergeClaim, SegmentRecord
 from metastore.types import Batch, Record
 from metatxn.wire import errors
 from metatxn.wire.names import segment_id as new_segment_id
+from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
 from participants.messages.topics import StoredTopic, segment_not_found
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 from participants.topic.deletion import Deletion
-
-if TYPE_CHECKING:
-    from participants.broker.broker import Broker
 
 log = structlog.get_logger()
 CLAIM_PATIENCE_MS = 20_000
@@ -49,11 +46,14 @@ class StoredSegment:
 
 
 class Layout:
+    """The `Upkeep` of its broker."""
+
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._store = broker.store
         self.deletion = Deletion(broker)
         self._settling: dict[str, asyncio.Task[None]] = {}
+        broker.attach(self)
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -276,6 +276,9 @@ class Layout:
             log.info("somebody else changed the layout first", check=str(lost.check))
 
     # -- upkeep ------------------------------------------------------------------------------------------------
+
+    async def finish_deletions(self) -> None:
+        await self.deletion.finish_all()
 
     async def reconcile(self, deleted: set[str]) -> None:
         """Go on with what others have begun on the segments served here, merges and deletions, and with `deleted` ones

@@ -12,6 +12,7 @@ from participants.broker.broker import Broker
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
 from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.segment_subscriptions import subscriptions_of
 from participants.subscription.share import Share
 from participants.topic.remote_share import RemoteShare
 
@@ -90,7 +91,7 @@ async def _look(broker: Broker, definition: Definition, dead_letters: DeadLetter
         except errors.StoreUnavailable as error:
             missing[segment_id] = error
             continue
-        part = parts[segment_id] = await segment.subscriptions.get(definition)
+        part = parts[segment_id] = await subscriptions_of(segment).get(definition)
         part.on_dead = dead_letters.send
     remote = [RemoteShare(broker.peer(url, authorization), definition, found) for url, found in elsewhere.items()]
     return Spread(definition, parts, remote, missing)

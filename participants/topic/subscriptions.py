@@ -24,6 +24,7 @@ from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import acks_error
+from participants.subscription.segment_subscriptions import subscriptions_of
 from participants.subscription.share import AckRequest, Share, Taken, Taking
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.reading import end_of
@@ -92,7 +93,7 @@ class Subscriptions:
         served = self._at_home[key] = Subscription(
             self._broker, definition, home.ownership.generation, self._dead_letters, SESSION_TIMEOUT_MS
         )
-        home.subscriptions.on_close[definition.name] = partial(self._forget, key, served)
+        subscriptions_of(home).on_close[definition.name] = partial(self._forget, key, served)
         return served
 
     def _forget(self, key: tuple[str, str], served: Subscription) -> None:
@@ -215,7 +216,7 @@ class Subscriptions:
             except errors.MetatxnError as error:
                 elsewhere.append(error)
                 continue
-            await segment.subscriptions.drop(name, last)
+            await subscriptions_of(segment).drop(name, last)
         return elsewhere
 
     # -- dead letters ------------------------------------------------------------------------------------------

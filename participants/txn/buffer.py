@@ -17,7 +17,7 @@ because a new pin is never below the last durable position of that moment.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from metastore.txn.records.operations import Outcome
@@ -175,3 +175,7 @@ class TransactionBuffer(ABC):
     @abstractmethod
     def aborted_count(self) -> int:
         """How many outcomes are known that hide a whole transaction."""
+
+
+OpenBuffer = Callable[[str, Position], TransactionBuffer]
+"""Of a segment, by its id; readable up to that position before anything is known."""

@@ -182,3 +182,8 @@ class _Repin:
             self._pins.discard((self._before, self._transaction.txn_id))
         if after is not None:
             self._pins.add((after, self._transaction.txn_id))
+
+
+def open_memory_buffer(segment: str, empty_at: Position) -> TransactionBuffer:
+    """As `OpenBuffer`."""
+    return MemoryTransactionBuffer(empty_at)

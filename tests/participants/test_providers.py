@@ -18,6 +18,7 @@ from metastore.urls import open_store
 from participants.broker.providers import Providers
 from participants.service import BrokerService
 from participants.subscription.memory_pending_acks import MemoryPendingAcks
+from participants.subscription.segment_subscriptions import subscriptions_of
 from participants.txn.memory_buffer import MemoryTransactionBuffer
 from tests.participants.plain_providers import PlainBuffer, PlainPendingAcks
 
@@ -73,7 +74,7 @@ async def test_each_namespace_has_its_own_and_both_serve(tmp_path: Path) -> None
             (segment_id,) = (segment.segment for segment in (await client.topic(topic)).segments)
             segment = await service.broker.segment(segment_id)
             assert type(segment.buffer) is buffer
-            assert [type(each.pending) for each in segment.subscriptions] == [pending]
+            assert [type(each.pending) for each in subscriptions_of(segment)] == [pending]
 
 
 def test_all_others_have_what_is_chosen_for_them() -> None:

@@ -35,6 +35,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.local import LocalStorage
 from participants.messages.payloads import encode_messages
 from participants.segment.segment import Entry
+from participants.topic.layout import Layout
 from tests.participants.segment.world import materialized
 
 COORDINATOR_URL = "http://127.0.0.1:8470"
@@ -69,6 +70,7 @@ class Story:
             metrics=BrokerMetrics(),
             reconcile_interval_ms=NEVER_MS,
         )
+        Layout(self.broker)
 
     def _now_ms(self) -> int:
         return round(self._time.timestamp() * 1000)

@@ -29,10 +29,10 @@ def _calls(dependant: Dependant) -> Iterator[object]:
 
 def _routes() -> Iterator[APIRoute]:
     store = MemoryStore(INDEXES)
-    broker = Stand()
+    broker, layout = Stand(), Stand()
     broker.stand_for(type("Broker", (), {"store": store}))
     coordinator, service = CoordinatorService(store), BrokerService(store, storage="memory:///")
-    for route in (*coordinator.app.routes, *service.app.routes, *router(broker).routes):  # type: ignore[arg-type]
+    for route in (*coordinator.app.routes, *service.app.routes, *router(broker, layout).routes):  # type: ignore[arg-type]
         if isinstance(route, APIRoute):
             yield route
 

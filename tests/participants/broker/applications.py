@@ -15,6 +15,7 @@ from metatxn.service.quick import add_routes
 from participants.api import routes, subscription_routes
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
+from participants.topic.layout import Layout
 from participants.topic.messages import Messages
 from participants.topic.subscriptions import Subscriptions
 from tests.stand import Stand
@@ -25,27 +26,29 @@ _idle: list[Application] = []
 class Application:
     def __init__(self) -> None:
         self._broker = Stand(store=Stand())
-        self._messages, self._subscriptions, self._registry = Stand(), Stand(), Stand()
+        self._layout, self._messages, self._subscriptions, self._registry = Stand(), Stand(), Stand(), Stand()
         registry: Any = self._registry
         self.app = create_app("broker", "under test", "0", registry)
         broker: Any = self._broker
+        layout: Any = self._layout
         with (
             mock.patch.object(routes, "Messages", return_value=self._messages),
             mock.patch.object(subscription_routes, "Subscriptions", return_value=self._subscriptions),
         ):
-            add_routes(self.app, routes.router(broker), first=True)
+            add_routes(self.app, routes.router(broker, layout), first=True)
 
     @classmethod
-    def borrow(cls, broker: Broker, metrics: BrokerMetrics) -> Application:
+    def borrow(cls, broker: Broker, layout: Layout, metrics: BrokerMetrics) -> Application:
         """One that serves `broker`, until `give_back`."""
         application = _idle.pop() if _idle else cls()
         application._broker.stand_for(broker)
+        application._layout.stand_for(layout)
         application._messages.stand_for(Messages(broker))
         application._subscriptions.stand_for(Subscriptions(broker, Messages(broker)))
         application._registry.stand_for(metrics.registry)
         return application
 
     def give_back(self) -> None:
-        for stand in (self._broker, self._messages, self._subscriptions, self._registry):
+        for stand in (self._broker, self._layout, self._messages, self._subscriptions, self._registry):
             stand.let_go()
         _idle.append(self)

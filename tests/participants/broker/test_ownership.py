@@ -402,9 +402,9 @@ async def test_a_merge_does_not_wait_until_the_other_owner_looks_around(start: S
         await publish(goal[name].broker.served[name], name)
     path = f"/v1/segments/{quote(low, safe='')}/merge"
     asked = asyncio.create_task(goal[low].http.post(path, json={"with": high}))
-    other = goal[high].broker
-    assert other._ownership is not None
-    while not asked.done() and not claimed(other._ownership, high):
+    other = goal[high]
+    assert other.broker._ownership is not None
+    while not asked.done() and not claimed(other.broker._ownership, high):
         await asyncio.sleep(0)
     assert asked.done() or other.layout.tasks, "he waits until he looks around"
     answer = await asked

@@ -99,7 +99,7 @@ class Split(Story):
             await send(life, client, key, f"never {key}", client.txns["aborted"])
 
     async def act(self, life: Life, client: Client) -> None:
-        await client.once("split", lambda: life.broker.layout.split(PARENT, None))
+        await client.once("split", lambda: life.layout.split(PARENT, None))
         for key in (LOW, HIGH):
             await send(life, client, key, f"third {key}", client.txns["committed"])
             await send(life, client, key, f"fourth {key}")
@@ -110,12 +110,12 @@ class Split(Story):
 class Merge(Split):
     async def prepare(self, life: Life, client: Client) -> None:
         await super().prepare(life, client)
-        await client.once("split", lambda: life.broker.layout.split(PARENT, None))
+        await client.once("split", lambda: life.layout.split(PARENT, None))
 
     async def act(self, life: Life, client: Client) -> None:
         for key in (LOW, HIGH):
             await send(life, client, key, f"between {key}", client.txns["committed"])
-        await client.once("merge", lambda: life.broker.layout.merge(LOWER, UPPER))
+        await client.once("merge", lambda: life.layout.merge(LOWER, UPPER))
         for key in (LOW, HIGH):
             await send(life, client, key, f"last {key}")
         await client.end("committed", commit=True)
@@ -129,7 +129,7 @@ class Seal(Story):
 
     async def act(self, life: Life, client: Client) -> None:
         await send(life, client, LOW, "inside", client.txns["committed"])
-        await client.once("seal", lambda: life.broker.layout.seal(PARENT))
+        await client.once("seal", lambda: life.layout.seal(PARENT))
         await client.end("committed", commit=True)
 
 
@@ -167,7 +167,7 @@ class DeleteTopic(Merge):
         await client.end("aborted", commit=False)
 
     async def act(self, life: Life, client: Client) -> None:
-        await client.once("delete", lambda: life.broker.layout.deletion.delete(TOPIC))
+        await client.once("delete", lambda: life.layout.deletion.delete(TOPIC))
 
 
 async def subscribed(life: Life, client: Client) -> None:
@@ -242,7 +242,7 @@ class Recover(Publish):
                 await send(life, client, LOW, f"{name} {number}", txn)
         for txn_name in ("committed", "aborted"):
             await acknowledge(life, client, txn_name)
-        await life.broker.layout.split(PARENT, None)
+        await life.layout.split(PARENT, None)
         await send(life, client, HIGH, "in a child", client.txns["committed"])
 
     async def between(self, client: Client) -> None:

@@ -27,6 +27,8 @@ from participants.ledger.storage import LedgerStorage
 from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Entry, Page, Segment
+from participants.subscription.memory_pending_acks import open_memory_pending_acks
+from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
 from tests.participants.broker.applications import Application
 from tests.participants.devices import Device, DeviceKind, OnDevice, new_device
@@ -53,9 +55,14 @@ class Node(OnDevice):
             self.mirror,
             clock.now_ms,
             self.metrics,
+            self._subscriptions_on,
             clock.max_ledger_bytes,
         )
         self._exit = AsyncExitStack()
+
+    def _subscriptions_on(self, segment: Segment) -> SegmentSubscriptions:
+        around = self.around
+        return SegmentSubscriptions(segment, around.store, around.mirror, around.metrics, open_memory_pending_acks)
 
     async def start(self) -> None:
         await self._exit.enter_async_context(self.mirror.running())

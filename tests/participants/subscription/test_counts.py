@@ -21,6 +21,7 @@ from participants.messages.payloads import message_count
 from participants.segment.trimming import trim
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.subscription.consuming import Consuming
 
@@ -317,7 +318,7 @@ async def test_the_counts_are_those_of_looking_at_every_message(
     walk = Walk(consuming, seed)
     for number in range(60):
         await walk.step()
-        (part,) = (await consuming.segment()).subscriptions
+        (part,) = subscriptions_of(await consuming.segment())
         shown = await counts(consuming)
         assert shown == await looked_at(part), f"after step {number}"
 
@@ -333,14 +334,14 @@ async def test_a_look_reads_the_backlog_once_and_then_only_what_is_new(
     for start in range(0, 1000, 5):
         await consuming.publish(*range(start, start + 5))
     segment = await consuming.segment()
-    reads, read = 0, segment.subscriptions._message_counts._read
+    reads, read = 0, subscriptions_of(segment)._message_counts._read
 
     async def counted(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         return await read(*arguments)
 
-    monkeypatch.setattr(segment.subscriptions._message_counts, "_read", counted)
+    monkeypatch.setattr(subscriptions_of(segment)._message_counts, "_read", counted)
     assert await counts(consuming) == (1000, 0, {})
     assert reads > 20, "or the pages are too large for this test"
     pages, reads = reads, 0
@@ -349,7 +350,7 @@ async def test_a_look_reads_the_backlog_once_and_then_only_what_is_new(
         assert await counts(consuming) == (1001 + number, 0, {})
     assert await counts(consuming, "t") == (1010, 0, {}), "what one subscription had counted serves the others"
     assert reads <= 3 * 11 < pages * 11
-    assert len(segment.subscriptions._message_counts._sums) <= 17
+    assert len(subscriptions_of(segment)._message_counts._sums) <= 17
     while await consuming.receive():
         pass
     reads = 0

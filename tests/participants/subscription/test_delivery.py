@@ -23,6 +23,7 @@ from metatxn.wire.position import Position
 from participants.segment.trimming import trim
 from participants.subscription import deliveries
 from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
@@ -136,7 +137,7 @@ async def test_21_22_only_what_readers_may_see_is_given_and_hidden_entries_do_no
     await consuming.acked([message["message_id"] for message in again])
     segment = await consuming.segment()
     assert (await consuming.shown())["mark_delete"] == str(segment.buffer.last_durable)
-    (subscription,) = segment.subscriptions
+    (subscription,) = subscriptions_of(segment)
     assert len(subscription.cursor._acked) == 0, "aborted entries leave no gaps"
 
 

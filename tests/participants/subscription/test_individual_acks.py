@@ -15,6 +15,7 @@ from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.states import ExpiredBy
 from participants.subscription import segment_subscription
+from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
@@ -109,7 +110,7 @@ async def test_54_of_a_thousand_one_stays_after_a_mix_of_plain_and_transactional
     await consuming.commit(txn)
     shown = await consuming.shown()
     assert (shown["backlog"], shown["unacked"], shown["pending_acks"]) == (1, 1, {})
-    (subscription,) = (await consuming.segment()).subscriptions
+    (subscription,) = subscriptions_of(await consuming.segment())
     assert len(subscription.pending) == 0
 
 
@@ -555,7 +556,7 @@ async def test_a_reconcile_that_fails_follows_nothing(consuming: Consuming) -> N
     txn = await consuming.world.begin()
     await consuming.acked(ids, txn)
     listed = consuming.world.store.hold_range(paths.ACKS_INDEX)
-    reconciling = asyncio.create_task((await consuming.segment()).subscriptions.reconcile())
+    reconciling = asyncio.create_task(subscriptions_of(await consuming.segment()).reconcile())
     await listed.reached.wait()
     await consuming.commit(txn)
     consuming.world.store.away = StoreUnavailable("away")
@@ -579,7 +580,7 @@ async def test_operations_of_an_earlier_life_are_not_followed(consuming: Consumi
     dropping = asyncio.create_task(consuming.ask("DELETE", "/subscriptions/s"))
     await held.reached.wait()
     await consuming.subscribe()
-    await (await consuming.segment()).subscriptions.reconcile()
+    await subscriptions_of(await consuming.segment()).reconcile()
     held.go.set()
     assert (await dropping).status_code == 204
     assert await consuming.world.operations(txn) == []

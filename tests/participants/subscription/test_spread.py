@@ -19,6 +19,7 @@ import pytest
 from metastore.txn import paths
 from metatxn.wire.broker import MAX_NAME
 from metatxn.wire.names import MessageId
+from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.devices import new_device, only
@@ -254,7 +255,7 @@ async def test_a_share_that_has_served_a_later_home_refuses_an_earlier_one(sprea
     backlog, unacked, _ = await spreading.counts()
     assert backlog == unacked == 60
     for own in process.served.values():
-        (part,) = own.subscriptions
+        (part,) = subscriptions_of(own)
         part.serve(home + 1, [], 0)  # a successor, of whom this home has not heard
     answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "a"})
     assert answer.status_code == 503, "what returned is for the successor to give"
@@ -486,7 +487,7 @@ async def test_85_a_dropped_subscription_leaves_no_trace_at_any_broker(spreading
         answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "c"}, at=broker)
         assert answer.status_code == 404
         for segment in broker.broker.served.values():
-            assert list(segment.subscriptions) == []
+            assert list(subscriptions_of(segment)) == []
     await spreading.subscribe()
     assert await spreading.all_values() == list(VALUES)
     await spreading.commit(txn)
