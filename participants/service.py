@@ -32,8 +32,8 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.restored.seen_store import StoreMemory
+from participants.segment.owned import Clock
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
-from participants.segment.segment import Clock
 from participants.topic.layout import Layout
 
 REGISTRATION_TTL_MS = 10_000

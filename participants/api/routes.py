@@ -53,7 +53,8 @@ from participants.broker.broker import Broker
 from participants.messages import schemas
 from participants.messages.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.segment.dedup import AppendedBefore
-from participants.segment.segment import Entry, Page, Segment
+from participants.segment.reading import Page
+from participants.segment.segment import Entry, Segment
 from participants.topic.layout import Layout
 from participants.topic.messages import Messages, PublishOptions, check_values
 from participants.topic.reading import read_page, snapshot_revision
@@ -156,7 +157,7 @@ def _look_route(api: APIRouter, broker: Broker) -> None:
     async def get_segment(segment: PathText) -> SegmentDetail:
         """What a segment holds, how far readers may go, and who holds them back."""
         found = await broker.segment(segment)
-        return _detail(found, await found.last_visible(), broker)
+        return _detail(found, await found.reader.last_visible(), broker)
 
 
 def _append_route(api: APIRouter, broker: Broker) -> None:

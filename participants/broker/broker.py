@@ -36,9 +36,10 @@ from participants.common.signal import Signal
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
 from participants.messages.topics import Topics, segment_not_found
+from participants.segment.owned import Clock
 from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
-from participants.segment.segment import Clock, Segment
+from participants.segment.segment import Segment
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
 

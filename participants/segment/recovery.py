@@ -38,8 +38,9 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
+from participants.segment.owned import Clock, Ownership
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
-from participants.segment.segment import Attached, Clock, Ownership, Segment
+from participants.segment.segment import Attached, Segment
 from participants.segment.trimming import delete_trimmed, without_trimmed
 from participants.txn.buffer import Decision, OpenBuffer
 from participants.txn.header_mirror import HeaderMirror

@@ -1,4 +1,5 @@
-"""One owned segment: admits publishes, carries decisions into the transaction buffer, and answers readers.
+"""One owned segment: it admits publishes, in one ledger after another, until it is sealed. `OwnedSegment` carries
+decisions into its transaction buffer, and `SegmentReader` answers readers.
 
 Touched only from the event loop of its process. The order of steps is the protocol (DESIGN §5.3-5):
 
@@ -21,20 +22,17 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.records.operations import Outcome, WriteOp
+from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
-from metastore.txn.states import TxnState
-from metastore.txn.store import TxnStore, put_write_op
-from metastore.types import AtVersion, FirstVersion, Revision
-from metatxn.service.retry import until_it_succeeds
+from metastore.txn.store import put_write_op
+from metastore.types import FirstVersion
 from metatxn.wire import errors
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, RawFrame
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
-from participants.common.signal import Signal
-from participants.ledger.chain import READ_BYTES, LedgerChain
+from participants.ledger.chain import LedgerChain
 from participants.ledger.storage import (
     Append,
     LedgerError,
@@ -44,23 +42,19 @@ from participants.ledger.storage import (
     SealedLedger,
     StorageFull,
 )
-from participants.segment.dedup import AppendedBefore, DedupTable, Scope, sequence_used
+from participants.segment.dedup import AppendedBefore, Scope, sequence_used
+from participants.segment.owned import Clock, OwnedSegment, Ownership
+from participants.segment.reading import SegmentReader
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
-from participants.txn.header_mirror import Follower, HeaderMirror
-from participants.txn.materializer import materialize
+from participants.txn.header_mirror import HeaderMirror
 from participants.txn.refusals import prepared, refusal
 
 log = structlog.get_logger()
-Clock = Callable[[], int]
 T = TypeVar("T")
 MAX_LEDGER_ENTRIES = 50_000
 """However small they are: a restart looks at each entry of the last ledger."""
 MANY_LEDGERS = 1_000
 """With each so many a segment's ledgers become larger by what they were at first: their list is one record."""
-LOOKED_AT_ONCE = 1_000
-"""Entries, when the last visible one is looked for."""
-STALE_READ_S = 5.0
-"""How old a read may be that a broker answers which has lost its segment and does not know it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +72,6 @@ class Entry:
     hashes: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """This broker owns the segment as long as `check` holds; every apply carries it (DESIGN §5.2)."""
-
-    generation: int
-    check: AtVersion
-
-
-@dataclass(slots=True)
-class Page:
-    """Visible frames; `next` is where to go on; `end` tells that nothing more was readable when it was read."""
-
-    frames: list[RawFrame]
-    next: Position
-    end: bool
-    revision: Revision | None = None
-
-
 class Attached(Protocol):
     """What serves with a segment and is above it: its subscriptions. It goes when the segment closes."""
 
@@ -108,7 +84,7 @@ class Attached(Protocol):
     def close(self) -> None: ...
 
 
-class Segment:
+class Segment(OwnedSegment):
     """See the module docstring. Made by `participants.segment.recovery.open_segment`."""
 
     def __init__(
@@ -126,24 +102,12 @@ class Segment:
         shared: bool = False,
     ) -> None:
         """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
-        self.id = segment_id
-        self.record = record
-        self.ownership = ownership
-        self.ledgers = ledgers
-        self.buffer = buffer
-        self.dedup = DedupTable(record.range)
-        self.changed = Signal()
-        self.lost: str | None = None
-        """Why this object must not be used any more (deposed, or its ledger failed); None while it serves."""
-        self._store = store
-        self._txns = TxnStore(store)
-        self._mirror = mirror
-        self._headers = Follower(mirror, self._on_final)
-        self._clock = clock
-        self._metrics = metrics
+        super().__init__(
+            segment_id, record, ownership, ledgers, buffer, store=store, mirror=mirror, clock=clock, metrics=metrics
+        )
+        self.reader = SegmentReader(self, shared=shared)
         self.attached: Attached | None = None
         """What its opener has attached to it."""
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._publishes: set[asyncio.Task[Position]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
         """Those of them whose append was begun: what it ends with is not written down yet."""
@@ -158,10 +122,6 @@ class Segment:
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
-        self._last_visible: Position | None = None
-        self._looked_up_to = Position(0, -1)
-        self._shared = shared
-        self._owned_at = asyncio.get_running_loop().time()
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
@@ -233,7 +193,7 @@ class Segment:
             async with self._appending:
                 append = self._begin_append(entry)
             return await self._until_durable(append, entry, scope, None)
-        if (final := self._mirror.final(entry.txn_id)) is not None:
+        if (final := self.mirror.final(entry.txn_id)) is not None:
             raise refusal(entry.txn_id, final[0])
         transaction = self._track(entry.txn_id)
         if transaction.decision is not None:
@@ -260,10 +220,10 @@ class Segment:
             writer=entry.writer,
             sequence=entry.sequence,
         )
-        batch = self._store.batch().check(self.ownership.check)
+        batch = self.store.batch().check(self.ownership.check)
         put_write_op(batch, transaction.txn_id, self.ownership.generation, self._next_op, op)
         try:
-            await self._store.apply(batch)
+            await self.store.apply(batch)
         except BaseException as error:
             definite = isinstance(error, MetastoreError) and error.definite
             self._drop_intent(transaction, intent, maybe_stored=not definite)
@@ -359,72 +319,11 @@ class Segment:
 
     async def assert_open(self, txn_id: TxnId) -> None:
         """Fail early, before anything is changed for a transaction that takes no writes; the intent's guard decides."""
-        record = (await self._mirror.read([txn_id]))[txn_id]
+        record = (await self.mirror.read([txn_id]))[txn_id]
         if record is None or not record.first:
             raise refusal(txn_id, Header.decode(record.value) if record else None)
 
     # -- decisions ---------------------------------------------------------------------------------------------
-
-    def _track(self, txn_id: TxnId) -> TrackedTransaction:
-        """Follow the header before anything is stored for the transaction, so that no decision can be missed."""
-        transaction = self.buffer.track(txn_id, self._clock())
-        self._headers.follow(txn_id)
-        return transaction
-
-    def follow_recovered(self, txn_id: TxnId) -> None:
-        """Recovery found operation records of the transaction."""
-        self._track(txn_id).stored = True
-
-    def begun_at(self, txn_id: TxnId, created_ms: int) -> None:
-        """Recovery read the header of an open transaction: it is older than this object knows."""
-        transaction = self.buffer.get(txn_id)
-        if transaction is not None:
-            transaction.since_ms = min(transaction.since_ms, created_ms)
-
-    def decide_recovered(self, txn_id: TxnId, decision: Decision) -> None:
-        """What recovery read. The watch may have been faster: then everything is done, even forgotten, by now."""
-        transaction = self.buffer.get(txn_id)
-        if transaction is not None:
-            self._decide(transaction, decision)
-
-    def _on_final(self, txn_id: TxnId, header: Header) -> None:
-        transaction = self.buffer.get(txn_id)
-        if transaction is not None:
-            self._decide(transaction, Decision(header))
-
-    def _decide(self, transaction: TrackedTransaction, decision: Decision) -> None:
-        if transaction.decision is None:
-            self.buffer.close(transaction, decision)
-            self._release_if_drained(transaction)
-
-    def _release_if_drained(self, transaction: TrackedTransaction) -> None:
-        """In memory first: what to hide, then the horizon. Making it durable follows in the background.
-
-        A lost segment releases nothing any more: it may not know every frame, and recovery does it again.
-        """
-        if transaction.decision is None or transaction.unfinished_appends or transaction.released or self.lost:
-            return
-        outcome = self.buffer.release(transaction)
-        self.dedup.forget_transaction(transaction.txn_id)
-        header = transaction.decision.header
-        if header is not None and header.finalized_ms is not None:
-            self._metrics.decision_to_visible.observe(max(0, self._clock() - header.finalized_ms) / 1000)
-        self.advanced()
-        self.spawn(self._materialize(transaction, outcome))
-
-    async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
-        async def once() -> None:
-            try:
-                await materialize(self._store, self.id, self.ownership.check, transaction.txn_id, outcome)
-            except CheckFailed as lost:
-                self.deposed_by(lost)
-
-        await until_it_succeeds(
-            once, MetastoreError, lambda error: log.warning("materialize again", segment=self.id, error=str(error))
-        )
-        if not self.lost:
-            self.buffer.forget(transaction)
-            self._headers.unfollow(transaction.txn_id)
 
     async def reconcile(self) -> None:
         """Act on final or absent headers of what is undecided here, and adopt operations that memory lacks
@@ -433,12 +332,12 @@ class Segment:
             return
         prefix = paths.writes_by_segment(self.id)
         with self._metrics.index_query.time():
-            entries = await self._store.query_index("writes-by-segment", prefix, prefix_end(prefix))
+            entries = await self.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
         for txn_id in {TxnId.parse(entry.split("/")[1]) for entry in entries}:
             if self.buffer.get(txn_id) is None:
                 self._track(txn_id).maybe_stored = True
         candidates = [(each, each.last_intent) for each in self.buffer.undecided() if not each.intents]
-        headers = await self._mirror.read([transaction.txn_id for transaction, _ in candidates])
+        headers = await self.mirror.read([transaction.txn_id for transaction, _ in candidates])
         for transaction, last_intent in candidates:
             record = headers[transaction.txn_id]
             if record is not None and record.first:
@@ -447,7 +346,7 @@ class Segment:
                 continue  # an intent was sent after the candidates were chosen: this read proves nothing about it
             if transaction.decision is None:
                 self._metrics.reconcile_repairs.inc()
-                self._decide(transaction, Decision(Header.decode(record.value) if record else None))
+                self.decide(transaction, Decision(Header.decode(record.value) if record else None))
         if self.attached is not None:
             await self.attached.reconcile()
 
@@ -537,185 +436,7 @@ class Segment:
         if record.trimmed_up_to is not None:
             self.buffer.prune(record.trimmed_up_to)
 
-    # -- reading -----------------------------------------------------------------------------------------------
-
-    async def read_committed(self, after: Position, max_bytes: int) -> Page:
-        """Entries up to the horizon of this moment; what is hidden by then stays hidden."""
-        horizon = self.buffer.max_read_position
-        found = await self._read(after, horizon, max_bytes)
-        visible = [frame for frame in found if not self._hides(frame)]
-        await self._assert_owned(STALE_READ_S)
-        return self._page(visible, found, after, horizon)
-
-    async def read_uncommitted(self, after: Position, max_bytes: int) -> Page:
-        """Every durable entry, whatever became of its transaction."""
-        end = self.buffer.last_durable
-        found = await self._read(after, end, max_bytes)
-        await self._assert_owned(STALE_READ_S)
-        return self._page(found, found, after, end)
-
-    async def read_snapshot(self, after: Position, max_bytes: int, revision: Revision | None) -> Page:
-        """Every transaction decided at or before `revision` and none decided later (DESIGN §7).
-
-        Raises INVALID_ARGUMENT for a revision of the future, and for one so old that headers decided after it may
-        have been collected already.
-        """
-        revision = await self._catch_up(revision)
-        end = self.buffer.last_durable
-        found = await self._read(after, end, max_bytes)
-        decided = await self._decided_by(revision, {f.header.txn_id for f in found if f.header.txn_id is not None})
-        if (horizon := await self._txns.gc_horizon()) > revision:
-            raise errors.InvalidArgument(
-                f"revision: {revision} is too old, decisions up to {horizon} have been collected",
-                action="Read again at a newer revision.",
-                field="revision",
-            )
-        await self._assert_owned(0)  # at the end that was read to, so nothing decided by then lies behind it
-        self.assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
-        self._assert_untrimmed(after)
-        visible = [frame for frame in found if self._in_snapshot(frame, decided)]
-        page = self._page(visible, found, after, end)
-        page.revision = revision
-        return page
-
-    async def last_visible(self) -> Position | None:
-        """The last entry that `read_committed` shows at this moment, None when it shows none: not one of an open
-        transaction or behind it, nor of an aborted one (scenario 97).
-
-        It is looked for backwards, in steps that grow, down to where it was looked for the last time: what is visible
-        at or below a horizon stays so. Raises STORE_UNAVAILABLE, store errors.
-        """
-        while True:
-            try:
-                found = await self._find_last_visible()
-            except errors.PositionTrimmed:
-                continue
-            else:
-                await self._assert_owned(STALE_READ_S)
-                return found
-
-    async def _find_last_visible(self) -> Position | None:
-        horizon = self.buffer.max_read_position
-        found, before, step = None, self.ledgers.last_before(horizon.next), 1
-        while found is None and before is not None and before > max(self._looked_up_to, self.ledgers.start):
-            first = Position(before.ledger, max(before.entry - step + 1, 0))
-            found = await self._last_visible_within(first.before, before)
-            before, step = self.ledgers.last_before(first), min(2 * step, LOOKED_AT_ONCE)
-        if horizon > self._looked_up_to:
-            self._last_visible, self._looked_up_to = found or self._last_visible, horizon
-        is_there = self._last_visible is not None and self._last_visible > self.ledgers.start
-        return self._last_visible if is_there else None
-
-    async def _last_visible_within(self, after: Position, up_to: Position) -> Position | None:
-        found, at = None, max(after, self.ledgers.start)
-        while frames := await self._read(at, up_to, READ_BYTES):
-            at = frames[-1].header.position
-            found = next((f.header.position for f in reversed(frames) if not self._hides(f)), found)
-        return found
-
-    async def _assert_owned(self, max_age_s: float) -> None:
-        """That this broker was the owner `max_age_s` ago, or later. A broker that was frozen serves its old end until
-        it hears that it was deposed; local files cannot be taken from it, so they need no look at the store.
-
-        Raises STORE_UNAVAILABLE (deposed), store errors.
-        """
-        now = asyncio.get_running_loop().time()
-        if not self._shared or (max_age_s and now - self._owned_at <= max_age_s):
-            return
-        owner = await self._store.get(self.ownership.check.key)
-        if owner is None or owner.version != self.ownership.check.version:
-            self.lose("another generation owns it now")
-            raise self.not_serving()
-        self._owned_at = now
-
-    async def _read(self, after: Position, up_to: Position, max_bytes: int) -> list[RawFrame]:
-        self._assert_untrimmed(after)
-        try:
-            found = await self.ledgers.read(after, up_to, max_bytes)
-        except LedgerError as error:
-            self._assert_untrimmed(after)
-            raise errors.StoreUnavailable(
-                f"segment {self.id} cannot be read: {error}",
-                action="Try again; if it stays so, the broker's storage needs an operator.",
-                segment=self.id,
-            ) from error
-        self._assert_untrimmed(after)  # a trim meanwhile has forgotten what was to be hidden of it (DESIGN §5.6)
-        return found
-
-    def _assert_untrimmed(self, after: Position) -> None:
-        trimmed = self.ledgers.trimmed
-        if trimmed is not None and after < trimmed:
-            raise errors.PositionTrimmed(
-                f"entries of segment {self.id} up to {trimmed} were trimmed, and {after} is before that",
-                segment=self.id,
-                first_position=str(trimmed.next),
-            )
-
-    async def _catch_up(self, revision: Revision | None) -> Revision:
-        """Close and drain everything that was decided at or before `revision`; None: at this moment."""
-        if revision is None:
-            revision = await self._store.current_revision()
-        elif revision > self._mirror.revision and revision > await self._store.current_revision():
-            raise errors.InvalidArgument(f"revision: {revision} is in the future", field="revision")
-        undecided = self.buffer.undecided()
-        headers = await self._mirror.read([transaction.txn_id for transaction in undecided])
-        for transaction in undecided:
-            record = headers[transaction.txn_id]
-            if record is not None and not record.first:
-                self._decide(transaction, Decision(Header.decode(record.value)))
-        while any(t.decision is not None and not t.released for t in self.buffer.tracked()):
-            self.assert_serving()
-            await self.changed.wait()
-        return revision
-
-    async def _decided_by(self, revision: Revision, txn_ids: set[TxnId]) -> dict[TxnId, Decision | None]:
-        """For each transaction: how it was decided at or before `revision`, or None when it was not."""
-        judged: dict[TxnId, Decision | None] = {}
-        unknown: list[TxnId] = []
-        for txn_id in txn_ids:
-            final = self._mirror.final(txn_id)
-            if final is None:
-                unknown.append(txn_id)
-            else:
-                judged[txn_id] = Decision(final[0]) if final[1] <= revision else None
-        for txn_id, record in (await self._mirror.read(unknown)).items():
-            if record is None:
-                judged[txn_id] = Decision(None)
-            elif record.first or record.version > revision:
-                judged[txn_id] = None
-            else:
-                judged[txn_id] = Decision(Header.decode(record.value))
-        return judged
-
-    def _in_snapshot(self, frame: RawFrame, decided: dict[TxnId, Decision | None]) -> bool:
-        txn_id = frame.header.txn_id
-        if txn_id is None:
-            return True
-        decision = decided[txn_id]
-        if decision is None:
-            return False
-        if decision.header is None:
-            return not self._hides(frame)
-        if decision.header.state is not TxnState.COMMITTED:
-            return False
-        counted, writer = decision.header.writers, frame.header.writer
-        return counted is None or writer is None or writer in counted
-
-    def _hides(self, frame: RawFrame) -> bool:
-        return frame.header.txn_id is not None and self.buffer.hides(frame.header.txn_id, frame.header.writer)
-
-    def _page(self, visible: list[RawFrame], found: list[RawFrame], after: Position, end: Position) -> Page:
-        reached = found[-1].header.position if found else max(after, end)
-        return Page(visible, reached, end=not found or reached >= end)
-
     # -- life --------------------------------------------------------------------------------------------------
-
-    def lose(self, reason: str) -> None:
-        """Stop serving at once: deposed, or the ledger failed. The broker opens the segment again."""
-        if self.lost is None:
-            self.lost = reason
-            log.warning("segment lost", segment=self.id, reason=reason)
-            self.changed.notify()
 
     async def close(self) -> None:
         """Stop admitting, let begun appends end, stop the background work. What is undone is redone by recovery."""
@@ -748,23 +469,6 @@ class Segment:
         times = 1 + len(self.record.ledgers) // MANY_LEDGERS
         return ledger.size_bytes >= times * self.max_ledger_bytes or ledger.entries >= times * MAX_LEDGER_ENTRIES
 
-    def advanced(self) -> None:
-        """Readers may see more, or how far they are behind is known for the first time."""
-        lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)
-        self._metrics.horizon_lag.labels(self.id).set(lag)
-        self.changed.notify()
-
-    def assert_serving(self) -> None:
-        if self.lost:
-            raise self.not_serving()
-
-    def not_serving(self) -> errors.MetatxnError:
-        return errors.StoreUnavailable(
-            f"segment {self.id} is being opened again: {self.lost}",
-            action="Try again in a moment; nothing happened.",
-            segment=self.id,
-        )
-
     async def _sealed(self) -> errors.MetatxnError:
         """Why no append is admitted. A seal that goes on is awaited, unless it takes longer than it should."""
         while self.ledgers.open is not None:
@@ -793,7 +497,7 @@ class Segment:
 
     async def _reread(self) -> None:
         """Whoever ends a merge need not be the owner of both segments."""
-        stored = await self._store.get(paths.segment(self.id))
+        stored = await self.store.get(paths.segment(self.id))
         if stored is not None:
             record = SegmentRecord.decode(stored.value)
             self.record = self.record.model_copy(update={"children": record.children, "merge": record.merge})
@@ -807,17 +511,6 @@ class Segment:
         if isinstance(lost.check, FirstVersion):
             header = Header.decode(lost.current.value) if lost.current else None
             if header is not None and self.buffer.get(txn_id) is transaction:
-                self._decide(transaction, Decision(header))
+                self.decide(transaction, Decision(header))
             return refusal(txn_id, header)
         return prepared(txn_id)
-
-    def deposed_by(self, lost: CheckFailed) -> None:
-        if lost.check != self.ownership.check:
-            raise lost
-        self.lose("another generation owns it now")
-
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -22,7 +22,7 @@ from sortedcontainers import SortedDict
 
 from metatxn.wire.position import Position
 from participants.messages.payloads import message_count
-from participants.segment.segment import Page
+from participants.segment.reading import Page
 from participants.subscription.places import Place
 
 PAGE_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class _Block:
 
 
 class MessageCounts:
-    """Of one segment. `read` answers visible entries behind a position, as `Segment.read_committed` does."""
+    """Of one segment. `read` answers visible entries behind a position, as `SegmentReader.read_committed` does."""
 
     def __init__(self, read: Read) -> None:
         self._read = read

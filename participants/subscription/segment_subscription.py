@@ -507,7 +507,7 @@ class SegmentSubscription:
             max(self.deliveries.next_read, self.cursor.mark_delete), Place.behind(self.segment.ledgers.start)
         )
         try:
-            page = await self.segment.read_committed(at.read_after, READ_BYTES)
+            page = await self.segment.reader.read_committed(at.read_after, READ_BYTES)
         except errors.PositionTrimmed:
             return True  # meanwhile: go on behind it
         for frame in page.frames:
@@ -567,7 +567,7 @@ class SegmentSubscription:
         if position <= self.segment.ledgers.start or position.entry < 0:
             return None
         try:
-            page = await self.segment.read_committed(position.before, 1)
+            page = await self.segment.reader.read_committed(position.before, 1)
         except errors.PositionTrimmed:
             return None
         frame = page.frames[0] if page.frames else None

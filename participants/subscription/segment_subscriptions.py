@@ -44,7 +44,7 @@ class SegmentSubscriptions:
         self.on_close: dict[str, Callable[[], None]] = {}
         """For each subscription whose home is this segment: what goes with it."""
         self._opening = asyncio.Lock()
-        self._message_counts = MessageCounts(segment.read_committed)
+        self._message_counts = MessageCounts(segment.reader.read_committed)
 
     def __iter__(self) -> Iterator[SegmentSubscription]:
         return iter(list(self._open.values()))

@@ -7,7 +7,8 @@ from metatxn.wire import errors
 from metatxn.wire.broker import Isolation
 from metatxn.wire.position import Position
 from participants.broker.peers import RemoteSegment
-from participants.segment.segment import Page, Segment
+from participants.segment.reading import Page
+from participants.segment.segment import Segment
 
 BROWSE_BYTES = 1 << 20
 """What a browse reads at once of a segment, and about what it answers."""
@@ -39,11 +40,11 @@ async def read_page(
         )
     match isolation:
         case "read_committed":
-            return await segment.read_committed(after, max_bytes)
+            return await segment.reader.read_committed(after, max_bytes)
         case "read_uncommitted":
-            return await segment.read_uncommitted(after, max_bytes)
+            return await segment.reader.read_uncommitted(after, max_bytes)
         case "snapshot":
-            return await segment.read_snapshot(after, max_bytes, revision)
+            return await segment.reader.read_snapshot(after, max_bytes, revision)
 
 
 def snapshot_revision(isolation: Isolation, revision: Revision | None, place: Revision | None) -> Revision | None:

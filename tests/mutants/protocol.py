@@ -35,7 +35,7 @@ PROTOCOL = (
     Mutant(
         "release-without-drain",
         "5.5: appends that were begun are drained before the horizon is released",
-        "participants/segment/segment.py",
+        "participants/segment/owned.py",
         "if transaction.decision is None or transaction.unfinished_appends or transaction.released or self.lost:",
         "if transaction.decision is None or transaction.released or self.lost:",
     ),
@@ -84,22 +84,22 @@ PROTOCOL = (
     Mutant(
         "snapshot-of-collected-decisions",
         "7: a snapshot older than what was collected is refused",
-        "participants/segment/segment.py",
+        "participants/segment/reading.py",
         '> revision:\n            raise errors.InvalidArgument(\n                f"revision: {revision} is too old',
         '> 1 << 60:\n            raise errors.InvalidArgument(\n                f"revision: {revision} is too old',
     ),
     Mutant(
         "snapshot-without-revision",
         "7: a snapshot shows nothing that was decided later",
-        "participants/segment/segment.py",
+        "participants/segment/reading.py",
         "            elif record.first or record.version > revision:",
         "            elif record.first:",
     ),
     Mutant(
         "snapshot-without-catching-up",
         "7: whoever reads a snapshot first closes what was decided before it",
-        "participants/segment/segment.py",
-        "        while any(t.decision is not None and not t.released for t in self.buffer.tracked()):",
+        "participants/segment/reading.py",
+        "        while any(t.decision is not None and not t.released for t in self._segment.buffer.tracked()):",
         "        while False:",
     ),
     Mutant(
@@ -358,8 +358,8 @@ PROTOCOL = (
         "intent-without-owner-guard",
         "5.2: every apply of a participant checks its own generation",
         "participants/segment/segment.py",
-        "        batch = self._store.batch().check(self.ownership.check)\n        put_write_op(",
-        "        batch = self._store.batch()\n        put_write_op(",
+        "        batch = self.store.batch().check(self.ownership.check)\n        put_write_op(",
+        "        batch = self.store.batch()\n        put_write_op(",
         "passing",
     ),
     Mutant(
@@ -419,7 +419,7 @@ PROTOCOL = (
     Mutant(
         "transactions-stay-in-memory",
         "5.5: what is durable and cleaned up is forgotten",
-        "participants/segment/segment.py",
+        "participants/segment/owned.py",
         "            self.buffer.forget(transaction)\n            self._headers",
         "            self._headers",
     ),

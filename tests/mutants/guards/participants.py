@@ -173,8 +173,8 @@ PARTICIPANTS = (
     Mutant(
         "frozen-owner-shows-its-old-end",
         "on a shared storage an owner looks whether it still is one before it says where the end is",
-        _SEGMENT,
-        "if owner is None or owner.version != self.ownership.check.version:",
+        "participants/segment/reading.py",
+        "if owner is None or owner.version != self._segment.ownership.check.version:",
         "if owner is None:",
         tests=("tests/participants/broker/test_ownership.py::test_each_way_in_which_a_frozen_owner_finds_out",),
     ),

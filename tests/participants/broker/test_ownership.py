@@ -23,7 +23,7 @@ from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from participants.broker.ownership import Ownership, wanted
-from participants.segment.segment import STALE_READ_S
+from participants.segment.reading import STALE_READ_S
 from tests.participants.broker.shared import SharedBroker, owner_of
 from tests.participants.devices import only
 from tests.participants.ledger.faulty_bucket import PutFault
@@ -193,7 +193,7 @@ async def test_each_way_in_which_a_frozen_owner_finds_out(
         assert {await refused(task) for task in begun} == {ErrorCode.STORE_UNAVAILABLE}
     else:
         assert await committed(old) == ["acknowledged"]
-        monkeypatch.setattr("participants.segment.segment.STALE_READ_S", -STALE_READ_S)
+        monkeypatch.setattr("participants.segment.reading.STALE_READ_S", -STALE_READ_S)
         assert await refused(committed(old)) is ErrorCode.STORE_UNAVAILABLE
     assert old.lost
     await given_up(frozen, name)

@@ -363,7 +363,7 @@ class Collect(Publish):
     async def end(self, life: Life, client: Client) -> None:
         segment = await life.segment(PARENT)
         with pytest.raises(errors.MetatxnError, match="too old"):
-            await segment.read_snapshot(segment.ledgers.start, 1, client.answers["last decision"] - 1)
+            await segment.reader.read_snapshot(segment.ledgers.start, 1, client.answers["last decision"] - 1)
         await super().end(life, client)
 
 

@@ -78,7 +78,7 @@ async def test_18_19_an_aborted_transaction_leaves_only_the_sentinel(world: Worl
     await publish(segment, "sentinel")
     await world.abort(txn)
     await released(segment, txn)
-    page = await segment.read_committed(segment.ledgers.start, 1 << 20)
+    page = await segment.reader.read_committed(segment.ledgers.start, 1 << 20)
     assert await committed(segment) == ["sentinel"]
     assert page.end and page.next == segment.buffer.last_durable, "a reader gets past the aborted data"
 
@@ -130,34 +130,34 @@ async def test_97_the_last_message_is_not_an_aborted_one(
     """Nor one that is held back, void, or trimmed; however many of them there are behind it. Looked for once, it is
     known."""
     segment = await world.segment()
-    assert await segment.last_visible() is None
+    assert await segment.reader.last_visible() is None
     aborted, void, waiting = await world.begin(), await world.begin(), await world.begin()
     await publish(segment, "never", aborted)
     last = await publish(segment, "A")
     for number in range(30):
         await publish(segment, f"never {number}", aborted)
         await publish(segment, f"void {number}", void, writer="w")
-    assert await segment.last_visible() is None, "everything is behind an open transaction"
+    assert await segment.reader.last_visible() is None, "everything is behind an open transaction"
     await world.abort(aborted)
     await world.commit(void, [])
     await materialized(segment, aborted, void)
     if restarted:
         segment = await world.reopened()
-    assert await segment.last_visible() == last
+    assert await segment.reader.last_visible() == last
     after = await publish(segment, "B")
-    assert await segment.last_visible() == after
+    assert await segment.reader.last_visible() == after
     held = await publish(segment, "held back", waiting)
     await publish(segment, "behind it")
-    assert await segment.last_visible() == after
+    assert await segment.reader.last_visible() == after
     await world.commit(waiting)
     await released(segment, waiting)
-    assert await segment.last_visible() == held.next
+    assert await segment.reader.last_visible() == held.next
 
     async def unread(*_: object) -> NoReturn:
         raise AssertionError("it is known")
 
     monkeypatch.setattr(segment.ledgers, "read", unread)
-    assert await segment.last_visible() == held.next
+    assert await segment.reader.last_visible() == held.next
 
 
 async def test_97_the_last_message_was_trimmed(world: World) -> None:
@@ -169,7 +169,7 @@ async def test_97_the_last_message_was_trimmed(world: World) -> None:
     await world.abort(aborted)
     await materialized(segment, aborted)
     await trim(segment, world.store, node.storage, end)
-    assert await segment.last_visible() is None
+    assert await segment.reader.last_visible() is None
 
 
 # -- no late write (rule 1) ------------------------------------------------------------------------------------------

@@ -182,14 +182,14 @@ async def test_pages_of_one_snapshot_do_not_see_what_is_decided_between_them(wor
         await publish(segment, f"second {number}", second)
     await world.commit(first)
     seen: list[str] = []
-    page = await segment.read_snapshot(segment.ledgers.start, 1, None)
+    page = await segment.reader.read_snapshot(segment.ledgers.start, 1, None)
     revision = page.revision
     await world.commit(second)
     while True:
         seen += map(payload_of, page.frames)
         if page.end:
             break
-        page = await segment.read_snapshot(page.next, 1, revision)
+        page = await segment.reader.read_snapshot(page.next, 1, revision)
     assert seen == [f"first {number}" for number in range(10)]
 
 
@@ -224,7 +224,7 @@ async def test_reading_behind_the_end_and_in_ledgers_that_never_were(world: Worl
     segment = await world.segment()
     last = await publish(segment, "x")
     for after in (last, last.next.next, type(last)(99, 5), type(last)(99, (1 << 64) - 1)):
-        page = await segment.read_committed(after, ALL_BYTES)
+        page = await segment.reader.read_committed(after, ALL_BYTES)
         assert page.frames == [] and page.end and page.next == after
-    page = await segment.read_committed(type(last)(0, 7), ALL_BYTES)
+    page = await segment.reader.read_committed(type(last)(0, 7), ALL_BYTES)
     assert list(map(payload_of, page.frames)) == ["x"]

@@ -45,7 +45,7 @@ async def trimmed(world: World, node: Node, segment: Segment, before: Position) 
 
 async def code_of_read(segment: Segment, after: Position) -> ErrorCode | None:
     try:
-        await segment.read_committed(after, ALL_BYTES)
+        await segment.reader.read_committed(after, ALL_BYTES)
     except errors.MetatxnError as error:
         return error.code
     return None
@@ -145,7 +145,7 @@ async def test_a_read_that_a_trim_has_overtaken_shows_nothing_of_it(
         return found
 
     monkeypatch.setattr(LedgerChain, "read", slow)
-    reading = asyncio.create_task(segment.read_committed(segment.ledgers.start, ALL_BYTES))
+    reading = asyncio.create_task(segment.reader.read_committed(segment.ledgers.start, ALL_BYTES))
     await fetched.wait()
     await trimmed(world, node, segment, position.next)
     go.set()

@@ -24,9 +24,10 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
+from participants.segment.reading import Page
 from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
-from participants.segment.segment import Entry, Page, Segment
+from participants.segment.segment import Entry, Segment
 from participants.subscription.memory_pending_acks import open_memory_pending_acks
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
@@ -255,7 +256,7 @@ async def committed(segment: Segment) -> list[str]:
     seen: list[str] = []
     at = segment.ledgers.start
     while True:
-        page = await segment.read_committed(at, ALL_BYTES)
+        page = await segment.reader.read_committed(at, ALL_BYTES)
         seen += map(payload_of, page.frames)
         if page.end:
             return seen
@@ -266,7 +267,7 @@ async def uncommitted(segment: Segment) -> list[str]:
     seen: list[str] = []
     at = segment.ledgers.start
     while True:
-        page = await segment.read_uncommitted(at, ALL_BYTES)
+        page = await segment.reader.read_uncommitted(at, ALL_BYTES)
         seen += map(payload_of, page.frames)
         if page.end:
             return seen
@@ -277,7 +278,7 @@ async def snapshot(segment: Segment, revision: Revision | None = None) -> list[s
     seen: list[str] = []
     at = segment.ledgers.start
     while True:
-        page: Page = await segment.read_snapshot(at, ALL_BYTES, revision)
+        page: Page = await segment.reader.read_snapshot(at, ALL_BYTES, revision)
         revision = page.revision
         seen += map(payload_of, page.frames)
         if page.end:

@@ -232,7 +232,7 @@ async def looked_at(part: SegmentSubscription) -> Shown:
     backlog, unacked, pending = 0, 0, Counter[TxnId]()
     at, end = part.segment.ledgers.start, False
     while not end:
-        page = await part.segment.read_committed(at, 1 << 20)
+        page = await part.segment.reader.read_committed(at, 1 << 20)
         for frame in page.frames:
             for index in range(message_count(frame.header)):
                 place = Place.at(frame.header.position)._replace(message=index)

@@ -194,14 +194,14 @@ async def test_a_receive_waits_for_a_message_without_reading_again_and_again(con
     """Scenario 100, for subscriptions."""
     await consuming.subscribe()
     segment = await consuming.segment()
-    reads, read = 0, segment.read_committed
+    reads, read = 0, segment.reader.read_committed
 
     async def counted(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         return await read(*arguments)
 
-    segment.read_committed = counted  # type: ignore[assignment]
+    segment.reader.read_committed = counted  # type: ignore[assignment]
     waiting = asyncio.create_task(given(consuming))
     for _ in range(100):
         await asyncio.sleep(0)

@@ -1,0 +1,176 @@
+"""An owned segment and the decisions of its transactions: what they close is hidden or shown, then made durable.
+
+The horizon is released once a decision is known and the appends that were begun have ended (DESIGN §5.5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed, MetastoreError
+from metastore.txn.records.operations import Outcome
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.transactions import Header
+from metastore.types import AtVersion
+from metatxn.service.retry import until_it_succeeds
+from metatxn.wire import errors
+from metatxn.wire.ids import TxnId
+from participants.common.metrics import BrokerMetrics
+from participants.common.signal import Signal
+from participants.ledger.chain import LedgerChain
+from participants.segment.dedup import DedupTable
+from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
+from participants.txn.header_mirror import Follower, HeaderMirror
+from participants.txn.materializer import materialize
+
+log = structlog.get_logger()
+Clock = Callable[[], int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """This broker owns the segment as long as `check` holds; every apply carries it (DESIGN §5.2)."""
+
+    generation: int
+    check: AtVersion
+
+
+class OwnedSegment:
+    """Touched only from the event loop of its process. It has no more than its buffer, its ledgers and the headers to
+    decide what readers may see; `Segment` adds the publishing."""
+
+    def __init__(
+        self,
+        segment_id: str,
+        record: SegmentRecord,
+        ownership: Ownership,
+        ledgers: LedgerChain,
+        buffer: TransactionBuffer,
+        *,
+        store: MetadataStore,
+        mirror: HeaderMirror,
+        clock: Clock,
+        metrics: BrokerMetrics,
+    ) -> None:
+        self.id = segment_id
+        self.record = record
+        self.ownership = ownership
+        self.ledgers = ledgers
+        self.buffer = buffer
+        self.dedup = DedupTable(record.range)
+        self.changed = Signal()
+        self.lost: str | None = None
+        """Why this object must not be used any more (deposed, or its ledger failed); None while it serves."""
+        self.store = store
+        self.mirror = mirror
+        self._headers = Follower(mirror, self._on_final)
+        self._clock = clock
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # -- decisions ---------------------------------------------------------------------------------------------
+
+    def _track(self, txn_id: TxnId) -> TrackedTransaction:
+        """Follow the header before anything is stored for the transaction, so that no decision can be missed."""
+        transaction = self.buffer.track(txn_id, self._clock())
+        self._headers.follow(txn_id)
+        return transaction
+
+    def follow_recovered(self, txn_id: TxnId) -> None:
+        """Recovery found operation records of the transaction."""
+        self._track(txn_id).stored = True
+
+    def begun_at(self, txn_id: TxnId, created_ms: int) -> None:
+        """Recovery read the header of an open transaction: it is older than this object knows."""
+        transaction = self.buffer.get(txn_id)
+        if transaction is not None:
+            transaction.since_ms = min(transaction.since_ms, created_ms)
+
+    def decide_recovered(self, txn_id: TxnId, decision: Decision) -> None:
+        """What recovery read. The watch may have been faster: then everything is done, even forgotten, by now."""
+        transaction = self.buffer.get(txn_id)
+        if transaction is not None:
+            self.decide(transaction, decision)
+
+    def _on_final(self, txn_id: TxnId, header: Header) -> None:
+        transaction = self.buffer.get(txn_id)
+        if transaction is not None:
+            self.decide(transaction, Decision(header))
+
+    def decide(self, transaction: TrackedTransaction, decision: Decision) -> None:
+        if transaction.decision is None:
+            self.buffer.close(transaction, decision)
+            self._release_if_drained(transaction)
+
+    def _release_if_drained(self, transaction: TrackedTransaction) -> None:
+        """In memory first: what to hide, then the horizon. Making it durable follows in the background.
+
+        A lost segment releases nothing any more: it may not know every frame, and recovery does it again.
+        """
+        if transaction.decision is None or transaction.unfinished_appends or transaction.released or self.lost:
+            return
+        outcome = self.buffer.release(transaction)
+        self.dedup.forget_transaction(transaction.txn_id)
+        header = transaction.decision.header
+        if header is not None and header.finalized_ms is not None:
+            self._metrics.decision_to_visible.observe(max(0, self._clock() - header.finalized_ms) / 1000)
+        self.advanced()
+        self.spawn(self._materialize(transaction, outcome))
+
+    async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
+        async def once() -> None:
+            try:
+                await materialize(self.store, self.id, self.ownership.check, transaction.txn_id, outcome)
+            except CheckFailed as lost:
+                self.deposed_by(lost)
+
+        await until_it_succeeds(
+            once, MetastoreError, lambda error: log.warning("materialize again", segment=self.id, error=str(error))
+        )
+        if not self.lost:
+            self.buffer.forget(transaction)
+            self._headers.unfollow(transaction.txn_id)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """Stop serving at once: deposed, or the ledger failed. The broker opens the segment again."""
+        if self.lost is None:
+            self.lost = reason
+            log.warning("segment lost", segment=self.id, reason=reason)
+            self.changed.notify()
+
+    def advanced(self) -> None:
+        """Readers may see more, or how far they are behind is known for the first time."""
+        lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)
+        self._metrics.horizon_lag.labels(self.id).set(lag)
+        self.changed.notify()
+
+    def assert_serving(self) -> None:
+        if self.lost:
+            raise self.not_serving()
+
+    def not_serving(self) -> errors.MetatxnError:
+        return errors.StoreUnavailable(
+            f"segment {self.id} is being opened again: {self.lost}",
+            action="Try again in a moment; nothing happened.",
+            segment=self.id,
+        )
+
+    def deposed_by(self, lost: CheckFailed) -> None:
+        if lost.check != self.ownership.check:
+            raise lost
+        self.lose("another generation owns it now")
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,216 @@
+"""Reading an owned segment: up to its horizon, everything that is durable, or as of a revision (DESIGN §7)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from metastore.txn.records.transactions import Header
+from metastore.txn.states import TxnState
+from metastore.txn.store import TxnStore
+from metastore.types import Revision
+from metatxn.wire import errors
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from participants.ledger.chain import READ_BYTES
+from participants.ledger.storage import LedgerError
+from participants.segment.owned import OwnedSegment
+from participants.txn.buffer import Decision
+
+LOOKED_AT_ONCE = 1_000
+"""Entries, when the last visible one is looked for."""
+STALE_READ_S = 5.0
+"""How old a read may be that a broker answers which has lost its segment and does not know it yet."""
+
+
+@dataclass(slots=True)
+class Page:
+    """Visible frames; `next` is where to go on; `end` tells that nothing more was readable when it was read."""
+
+    frames: list[RawFrame]
+    next: Position
+    end: bool
+    revision: Revision | None = None
+
+
+class SegmentReader:
+    """Touched only from the event loop of its process."""
+
+    def __init__(self, segment: OwnedSegment, *, shared: bool) -> None:
+        """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
+        self._segment = segment
+        self._txns = TxnStore(segment.store)
+        self._last_visible: Position | None = None
+        self._looked_up_to = Position(0, -1)
+        self._shared = shared
+        self._owned_at = asyncio.get_running_loop().time()
+
+    async def read_committed(self, after: Position, max_bytes: int) -> Page:
+        """Entries up to the horizon of this moment; what is hidden by then stays hidden."""
+        horizon = self._segment.buffer.max_read_position
+        found = await self._read(after, horizon, max_bytes)
+        visible = [frame for frame in found if not self._hides(frame)]
+        await self._assert_owned(STALE_READ_S)
+        return self._page(visible, found, after, horizon)
+
+    async def read_uncommitted(self, after: Position, max_bytes: int) -> Page:
+        """Every durable entry, whatever became of its transaction."""
+        end = self._segment.buffer.last_durable
+        found = await self._read(after, end, max_bytes)
+        await self._assert_owned(STALE_READ_S)
+        return self._page(found, found, after, end)
+
+    async def read_snapshot(self, after: Position, max_bytes: int, revision: Revision | None) -> Page:
+        """Every transaction decided at or before `revision` and none decided later (DESIGN §7).
+
+        Raises INVALID_ARGUMENT for a revision of the future, and for one so old that headers decided after it may
+        have been collected already.
+        """
+        revision = await self._catch_up(revision)
+        end = self._segment.buffer.last_durable
+        found = await self._read(after, end, max_bytes)
+        decided = await self._decided_by(revision, {f.header.txn_id for f in found if f.header.txn_id is not None})
+        if (horizon := await self._txns.gc_horizon()) > revision:
+            raise errors.InvalidArgument(
+                f"revision: {revision} is too old, decisions up to {horizon} have been collected",
+                action="Read again at a newer revision.",
+                field="revision",
+            )
+        await self._assert_owned(0)  # at the end that was read to, so nothing decided by then lies behind it
+        self._segment.assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
+        self._assert_untrimmed(after)
+        visible = [frame for frame in found if self._in_snapshot(frame, decided)]
+        page = self._page(visible, found, after, end)
+        page.revision = revision
+        return page
+
+    async def last_visible(self) -> Position | None:
+        """The last entry that `read_committed` shows at this moment, None when it shows none: not one of an open
+        transaction or behind it, nor of an aborted one (scenario 97).
+
+        It is looked for backwards, in steps that grow, down to where it was looked for the last time: what is visible
+        at or below a horizon stays so. Raises STORE_UNAVAILABLE, store errors.
+        """
+        while True:
+            try:
+                found = await self._find_last_visible()
+            except errors.PositionTrimmed:
+                continue
+            else:
+                await self._assert_owned(STALE_READ_S)
+                return found
+
+    async def _find_last_visible(self) -> Position | None:
+        horizon = self._segment.buffer.max_read_position
+        found, before, step = None, self._segment.ledgers.last_before(horizon.next), 1
+        while found is None and before is not None and before > max(self._looked_up_to, self._segment.ledgers.start):
+            first = Position(before.ledger, max(before.entry - step + 1, 0))
+            found = await self._last_visible_within(first.before, before)
+            before, step = self._segment.ledgers.last_before(first), min(2 * step, LOOKED_AT_ONCE)
+        if horizon > self._looked_up_to:
+            self._last_visible, self._looked_up_to = found or self._last_visible, horizon
+        is_there = self._last_visible is not None and self._last_visible > self._segment.ledgers.start
+        return self._last_visible if is_there else None
+
+    async def _last_visible_within(self, after: Position, up_to: Position) -> Position | None:
+        found, at = None, max(after, self._segment.ledgers.start)
+        while frames := await self._read(at, up_to, READ_BYTES):
+            at = frames[-1].header.position
+            found = next((f.header.position for f in reversed(frames) if not self._hides(f)), found)
+        return found
+
+    async def _assert_owned(self, max_age_s: float) -> None:
+        """That this broker was the owner `max_age_s` ago, or later. A broker that was frozen serves its old end until
+        it hears that it was deposed; local files cannot be taken from it, so they need no look at the store.
+
+        Raises STORE_UNAVAILABLE (deposed), store errors.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._shared or (max_age_s and now - self._owned_at <= max_age_s):
+            return
+        owner = await self._segment.store.get(self._segment.ownership.check.key)
+        if owner is None or owner.version != self._segment.ownership.check.version:
+            self._segment.lose("another generation owns it now")
+            raise self._segment.not_serving()
+        self._owned_at = now
+
+    async def _read(self, after: Position, up_to: Position, max_bytes: int) -> list[RawFrame]:
+        self._assert_untrimmed(after)
+        try:
+            found = await self._segment.ledgers.read(after, up_to, max_bytes)
+        except LedgerError as error:
+            self._assert_untrimmed(after)
+            raise errors.StoreUnavailable(
+                f"segment {self._segment.id} cannot be read: {error}",
+                action="Try again; if it stays so, the broker's storage needs an operator.",
+                segment=self._segment.id,
+            ) from error
+        self._assert_untrimmed(after)  # a trim meanwhile has forgotten what was to be hidden of it (DESIGN §5.6)
+        return found
+
+    def _assert_untrimmed(self, after: Position) -> None:
+        trimmed = self._segment.ledgers.trimmed
+        if trimmed is not None and after < trimmed:
+            raise errors.PositionTrimmed(
+                f"entries of segment {self._segment.id} up to {trimmed} were trimmed, and {after} is before that",
+                segment=self._segment.id,
+                first_position=str(trimmed.next),
+            )
+
+    async def _catch_up(self, revision: Revision | None) -> Revision:
+        """Close and drain everything that was decided at or before `revision`; None: at this moment."""
+        if revision is None:
+            revision = await self._segment.store.current_revision()
+        elif revision > self._segment.mirror.revision and revision > await self._segment.store.current_revision():
+            raise errors.InvalidArgument(f"revision: {revision} is in the future", field="revision")
+        undecided = self._segment.buffer.undecided()
+        headers = await self._segment.mirror.read([transaction.txn_id for transaction in undecided])
+        for transaction in undecided:
+            record = headers[transaction.txn_id]
+            if record is not None and not record.first:
+                self._segment.decide(transaction, Decision(Header.decode(record.value)))
+        while any(t.decision is not None and not t.released for t in self._segment.buffer.tracked()):
+            self._segment.assert_serving()
+            await self._segment.changed.wait()
+        return revision
+
+    async def _decided_by(self, revision: Revision, txn_ids: set[TxnId]) -> dict[TxnId, Decision | None]:
+        """For each transaction: how it was decided at or before `revision`, or None when it was not."""
+        judged: dict[TxnId, Decision | None] = {}
+        unknown: list[TxnId] = []
+        for txn_id in txn_ids:
+            final = self._segment.mirror.final(txn_id)
+            if final is None:
+                unknown.append(txn_id)
+            else:
+                judged[txn_id] = Decision(final[0]) if final[1] <= revision else None
+        for txn_id, record in (await self._segment.mirror.read(unknown)).items():
+            if record is None:
+                judged[txn_id] = Decision(None)
+            elif record.first or record.version > revision:
+                judged[txn_id] = None
+            else:
+                judged[txn_id] = Decision(Header.decode(record.value))
+        return judged
+
+    def _in_snapshot(self, frame: RawFrame, decided: dict[TxnId, Decision | None]) -> bool:
+        txn_id = frame.header.txn_id
+        if txn_id is None:
+            return True
+        decision = decided[txn_id]
+        if decision is None:
+            return False
+        if decision.header is None:
+            return not self._hides(frame)
+        if decision.header.state is not TxnState.COMMITTED:
+            return False
+        counted, writer = decision.header.writers, frame.header.writer
+        return counted is None or writer is None or writer in counted
+
+    def _hides(self, frame: RawFrame) -> bool:
+        return frame.header.txn_id is not None and self._segment.buffer.hides(frame.header.txn_id, frame.header.writer)
+
+    def _page(self, visible: list[RawFrame], found: list[RawFrame], after: Position, end: Position) -> Page:
+        reached = found[-1].header.position if found else max(after, end)
+        return Page(visible, reached, end=not found or reached >= end)
