@@ -1,4 +1,5 @@
-"""One subscription on one owned segment: acknowledges, carries decisions into the cursor, and hands out messages.
+"""One subscription on one owned segment: acknowledges, and carries decisions into the cursor. `Dispatch` hands its
+messages out.
 
 Touched only from the event loop of its process. The order of steps is the protocol (DESIGN §5.10):
 
@@ -14,9 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
@@ -31,8 +30,7 @@ from metastore.txn.store import put_ack_ops
 from metastore.types import Absent, FirstVersion
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
-from metatxn.wire.broker import ReadMessage, ReceivedMessage
-from metatxn.wire.frames import RawFrame
+from metatxn.wire.broker import ReadMessage
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from metatxn.wire.problems import problem_of
@@ -44,35 +42,15 @@ from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
 from participants.subscription.deliveries import Deliveries
+from participants.subscription.dispatch import Dispatch
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
-from participants.subscription.places import START, Place, Span, entry_span, message_span
-from participants.subscription.ranges import RangeSet
+from participants.subscription.places import Place, Span, message_span
 from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared, refusal
 
 log = structlog.get_logger()
-READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A message for a consumer. `size_bytes` is its share of the entry."""
-
-    message: ReceivedMessage
-    size_bytes: int
-
-
-@dataclass(slots=True)
-class Counts:
-    """Messages that can be read and are not acknowledged: all of them, those that were given to somebody and are not
-    PENDING_ACK, and those that are, by transaction."""
-
-    mark_delete: Position
-    backlog: int = 0
-    unacked: int = 0
-    pending: defaultdict[TxnId, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class NotGiven(AckConflict):
@@ -127,12 +105,21 @@ class SegmentSubscription:
         self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
         """Told of messages that were given too often; they are `buried` once they are published elsewhere."""
         self.dropped = False
+        self.dispatch = Dispatch(
+            segment,
+            definition.name,
+            cursor,
+            pending,
+            self.deliveries,
+            message_counts,
+            assert_serving=self._assert_serving,
+            on_dead=lambda places: self.on_dead(self, places),
+        )
         self._store = store
         self._mirror = mirror
         self._headers = Follower(mirror, self._on_final)
         self._op_numbers = op_numbers
         self._metrics = metrics
-        self._message_counts = message_counts
         self._cursor_store = CursorStore(
             store,
             segment.id,
@@ -145,8 +132,6 @@ class SegmentSubscription:
         )
         self._in_flight: dict[tuple[TxnId, Ack], asyncio.Task[None]] = {}
         self._finishing: set[TxnId] = set()
-        self._reading = asyncio.Lock()
-        self._home = 0
 
     # -- acknowledging -----------------------------------------------------------------------------------------
 
@@ -187,7 +172,7 @@ class SegmentSubscription:
     async def _size_of(self, position: Position, index: int) -> int:
         size = self.deliveries.size_of(position)
         if size is None:
-            frame = await self._frame(position)
+            frame = await self.dispatch.frame(position)
             size = message_count(frame.header) if frame is not None else 0
         if index >= size:
             problem = f"message_ids: segment {self.segment.id} has no message {index} at {position} that can be read"
@@ -296,7 +281,7 @@ class SegmentSubscription:
         Raises OUTCOME_UNKNOWN while it is not: this broker gives the messages to nobody, and goes on trying.
         """
         for ack in acks:
-            self._delete(ack.span)
+            self.dispatch.delete(ack.span)
         try:
             await self._cursor_store.persist()
         except MetastoreError as error:
@@ -401,7 +386,7 @@ class SegmentSubscription:
     async def _commit(self, txn_id: TxnId, counted: Sequence[str] | None) -> None:
         """The cursor is durable before this returns, and only then may the operations go (DESIGN §5.10)."""
         for ack in await self._stored_acks(txn_id, counted):
-            self._delete(ack.span)
+            self.dispatch.delete(ack.span)
         self._end(txn_id)
         await self._cursor_store.persist()
 
@@ -421,12 +406,7 @@ class SegmentSubscription:
                 assert delivery is not None
                 if self.pending.holder(place) is None and not (keep_held and delivery.consumer is not None):
                     back.append(place)
-        self._give_back(back)
-
-    def _give_back(self, places: Iterable[Place]) -> None:
-        if dead := self.deliveries.returned(places):
-            self.on_dead(self, dead)
-        self.segment.changed.notify()
+        self.dispatch.give_back(back)
 
     async def reconcile(self) -> None:
         """Find decisions that no watch has told, and operations that memory lacks (DESIGN §5.8)."""
@@ -446,210 +426,19 @@ class SegmentSubscription:
     def _is_sending(self, txn_id: TxnId) -> bool:
         return any(txn_id == sending for sending, _ in self._in_flight)
 
-    # -- giving ------------------------------------------------------------------------------------------------
-
-    def serve(self, home: int, consumers: Collection[int], newest: int) -> None:
-        """The home of the subscription at this generation hands the messages out now, up to the consumer `newest` to
-        these and no others: what anybody else holds returns.
-
-        Raises STORE_UNAVAILABLE for a home that has been succeeded.
-        """
-        if home < self._home:
-            raise errors.StoreUnavailable(
-                f"another broker hands out subscription {self.definition.name} by now",
-                action="Try again in a moment; nothing happened.",
-                subscription=self.definition.name,
-            )
-        succeeded, self._home = home > self._home, home
-        for consumer in self.deliveries.consumers:
-            if succeeded or (consumer <= newest and consumer not in consumers):
-                self._consumer_gone(consumer)
-
-    def knows_home(self, home: int) -> bool:
-        """It has served this one."""
-        return self._home == home
-
-    async def take(self, consumer: int, limit: int, max_bytes: int) -> list[Given]:
-        """Messages for `consumer`: those that wait to be given again first, then new ones, in order. May be one entry
-        more than `max_bytes`."""
-        given: list[Given] = []
-
-        def room() -> int:
-            full = sum(each.size_bytes for each in given) >= max_bytes
-            return 0 if full else limit - len(given)
-
-        async with self._reading:
-            self._assert_serving()
-            try:
-                await self._give_again(given, room, consumer)
-                more = True
-                while more and room() and not self.deliveries.full:
-                    more = await self._read_on(given, room, consumer)
-            except errors.MetatxnError:
-                if not given:
-                    raise  # else it is told next time: what was given must reach the consumer
-        # What somebody gives back while an entry is read may be given to this very consumer again: in one transaction
-        # it would count twice, as the second acknowledgement succeeds like the first.
-        return list({each.message.message_id: each for each in given}.values())
-
-    async def _give_again(self, given: list[Given], room: Callable[[], int], consumer: int) -> None:
-        while room() and (place := self.deliveries.first_waiting()) is not None:
-            frame = await self._frame(place.position)
-            if frame is None:  # trimmed away meanwhile
-                self._delete(entry_span(place.position))
-                continue
-            again = self.deliveries.waiting_in(place.position)[: room()]
-            given += self._give(frame, [place.message for place in again], consumer)
-
-    async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: int) -> bool:
-        """Give messages of the next page; whether there is more to read."""
-        at = self._skip_to(
-            max(self.deliveries.next_read, self.cursor.mark_delete), Place.behind(self.segment.ledgers.start)
-        )
-        try:
-            page = await self.segment.reader.read_committed(at.read_after, READ_BYTES)
-        except errors.PositionTrimmed:
-            return True  # meanwhile: go on behind it
-        for frame in page.frames:
-            header = frame.header
-            at = self._skip_to(at, Place.at(header.position))
-            size = message_count(header)
-            while at.position == header.position and at.message < size and room():
-                at = self._next_of_entry(frame, at, given, room(), consumer)
-            if at.position == header.position and at.message < size:
-                self.deliveries.next_read = at
-                return True
-            at = self._skip_to(at, Place.behind(header.position))
-        self.deliveries.next_read = self._skip_to(at, Place.behind(page.next))
-        return not page.end
-
-    def _next_of_entry(self, frame: RawFrame, at: Place, given: list[Given], room: int, consumer: int) -> Place:
-        """Give up to `room` messages of an entry, from `at` on. Answers the place behind them."""
-        position, size = frame.header.position, message_count(frame.header)
-        indexes: list[int] = []
-        index = at.message
-        while index < size and len(indexes) < room:
-            place = Place(position.ledger, position.entry, index)
-            if place not in self.cursor:
-                if self.pending.holder(place) is None:
-                    indexes.append(index)
-                else:
-                    self.deliveries.pass_over(place, size)
-            index += 1
-        given += self._give(frame, indexes, consumer)
-        return Place.behind(position) if index == size else at._replace(message=index)
-
-    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: int) -> list[Given]:
-        if not indexes:
-            return []
-        header = frame.header
-        size = message_count(header)
-        share = (header.end - header.start) // size
-        messages = read_messages(self.segment.id, frame, indexes)
-        places = (Place.at(header.position)._replace(message=index) for index in indexes)
-        return [
-            Given(_received(message, self.deliveries.give(place, size, consumer)), share)
-            for message, place in zip(messages, places, strict=True)
-        ]
-
-    def _skip_to(self, at: Place, end: Place) -> Place:
-        """What lies in between is never shown to readers: it counts as acknowledged."""
-        if at < end:
-            self._delete(Span(at, end))
-        return max(at, end)
-
-    def _delete(self, span: Span) -> None:
-        self.cursor.add(span)
-        self.deliveries.gone(span)
-
-    async def _frame(self, position: Position) -> RawFrame | None:
-        """The entry at `position`; None unless readers may see it."""
-        if position <= self.segment.ledgers.start or position.entry < 0:
-            return None
-        try:
-            page = await self.segment.reader.read_committed(position.before, 1)
-        except errors.PositionTrimmed:
-            return None
-        frame = page.frames[0] if page.frames else None
-        return frame if frame is not None and frame.header.position == position else None
-
-    # -- taking back -------------------------------------------------------------------------------------------
-
-    def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None) -> int:
-        """Messages that a consumer holds wait to be given again: these, or all. What is PENDING_ACK stays put."""
-        if ids is None:
-            places = self.deliveries.held()
-        else:
-            wanted = (Place.at(position)._replace(message=index) for position, index in ids)
-            places = [p for p in wanted if (known := self.deliveries.get(p)) is not None and known.consumer is not None]
-        back = [place for place in places if self.pending.holder(place) is None]
-        self._give_back(back)
-        return len(back)
-
-    def _consumer_gone(self, consumer: int) -> None:
-        back = []
-        for place in self.deliveries.held_by(consumer):
-            if self.pending.holder(place) is None:
-                back.append(place)
-            else:
-                self.deliveries.let_go(place)
-        self._give_back(back)
+    # -- dead letters ------------------------------------------------------------------------------------------
 
     async def dead_message(self, place: Place) -> ReadMessage | None:
         """None when it cannot be read any more."""
-        frame = await self._frame(place.position)
+        frame = await self.dispatch.frame(place.position)
         return read_messages(self.segment.id, frame, [place.message])[0] if frame is not None else None
 
     async def bury(self, place: Place) -> None:
         """It is in the dead-letter topic: acknowledge it. Raises the store's errors."""
         delivery = self.deliveries.get(place)
         if delivery is not None:
-            self._delete(message_span(place.position, place.message, delivery.size))
+            self.dispatch.delete(message_span(place.position, place.message, delivery.size))
         await self._cursor_store.persist()
-
-    # -- looking -----------------------------------------------------------------------------------------------
-
-    async def counts(self) -> Counts:
-        """As they are now. What was read is counted in memory, the rest by `MessageCounts`."""
-        while True:
-            with suppress(errors.PositionTrimmed):
-                return await self._counts()
-
-    async def _counts(self) -> Counts:
-        self._assert_serving()
-        start = self.segment.ledgers.start
-        self._skip_to(START, Place.behind(start))
-        at = max(self.deliveries.next_read, self.cursor.mark_delete)
-        unread = RangeSet(self.cursor.gaps(Span(at, Place.behind(self.segment.buffer.max_read_position))))
-        pieces: list[tuple[TxnId | None, Span]] = [(None, span) for span in unread]
-        found = Counts(self.cursor.mark_delete.last_before, backlog=len(self.deliveries))
-        for known in self.pending:
-            for held in known.spans():
-                if taken := self.deliveries.count(held):
-                    found.pending[known.txn_id] += taken
-                pieces += [(known.txn_id, span) for span in unread.between(*held)]
-        found.unacked = found.backlog - sum(found.pending.values())
-        # From here on nothing is looked at that could change meanwhile.
-        sums = await self._message_counts.before({place for _, span in pieces for place in span}, start)
-        for holder, span in pieces:
-            if messages := sums[span.end] - sums[span.start]:
-                if holder is None:
-                    found.backlog += messages
-                else:
-                    found.pending[holder] += messages
-        return found
-
-    @property
-    def has_more(self) -> bool:
-        """A message waits to be given again, or there is something that was not read yet."""
-        at = max(self.deliveries.next_read, self.cursor.mark_delete)
-        unread = at < Place.behind(self.segment.buffer.max_read_position)
-        return self.deliveries.first_waiting() is not None or (unread and not self.deliveries.full)
-
-    @property
-    def ended(self) -> bool:
-        """Everything that the segment will ever hold was given to somebody, once at least."""
-        return self.segment.ended_at(max(self.deliveries.next_read, self.cursor.mark_delete).last_before)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -724,7 +513,3 @@ def acks_error(errors: Sequence[BaseException], parts: int) -> BaseException:
         "parts of the messages are acknowledged",
         "Send all of it again.",
     )
-
-
-def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:
-    return ReceivedMessage(**message.model_dump(), redelivery_count=redelivery_count)

@@ -16,8 +16,9 @@ from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
+from participants.subscription.dispatch import Given
 from participants.subscription.pending_acks import Ack
-from participants.subscription.segment_subscription import AckRefused, Given, SegmentSubscription, acks_error
+from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +85,18 @@ class Share:
         """Raises the failure of a segment only when nothing was given: what was given must reach the consumer."""
         taken, failure = Taken(), None
         for part in self._parts.values():
-            part.serve(wanted.home, wanted.sessions, wanted.newest)
+            part.dispatch.serve(wanted.home, wanted.sessions, wanted.newest)
         for segment_id in wanted.segments:
             room = wanted.max_bytes - sum(each.size_bytes for each in taken.given)
             if len(taken.given) >= wanted.limit or room <= 0:
                 break
             part = self._parts[segment_id]
             try:
-                taken.given += await part.take(wanted.session, wanted.limit - len(taken.given), room)
+                taken.given += await part.dispatch.take(wanted.session, wanted.limit - len(taken.given), room)
             except (errors.MetatxnError, MetastoreError) as error:
                 failure = failure or error
                 continue
-            if part.ended:
+            if part.dispatch.ended:
                 taken.ended.add(segment_id)
         if failure is not None and not taken.given:
             raise failure
@@ -103,7 +104,7 @@ class Share:
 
     def knows_home(self, home: int) -> bool:
         """All of it has served this one."""
-        return all(part.knows_home(home) for part in self._parts.values())
+        return all(part.dispatch.knows_home(home) for part in self._parts.values())
 
     def assert_serves(self, segments: Iterable[str]) -> None:
         """Raises STORE_UNAVAILABLE when one of these is not here any more."""
@@ -122,7 +123,7 @@ class Share:
         while True:
             changes = [part.segment.changed.next() for part in parts]
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or any(part.has_more or part.is_gone for part in parts):
+            if left <= 0 or any(part.dispatch.has_more or part.is_gone for part in parts):
                 return
             await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
@@ -198,8 +199,8 @@ class Share:
 
     async def redeliver(self, ids: Sequence[MessageId] | None) -> int:
         if ids is None:
-            return sum(part.redeliver() for part in self._parts.values())
-        return sum(self._parts[segment_id].redeliver(found) for segment_id, found in _by_segment(ids).items())
+            return sum(part.dispatch.redeliver() for part in self._parts.values())
+        return sum(self._parts[segment_id].dispatch.redeliver(found) for segment_id, found in _by_segment(ids).items())
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class Share:
 
 
 async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
-    counts = await part.counts()
+    counts = await part.dispatch.counts()
     return SubscriptionSegment(
         segment=part.segment.id,
         mark_delete=str(part.segment.ledgers.shown(counts.mark_delete)),

@@ -13,7 +13,7 @@ from metatxn.wire.broker import RedeliverAnswer, SubscriptionSegment
 from metatxn.wire.names import MessageId
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
-from participants.subscription.segment_subscription import Given
+from participants.subscription.dispatch import Given
 from participants.subscription.share import AckRequest, Taken, Taking
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 

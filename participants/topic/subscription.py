@@ -31,7 +31,7 @@ from participants.common.signal import Signal
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
-from participants.subscription.segment_subscription import Given
+from participants.subscription.dispatch import Given
 from participants.subscription.sessions import ConsumerBusy, Sessions
 from participants.subscription.share import Taking
 from participants.topic.remote_share import RemoteShare

@@ -22,7 +22,7 @@ from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
 from participants.segment.trimming import trim
 from participants.subscription import deliveries
-from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.dispatch import Dispatch
 from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World
@@ -65,16 +65,16 @@ async def test_what_is_given_back_while_an_answer_is_made_is_in_it_once(
     ids = await consuming.publish_each(*range(2))
     assert await consuming.values(consumer="a") == [0, 1]
     await consuming.redeliver(ids)
-    read, reads = SegmentSubscription._frame, []
+    read, reads = Dispatch.frame, []
 
-    async def slow(part: SegmentSubscription, position: Position) -> RawFrame | None:
+    async def slow(part: Dispatch, position: Position) -> RawFrame | None:
         frame = await read(part, position)
         reads.append(position)
         if len(reads) == 2:
             await consuming.redeliver(ids[:1])
         return frame
 
-    monkeypatch.setattr(SegmentSubscription, "_frame", slow)
+    monkeypatch.setattr(Dispatch, "frame", slow)
     assert await consuming.values(consumer="b") == [0, 1]
     assert reads == [reads[0], reads[1], reads[0]], "it was given again"
 

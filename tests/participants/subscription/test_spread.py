@@ -256,7 +256,7 @@ async def test_a_share_that_has_served_a_later_home_refuses_an_earlier_one(sprea
     assert backlog == unacked == 60
     for own in process.served.values():
         (part,) = subscriptions_of(own)
-        part.serve(home + 1, [], 0)  # a successor, of whom this home has not heard
+        part.dispatch.serve(home + 1, [], 0)  # a successor, of whom this home has not heard
     answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "a"})
     assert answer.status_code == 503, "what returned is for the successor to give"
 

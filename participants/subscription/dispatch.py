@@ -1,0 +1,279 @@
+"""Handing out the messages of one subscription on one owned segment: giving, taking back, and counting what is left.
+
+Touched only from the event loop of its process. What is PENDING_ACK, in the words of PIP-31, is given to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from metatxn.wire import errors
+from metatxn.wire.broker import ReadMessage, ReceivedMessage
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from participants.messages.payloads import message_count, read_messages
+from participants.segment.segment import Segment
+from participants.subscription.cursor import Cursor
+from participants.subscription.deliveries import Deliveries
+from participants.subscription.message_counts import MessageCounts
+from participants.subscription.pending_acks import PendingAckStore
+from participants.subscription.places import START, Place, Span, entry_span
+from participants.subscription.ranges import RangeSet
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A message for a consumer. `size_bytes` is its share of the entry."""
+
+    message: ReceivedMessage
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """Messages that can be read and are not acknowledged: all of them, those that were given to somebody and are not
+    PENDING_ACK, and those that are, by transaction."""
+
+    mark_delete: Position
+    backlog: int = 0
+    unacked: int = 0
+    pending: defaultdict[TxnId, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class Dispatch:
+    """What consumers hold is in `deliveries`; the cursor and the pending acknowledgements say what is left to give."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        name: str,
+        cursor: Cursor,
+        pending: PendingAckStore,
+        deliveries: Deliveries,
+        message_counts: MessageCounts,
+        *,
+        assert_serving: Callable[[], None],
+        on_dead: Callable[[Sequence[Place]], None],
+    ) -> None:
+        """`name` is that of the subscription; `on_dead` is told of messages that were given too often."""
+        self._segment = segment
+        self._name = name
+        self._cursor = cursor
+        self._pending = pending
+        self._deliveries = deliveries
+        self._message_counts = message_counts
+        self._assert_serving = assert_serving
+        self._on_dead = on_dead
+        self._reading = asyncio.Lock()
+        self._home = 0
+
+    # -- giving ------------------------------------------------------------------------------------------------
+
+    def serve(self, home: int, consumers: Collection[int], newest: int) -> None:
+        """The home of the subscription at this generation hands the messages out now, up to the consumer `newest` to
+        these and no others: what anybody else holds returns.
+
+        Raises STORE_UNAVAILABLE for a home that has been succeeded.
+        """
+        if home < self._home:
+            raise errors.StoreUnavailable(
+                f"another broker hands out subscription {self._name} by now",
+                action="Try again in a moment; nothing happened.",
+                subscription=self._name,
+            )
+        succeeded, self._home = home > self._home, home
+        for consumer in self._deliveries.consumers:
+            if succeeded or (consumer <= newest and consumer not in consumers):
+                self._consumer_gone(consumer)
+
+    def knows_home(self, home: int) -> bool:
+        """It has served this one."""
+        return self._home == home
+
+    async def take(self, consumer: int, limit: int, max_bytes: int) -> list[Given]:
+        """Messages for `consumer`: those that wait to be given again first, then new ones, in order. May be one entry
+        more than `max_bytes`."""
+        given: list[Given] = []
+
+        def room() -> int:
+            full = sum(each.size_bytes for each in given) >= max_bytes
+            return 0 if full else limit - len(given)
+
+        async with self._reading:
+            self._assert_serving()
+            try:
+                await self._give_again(given, room, consumer)
+                more = True
+                while more and room() and not self._deliveries.full:
+                    more = await self._read_on(given, room, consumer)
+            except errors.MetatxnError:
+                if not given:
+                    raise  # else it is told next time: what was given must reach the consumer
+        # What somebody gives back while an entry is read may be given to this very consumer again: in one transaction
+        # it would count twice, as the second acknowledgement succeeds like the first.
+        return list({each.message.message_id: each for each in given}.values())
+
+    async def _give_again(self, given: list[Given], room: Callable[[], int], consumer: int) -> None:
+        while room() and (place := self._deliveries.first_waiting()) is not None:
+            frame = await self.frame(place.position)
+            if frame is None:  # trimmed away meanwhile
+                self.delete(entry_span(place.position))
+                continue
+            again = self._deliveries.waiting_in(place.position)[: room()]
+            given += self._give(frame, [place.message for place in again], consumer)
+
+    async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: int) -> bool:
+        """Give messages of the next page; whether there is more to read."""
+        at = self._skip_to(
+            max(self._deliveries.next_read, self._cursor.mark_delete), Place.behind(self._segment.ledgers.start)
+        )
+        try:
+            page = await self._segment.reader.read_committed(at.read_after, READ_BYTES)
+        except errors.PositionTrimmed:
+            return True  # meanwhile: go on behind it
+        for frame in page.frames:
+            header = frame.header
+            at = self._skip_to(at, Place.at(header.position))
+            size = message_count(header)
+            while at.position == header.position and at.message < size and room():
+                at = self._next_of_entry(frame, at, given, room(), consumer)
+            if at.position == header.position and at.message < size:
+                self._deliveries.next_read = at
+                return True
+            at = self._skip_to(at, Place.behind(header.position))
+        self._deliveries.next_read = self._skip_to(at, Place.behind(page.next))
+        return not page.end
+
+    def _next_of_entry(self, frame: RawFrame, at: Place, given: list[Given], room: int, consumer: int) -> Place:
+        """Give up to `room` messages of an entry, from `at` on. Answers the place behind them."""
+        position, size = frame.header.position, message_count(frame.header)
+        indexes: list[int] = []
+        index = at.message
+        while index < size and len(indexes) < room:
+            place = Place(position.ledger, position.entry, index)
+            if place not in self._cursor:
+                if self._pending.holder(place) is None:
+                    indexes.append(index)
+                else:
+                    self._deliveries.pass_over(place, size)
+            index += 1
+        given += self._give(frame, indexes, consumer)
+        return Place.behind(position) if index == size else at._replace(message=index)
+
+    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: int) -> list[Given]:
+        if not indexes:
+            return []
+        header = frame.header
+        size = message_count(header)
+        share = (header.end - header.start) // size
+        messages = read_messages(self._segment.id, frame, indexes)
+        places = (Place.at(header.position)._replace(message=index) for index in indexes)
+        return [
+            Given(_received(message, self._deliveries.give(place, size, consumer)), share)
+            for message, place in zip(messages, places, strict=True)
+        ]
+
+    def _skip_to(self, at: Place, end: Place) -> Place:
+        """What lies in between is never shown to readers: it counts as acknowledged."""
+        if at < end:
+            self.delete(Span(at, end))
+        return max(at, end)
+
+    def delete(self, span: Span) -> None:
+        self._cursor.add(span)
+        self._deliveries.gone(span)
+
+    async def frame(self, position: Position) -> RawFrame | None:
+        """The entry at `position`; None unless readers may see it."""
+        if position <= self._segment.ledgers.start or position.entry < 0:
+            return None
+        try:
+            page = await self._segment.reader.read_committed(position.before, 1)
+        except errors.PositionTrimmed:
+            return None
+        frame = page.frames[0] if page.frames else None
+        return frame if frame is not None and frame.header.position == position else None
+
+    # -- taking back -------------------------------------------------------------------------------------------
+
+    def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None) -> int:
+        """Messages that a consumer holds wait to be given again: these, or all. What is PENDING_ACK stays put."""
+        if ids is None:
+            places = self._deliveries.held()
+        else:
+            wanted = (Place.at(position)._replace(message=index) for position, index in ids)
+            places = [
+                p for p in wanted if (known := self._deliveries.get(p)) is not None and known.consumer is not None
+            ]
+        back = [place for place in places if self._pending.holder(place) is None]
+        self.give_back(back)
+        return len(back)
+
+    def _consumer_gone(self, consumer: int) -> None:
+        back = []
+        for place in self._deliveries.held_by(consumer):
+            if self._pending.holder(place) is None:
+                back.append(place)
+            else:
+                self._deliveries.let_go(place)
+        self.give_back(back)
+
+    def give_back(self, places: Iterable[Place]) -> None:
+        if dead := self._deliveries.returned(places):
+            self._on_dead(dead)
+        self._segment.changed.notify()
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    async def counts(self) -> Counts:
+        """As they are now. What was read is counted in memory, the rest by `MessageCounts`."""
+        while True:
+            with suppress(errors.PositionTrimmed):
+                return await self._counts()
+
+    async def _counts(self) -> Counts:
+        self._assert_serving()
+        start = self._segment.ledgers.start
+        self._skip_to(START, Place.behind(start))
+        at = max(self._deliveries.next_read, self._cursor.mark_delete)
+        unread = RangeSet(self._cursor.gaps(Span(at, Place.behind(self._segment.buffer.max_read_position))))
+        pieces: list[tuple[TxnId | None, Span]] = [(None, span) for span in unread]
+        found = Counts(self._cursor.mark_delete.last_before, backlog=len(self._deliveries))
+        for known in self._pending:
+            for held in known.spans():
+                if taken := self._deliveries.count(held):
+                    found.pending[known.txn_id] += taken
+                pieces += [(known.txn_id, span) for span in unread.between(*held)]
+        found.unacked = found.backlog - sum(found.pending.values())
+        # From here on nothing is looked at that could change meanwhile.
+        sums = await self._message_counts.before({place for _, span in pieces for place in span}, start)
+        for holder, span in pieces:
+            if messages := sums[span.end] - sums[span.start]:
+                if holder is None:
+                    found.backlog += messages
+                else:
+                    found.pending[holder] += messages
+        return found
+
+    @property
+    def has_more(self) -> bool:
+        """A message waits to be given again, or there is something that was not read yet."""
+        at = max(self._deliveries.next_read, self._cursor.mark_delete)
+        unread = at < Place.behind(self._segment.buffer.max_read_position)
+        return self._deliveries.first_waiting() is not None or (unread and not self._deliveries.full)
+
+    @property
+    def ended(self) -> bool:
+        """Everything that the segment will ever hold was given to somebody, once at least."""
+        return self._segment.ended_at(max(self._deliveries.next_read, self._cursor.mark_delete).last_before)
+
+
+def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:
+    return ReceivedMessage(**message.model_dump(), redelivery_count=redelivery_count)
