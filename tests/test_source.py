@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,34 @@ def test_imports_for_types_alone_count() -> None:
     """A circle must not hide behind `TYPE_CHECKING`."""
     tree = ast.parse("if TYPE_CHECKING:\n    from participants.topic.layout import Layout\n")
     assert list(imported(tree)) == ["participants.topic.layout"]
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def dependencies(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The modules of ours that each module imports, for types alone too."""
+    found: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets = {f"{node.module}.{alias.name}" for alias in node.names}
+                found[name] |= targets & sources.keys() or {node.module} & sources.keys()
+    return found
+
+
+def test_no_modules_of_the_broker_import_each_other() -> None:
+    """Not even in a circle that exists for type checkers alone."""
+    sources = {dotted(path): path.read_text() for package, path in modules() if package == "participants"}
+    list(TopologicalSorter(dependencies(sources)).static_order())
+
+
+def test_a_circle_is_noticed() -> None:
+    sources = {"a.b": "if TYPE_CHECKING:\n    from a.c import C", "a.c": "from a import b"}
+    with pytest.raises(CycleError):
+        list(TopologicalSorter(dependencies(sources)).static_order())
 
 
 @pytest.mark.parametrize("path", [pytest.param(m[1], id=str(m[1].relative_to(ROOT))) for m in modules()])
