@@ -71,7 +71,8 @@ from metatxn.wire.coordinator import BatchItem, BeginItem, BeginRequest, CommitI
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.api.frames_response import ANSWER_BYTES
-from participants.segment.segment import Entry, Segment
+from participants.segment.publishing import Entry
+from participants.segment.segment import Segment
 from participants.service import BrokerService
 from participants.topic.messages import Messages, PublishOptions
 

@@ -53,8 +53,9 @@ from participants.broker.broker import Broker
 from participants.messages import schemas
 from participants.messages.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.segment.dedup import AppendedBefore
+from participants.segment.publishing import Entry
 from participants.segment.reading import Page
-from participants.segment.segment import Entry, Segment
+from participants.segment.segment import Segment
 from participants.topic.layout import Layout
 from participants.topic.messages import Messages, PublishOptions, check_values
 from participants.topic.reading import read_page, snapshot_revision

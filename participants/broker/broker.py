@@ -334,7 +334,7 @@ class Broker:
         segment = self._segments.get(segment_id)
         if segment is None or segment.lost:
             return  # it is being opened; there is time
-        await segment.drain()
+        await segment.publisher.drain()
         segment.lose("it moves to another broker")
         await self.drop(segment_id)
         await until_it_succeeds(

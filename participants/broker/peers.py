@@ -33,8 +33,8 @@ from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
 from metatxn.wire.problems import from_problem
 from participants.segment.dedup import AppendedBefore, Remembered
+from participants.segment.publishing import Entry
 from participants.segment.reading import Page
-from participants.segment.segment import Entry
 
 TIMEOUT_S = 30.0
 _MEDIA_TYPES = {

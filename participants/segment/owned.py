@@ -77,15 +77,19 @@ class OwnedSegment:
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
-    def _track(self, txn_id: TxnId) -> TrackedTransaction:
+    def track(self, txn_id: TxnId) -> TrackedTransaction:
         """Follow the header before anything is stored for the transaction, so that no decision can be missed."""
         transaction = self.buffer.track(txn_id, self._clock())
         self._headers.follow(txn_id)
         return transaction
 
+    def unfollow(self, txn_id: TxnId) -> None:
+        """Nothing of the transaction is left here."""
+        self._headers.unfollow(txn_id)
+
     def follow_recovered(self, txn_id: TxnId) -> None:
         """Recovery found operation records of the transaction."""
-        self._track(txn_id).stored = True
+        self.track(txn_id).stored = True
 
     def begun_at(self, txn_id: TxnId, created_ms: int) -> None:
         """Recovery read the header of an open transaction: it is older than this object knows."""
@@ -107,9 +111,9 @@ class OwnedSegment:
     def decide(self, transaction: TrackedTransaction, decision: Decision) -> None:
         if transaction.decision is None:
             self.buffer.close(transaction, decision)
-            self._release_if_drained(transaction)
+            self.release_if_drained(transaction)
 
-    def _release_if_drained(self, transaction: TrackedTransaction) -> None:
+    def release_if_drained(self, transaction: TrackedTransaction) -> None:
         """In memory first: what to hide, then the horizon. Making it durable follows in the background.
 
         A lost segment releases nothing any more: it may not know every frame, and recovery does it again.
@@ -174,3 +178,19 @@ class OwnedSegment:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """A caller that goes away does not end the work; a segment that closes does, with nothing known."""
+        return await self.answer(self.spawn(work))
+
+    async def answer(self, work: asyncio.Task[T]) -> T:
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not work.cancelled():
+                raise
+            raise errors.OutcomeUnknown(
+                f"segment {self.id} was closed before it was done",
+                action="Send it again, with the same sequence if it has one, or abort the transaction.",
+                segment=self.id,
+            ) from None

@@ -66,7 +66,7 @@ async def seal(
 
 async def _seal(segment: Segment, store: MetadataStore, succession: Succession) -> tuple[SegmentRecord, SealedLedger]:
     try:
-        await segment.drain()
+        await segment.publisher.drain()
         segment.assert_serving()
         assert segment.ledgers.open is not None
         last = await segment.ledgers.open.seal()
@@ -108,7 +108,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
         def report(error: BaseException | None) -> None:
             log.warning("seal again", segment=segment.id, error=str(error))
             if not isinstance(error, CheckFailed):
-                segment.seal_delayed(str(error))
+                segment.publisher.seal_delayed(str(error))
 
         await until_it_succeeds(attempt, MetastoreError, report)
     except LedgerError as error:

@@ -25,7 +25,8 @@ from participants.common.partial_failures import one_error
 from participants.messages import schemas
 from participants.messages.payloads import encode_messages, hashes_of, message_count, read_messages
 from participants.segment.dedup import AppendedBefore, sequence_used
-from participants.segment.segment import Entry, Segment
+from participants.segment.publishing import Entry
+from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
 from participants.topic.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
 

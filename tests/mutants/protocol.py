@@ -20,7 +20,7 @@ PROTOCOL = (
     Mutant(
         "decision-ignored-by-append",
         "5.5: a publish whose append has not begun is refused once the decision is seen",
-        "participants/segment/segment.py",
+        "participants/segment/publishing.py",
         "            if transaction.decision is not None:\n                raise refusal(transaction.txn_id, "
         "transaction.decision.header)\n            append =",
         "            append =",
@@ -126,9 +126,9 @@ PROTOCOL = (
     Mutant(
         "retry-does-not-join",
         "5.13: a retry joins the publish of its sequence that is in flight",
-        "participants/segment/segment.py",
-        "            if (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:",
-        "            if False and (in_flight := self.dedup.in_flight(scope, entry.sequence)) is not None:",
+        "participants/segment/publishing.py",
+        "            if (in_flight := self._segment.dedup.in_flight(scope, entry.sequence)) is not None:",
+        "            if False and (in_flight := self._segment.dedup.in_flight(scope, entry.sequence)) is not None:",
     ),
     Mutant(
         "acknowledged-before-the-sync",
@@ -333,9 +333,9 @@ PROTOCOL = (
     Mutant(
         "retry-names-the-child",
         "5.13: a retry is answered with the segment in which the entry lies",
-        "participants/segment/segment.py",
-        "segment=each.segment or self.id)",
-        "segment=self.id)",
+        "participants/segment/publishing.py",
+        "segment=each.segment or self._segment.id)",
+        "segment=self._segment.id)",
         "log",
     ),
     Mutant(
@@ -357,9 +357,9 @@ PROTOCOL = (
     Mutant(
         "intent-without-owner-guard",
         "5.2: every apply of a participant checks its own generation",
-        "participants/segment/segment.py",
-        "        batch = self.store.batch().check(self.ownership.check)\n        put_write_op(",
-        "        batch = self.store.batch()\n        put_write_op(",
+        "participants/segment/publishing.py",
+        "        batch = self._segment.store.batch().check(self._segment.ownership.check)\n        put_write_op(",
+        "        batch = self._segment.store.batch()\n        put_write_op(",
         "passing",
     ),
     Mutant(

@@ -34,7 +34,7 @@ from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.local import LocalStorage
 from participants.messages.payloads import encode_messages
-from participants.segment.segment import Entry
+from participants.segment.publishing import Entry
 from participants.topic.layout import Layout
 from tests.participants.segment.world import materialized
 

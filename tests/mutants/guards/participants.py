@@ -88,7 +88,7 @@ PARTICIPANTS = (
     Mutant(
         "rolled-before-its-appends-end",
         "appends change over once those that were begun have ended",
-        _SEGMENT,
+        "participants/segment/publishing.py",
         "        while self._begun:\n",
         "        while False:\n",
         tests=(
@@ -163,7 +163,7 @@ PARTICIPANTS = (
     Mutant(
         "unknown-intent-is-forgotten",
         "an operation that may have landed is cleaned up after the decision",
-        _SEGMENT,
+        "participants/segment/publishing.py",
         "self._drop_intent(transaction, intent, maybe_stored=not definite)",
         "self._drop_intent(transaction, intent, maybe_stored=False)",
         tests=(

@@ -18,8 +18,9 @@ from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import PayloadKind
 from participants.broker.broker import Broker
+from participants.segment.publishing import Entry
 from participants.segment.recovery import open_segment
-from participants.segment.segment import Entry, Segment
+from participants.segment.segment import Segment
 from tests.participants.broker.process import URL, BrokerProcess
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts

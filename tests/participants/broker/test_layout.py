@@ -20,7 +20,7 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.segment.dedup import AppendedBefore, Scope
-from participants.segment.segment import Entry
+from participants.segment.publishing import Entry
 from participants.topic.layout import CLAIM_PATIENCE_MS
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import (
@@ -253,7 +253,7 @@ async def test_what_was_admitted_before_the_seal_lands_in_the_parent_and_nothing
     admitted = sending(parent, "in", txn)
     await held.reached.wait()
     split = asyncio.create_task(post(process, name, "split"))
-    while not parent._closing:
+    while not parent.publisher.closing:
         await asyncio.sleep(0)
     late = sending(parent, "late", txn)
     await asyncio.sleep(0)

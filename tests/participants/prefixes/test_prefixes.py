@@ -28,7 +28,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from participants.broker.ownership import wanted
 from participants.messages.payloads import encode_messages
-from participants.segment.segment import Entry
+from participants.segment.publishing import Entry
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
 from participants.topic.messages import PublishOptions

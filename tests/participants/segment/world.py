@@ -24,10 +24,11 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
+from participants.segment.publishing import Entry
 from participants.segment.reading import Page
 from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
-from participants.segment.segment import Entry, Segment
+from participants.segment.segment import Segment
 from participants.subscription.memory_pending_acks import open_memory_pending_acks
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
@@ -318,5 +319,5 @@ def assert_at_the_floor(segment: Segment, node: Node) -> None:
     assert not node.mirror._listeners
     assert not segment.dedup._transactions
     assert not segment.dedup._in_flight
-    assert not segment._arrivals
+    assert not segment.publisher._arrivals
     assert not segment._tasks

@@ -1,0 +1,312 @@
+"""Publishing to an owned segment.
+
+Touched only from the event loop of its process. The order of steps is the protocol (DESIGN §5.3-5):
+
+    pin ─▶ intent (one guarded apply) ─▶ not decided meanwhile? ─▶ append begun ─▶ durable ─▶ acknowledged
+
+Between "not decided meanwhile?" and "append begun" nothing is awaited. A decision may overtake the reply to our own
+intent; then the publish is refused although its intent was stored, and the record is deleted by the materializer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
+
+from metastore.errors import CheckFailed, MetastoreError
+from metastore.txn import paths
+from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.transactions import Header
+from metastore.txn.store import put_write_op
+from metastore.types import FirstVersion
+from metatxn.wire import errors
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from participants.common.metrics import BrokerMetrics
+from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
+from participants.segment.dedup import AppendedBefore, Scope, sequence_used
+from participants.segment.owned import Clock, OwnedSegment
+from participants.txn.buffer import Decision, TrackedTransaction
+from participants.txn.refusals import prepared, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry to append. `writer` and `sequence` as in DESIGN §5.12-13. `hashes` are those of its keys; None: nobody
+    looked."""
+
+    payload: bytes | memoryview
+    kind: PayloadKind
+    count: int
+    txn_id: TxnId | None = None
+    writer: str | None = None
+    producer: str | None = None
+    sequence: int | None = None
+    hashes: frozenset[int] | None = None
+
+
+class Publisher:
+    """See the module docstring."""
+
+    def __init__(self, segment: OwnedSegment, clock: Clock, metrics: BrokerMetrics) -> None:
+        self._segment = segment
+        self._clock = clock
+        self._metrics = metrics
+        self._publishes: set[asyncio.Task[Position]] = set()
+        self._begun: set[asyncio.Task[Any]] = set()
+        """Those of them whose append was begun: what it ends with is not written down yet."""
+        self.appending = asyncio.Lock()
+        """Held to begin an append, and while the open ledger changes. It is fair: the order of arrival stays."""
+        self.closing = False
+        self._seal_problem: str | None = None
+        self._arrivals: dict[Scope, asyncio.Future[None]] = {}
+        self._next_op = 0
+
+    async def publish(self, entry: Entry) -> tuple[Position, bool]:
+        """Append one entry; answers its position and whether it was there already (a retried sequence).
+
+        When this returns the entry is durable. Raises `errors.MetatxnError`: TXN_NOT_FOUND, TXN_CONFLICT,
+        EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE, SEGMENT_SEALED: nothing was appended,
+        nothing of it will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
+        `AppendedBefore`: it was there already, or a part of it, and not, or not only, in this segment.
+        """
+        self._segment.assert_serving()
+        if len(entry.payload) > MAX_PAYLOAD_BYTES:
+            raise errors.PayloadTooLarge(
+                f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
+                limit_bytes=MAX_PAYLOAD_BYTES,
+            )
+        scope = Scope(entry.txn_id, entry.writer, entry.producer)
+        if entry.sequence is not None:
+            if (position := self._appended_before(entry, entry.sequence)) is not None:
+                return position, True
+            if (in_flight := self._segment.dedup.in_flight(scope, entry.sequence)) is not None:
+                position = await self._segment.answer(in_flight)
+                return self._appended_before(entry, entry.sequence) or position, True
+        if self.closing or self._segment.ledgers.open is None:
+            raise await self._sealed()
+        publish = self._segment.spawn(self._publish(entry, scope))
+        self._publishes.add(publish)
+        publish.add_done_callback(self._publishes.discard)
+        if entry.sequence is not None:
+            self._segment.dedup.begin(scope, entry.sequence, publish)
+        return await self._segment.answer(publish), False
+
+    def _appended_before(self, entry: Entry, sequence: int) -> Position | None:
+        """Where the entry stands, if it was appended here before; an entry of which nobody knows the hashes is rather
+        taken for one of this segment than for one that was inherited. Raises `AppendedBefore`, INVALID_ARGUMENT."""
+        found = self._segment.dedup.find(Scope(entry.txn_id, entry.writer, entry.producer), sequence, entry.hashes)
+        own = next((each for each in found if each.segment is None), None)
+        if own is not None and (len(found) == 1 or entry.hashes is None):
+            if own.count != entry.count:
+                raise sequence_used(sequence, own.count, entry.count)
+            return own.position
+        if not found:
+            return None
+        told = all(any(each.tells_of(hashed) for each in found) for hashed in entry.hashes or ())
+        parts = [replace(each, segment=each.segment or self._segment.id) for each in found]
+        raise AppendedBefore(sequence, parts, complete=told)
+
+    async def _publish(self, entry: Entry, scope: Scope) -> Position:
+        if entry.txn_id is None:
+            async with self.appending:
+                append = self._begin_append(entry)
+            return await self._until_durable(append, entry, scope, None)
+        if (final := self._segment.mirror.final(entry.txn_id)) is not None:
+            raise refusal(entry.txn_id, final[0])
+        transaction = self._segment.track(entry.txn_id)
+        if transaction.decision is not None:
+            raise refusal(entry.txn_id, transaction.decision.header)
+        previous, arrived = self._arrive(scope)
+        try:
+            intent = self._segment.buffer.pin(transaction, self._segment.buffer.last_durable)
+            await self._put_intent(transaction, intent, entry)
+            if previous is not None:
+                await asyncio.shield(previous)
+            async with self.appending:
+                append = self._begin_append_of(transaction, intent, entry)
+        finally:
+            self._has_arrived(scope, previous, arrived)
+        return await self._until_durable(append, entry, scope, transaction)
+
+    async def _put_intent(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
+        """The guarded operation record. On any failure the pin is dropped (DESIGN §5.3)."""
+        self._next_op += 1
+        op = WriteOp(
+            segment=self._segment.id,
+            after=str(transaction.intents[intent]),
+            count=entry.count,
+            writer=entry.writer,
+            sequence=entry.sequence,
+        )
+        batch = self._segment.store.batch().check(self._segment.ownership.check)
+        put_write_op(batch, transaction.txn_id, self._segment.ownership.generation, self._next_op, op)
+        try:
+            await self._segment.store.apply(batch)
+        except BaseException as error:
+            definite = isinstance(error, MetastoreError) and error.definite
+            self._drop_intent(transaction, intent, maybe_stored=not definite)
+            if isinstance(error, CheckFailed):
+                raise self._refused(transaction, error) from None
+            raise
+        self._metrics.op_writes.inc()
+
+    def _begin_append_of(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> Append:
+        """The last look at the decision and the begin of the append, with no await in between (DESIGN §5.5)."""
+        try:
+            self._segment.assert_serving()
+            if transaction.decision is not None:
+                raise refusal(transaction.txn_id, transaction.decision.header)
+            append = self._begin_append(entry)
+        except BaseException:
+            self._drop_intent(transaction, intent, maybe_stored=True)
+            raise
+        self._segment.buffer.append_begun(transaction, intent, append.position, entry.writer)
+        return append
+
+    def _begin_append(self, entry: Entry) -> Append:
+        assert self._segment.ledgers.open is not None, "the drain before a seal waits for every publish"
+        try:
+            return self._segment.ledgers.open.append(
+                entry.payload,
+                kind=entry.kind,
+                count=entry.count,
+                publish_ms=self._clock(),
+                txn_id=entry.txn_id,
+                writer=entry.writer,
+                producer=entry.producer,
+                sequence=entry.sequence,
+            )
+        except LedgerStopped as error:
+            self._segment.lose(f"its ledger is stopped: {error}")
+            raise self._segment.not_serving() from None
+
+    async def _until_durable(
+        self, append: Append, entry: Entry, scope: Scope, transaction: TrackedTransaction | None
+    ) -> Position:
+        publish = asyncio.current_task()
+        assert publish is not None
+        self._begun.add(publish)
+        publish.add_done_callback(self._begun.discard)
+        try:
+            await asyncio.shield(append.durable)
+        except StorageFull as error:
+            self._append_ended(transaction)
+            raise errors.StorageFull(str(error), segment=self._segment.id) from None
+        except LedgerFenced as error:
+            self._segment.lose(str(error))
+            raise self._segment.not_serving() from None
+        except LedgerError as error:
+            # Unknown: the transaction is never released by this object; recovery re-reads the ledger.
+            self._segment.lose(f"an append failed: {error}")
+            raise errors.OutcomeUnknown(str(error), segment=self._segment.id) from None
+        if entry.sequence is not None:
+            self._segment.dedup.durable(scope, entry.sequence, append.position, entry.count)
+        self._append_ended(transaction)
+        return append.position
+
+    def _append_ended(self, transaction: TrackedTransaction | None) -> None:
+        if transaction is not None:
+            self._segment.buffer.append_ended(transaction)
+            self._segment.release_if_drained(transaction)
+
+    def _drop_intent(self, transaction: TrackedTransaction, intent: int, *, maybe_stored: bool) -> None:
+        self._segment.buffer.unpin(transaction, intent, maybe_stored=maybe_stored)
+        if self._segment.buffer.get(transaction.txn_id) is None:
+            self._segment.unfollow(transaction.txn_id)
+        self._segment.advanced()
+
+    def _arrive(self, scope: Scope) -> tuple[asyncio.Future[None] | None, asyncio.Future[None]]:
+        """Frames of one scope are appended in the order of arrival, whatever order the store answers in."""
+        previous = self._arrivals.get(scope)
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrivals[scope] = arrived
+        return previous, arrived
+
+    def _has_arrived(self, scope: Scope, previous: asyncio.Future[None] | None, arrived: asyncio.Future[None]) -> None:
+        """One that failed early must not let those behind it overtake those before it."""
+
+        def pass_on(_: object) -> None:
+            arrived.set_result(None)
+            if self._arrivals.get(scope) is arrived:
+                del self._arrivals[scope]
+
+        if previous is None or previous.done():
+            pass_on(previous)
+        else:
+            previous.add_done_callback(pass_on)
+
+    # -- the end of appending ----------------------------------------------------------------------------------
+
+    async def until_begun_ended(self) -> None:
+        """Every append that was begun is durable, and written down, or has failed. With `appending` held no other one
+        begins."""
+        while self._begun:
+            await asyncio.wait(self._begun)
+
+    async def drain(self) -> None:
+        """Admit nothing any more, and wait until what was admitted is durable or has failed (DESIGN §5.14).
+
+        There is no way back: the segment is sealed next, or this object is lost.
+        """
+        self.closing = True
+        while self._publishes:
+            await asyncio.wait(self._publishes)
+
+    def seal_delayed(self, reason: str) -> None:
+        """The seal does not come at once: those who wait for it should not wait here."""
+        self._seal_problem = reason
+        self._segment.changed.notify()
+
+    async def _sealed(self) -> errors.MetatxnError:
+        """Why no append is admitted. A seal that goes on is awaited, unless it takes longer than it should."""
+        while self._segment.ledgers.open is not None:
+            self._segment.assert_serving()
+            if self._seal_problem is not None:
+                return self._sealing(f"is being sealed: {self._seal_problem}")
+            await self._segment.changed.wait()
+        self._segment.assert_serving()
+        if self._segment.record.merge is not None:
+            await self._reread()
+        if self._segment.record.merge is not None:
+            return self._sealing(f"is being merged with {self._segment.record.merge.other}")
+        return errors.SegmentSealed(
+            f"segment {self._segment.id} is sealed",
+            action=None
+            if self._segment.record.children
+            else "It was sealed for good: write to another segment or topic.",
+            segment=self._segment.id,
+            children=list(self._segment.record.children),
+        )
+
+    def _sealing(self, what: str) -> errors.MetatxnError:
+        return errors.StoreUnavailable(
+            f"segment {self._segment.id} {what}",
+            action="Try again in a moment; nothing happened.",
+            segment=self._segment.id,
+        )
+
+    async def _reread(self) -> None:
+        """Whoever ends a merge need not be the owner of both segments."""
+        stored = await self._segment.store.get(paths.segment(self._segment.id))
+        if stored is not None:
+            record = SegmentRecord.decode(stored.value)
+            self._segment.record = self._segment.record.model_copy(
+                update={"children": record.children, "merge": record.merge}
+            )
+
+    def _refused(self, transaction: TrackedTransaction, lost: CheckFailed) -> Exception:
+        """What a guard of the intent that did not hold means to the publisher."""
+        txn_id = transaction.txn_id
+        if lost.check == self._segment.ownership.check:
+            self._segment.deposed_by(lost)
+            return self._segment.not_serving()
+        if isinstance(lost.check, FirstVersion):
+            header = Header.decode(lost.current.value) if lost.current else None
+            if header is not None and self._segment.buffer.get(txn_id) is transaction:
+                self._segment.decide(transaction, Decision(header))
+            return refusal(txn_id, header)
+        return prepared(txn_id)
