@@ -115,11 +115,11 @@ _MODULES = (
     *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
     *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker"),
 )
-"""Where these names live; of two modules with the same name, the first one counts. They are imported when the first
-name is asked for: the servers read `metatxn.wire` and never load the client."""
+"""The modules in which these names are defined; if two modules define a name, the first one counts. They are imported
+when the first of their names is requested: the servers import `metatxn.wire` and never load the client."""
 
 
-if not TYPE_CHECKING:  # else a type checker would believe in any name
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in __all__:

@@ -1,10 +1,9 @@
-"""What an answer means: that of a service, and that of whatever stands before one.
+"""The meaning of an answer, whether a service or something in front of it gave it.
 
-2xx and understood               done
-a problem of the contract        what it says of itself: `retriable`, `definite`, `action`, also of an unknown code
-below 500, and no such problem   a gateway let nothing through
-from 500 on, or 2xx and not      a question (GET) was not answered; anything else may have been carried out: a
-understood                       gateway's 502 or 504 says that the *answer* did not come
+2xx and understood done a problem of the contract what it says of itself: `retriable`, `definite`, `action`, also of an
+unknown code below 500, and no such problem a gateway let nothing through from 500 on, or 2xx and not a question (GET)
+was not answered; anything else may have been carried out: a understood gateway's 502 or 504 says that the *answer* did
+not come
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _PASSES = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-"""What a gateway answers while it lacks something that may come back."""
+"""The statuses of a gateway while it lacks something that may come back."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def error_of(answer: httpx.Response) -> MetatxnError:
-    """What an answer that is no 2xx says."""
+    """The error in an answer that is not a 2xx."""
     problem = _problem_in(answer)
     if problem is None:
         return _not_ours(answer)
@@ -42,29 +41,30 @@ def error_of(answer: httpx.Response) -> MetatxnError:
 
 
 def json_of(answer: httpx.Response) -> Any:
-    """The JSON of a 2xx answer. Raises `ServiceUnreachable` when there is none, and `OutcomeUnknown` when that may hide
-    what was done."""
+    """The JSON of a 2xx answer. Raises `ServiceUnreachable` if there is none, and `OutcomeUnknown` if that may hide an
+    effect of the request."""
     try:
         return answer.json()
     except ValueError:
-        raise _not_understood(answer, "is no JSON, so it is no metatxn service's") from None
+        raise _not_understood(answer, "is not JSON, so it is not from a metatxn service") from None
 
 
 def parsed(model: type[M], answer: httpx.Response) -> M:
-    """A 2xx answer as what this version of the services sends. Raises as `json_of`."""
+    """A 2xx answer as a model of this version of the services. Raises the errors of `json_of`."""
     return parsed_part(model, json_of(answer), answer)
 
 
 def parsed_part(model: type[M], value: Any, answer: httpx.Response) -> M:
-    """As `parsed`, of a value in the answer's JSON."""
+    """Like `parsed`, for a value in the answer's JSON."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _not_understood(answer, f"is no metatxn service's {model.__name__}: {error}") from error
+        raise _not_understood(answer, f"is not the {model.__name__} of a metatxn service: {error}") from error
 
 
 def _problem_in(answer: httpx.Response) -> dict[str, Any] | None:
-    """As the contract has it: with a code and two facts, which a gateway's own problems lack."""
+    """The problem in the answer if it has the form of the contract: with a code and two facts, which a gateway's own
+    problems lack."""
     try:
         body = answer.json()
     except ValueError:
@@ -76,7 +76,7 @@ def _problem_in(answer: httpx.Response) -> dict[str, Any] | None:
 
 def _not_ours(answer: httpx.Response) -> MetatxnError:
     status = answer.status_code
-    said = f"{_base(answer)} answered {status} to {answer.url.path}, and not as a metatxn service"
+    said = f"{_base(answer)} answered {status} to {answer.url.path}, but not like a metatxn service"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.request.method != QUESTION:
         return OutcomeUnknown(said, status=status)
     return ServiceUnreachable(said, retriable=status in _PASSES, retry_after_s=_retry_after_s(answer), status=status)

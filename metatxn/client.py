@@ -1,4 +1,4 @@
-"""The client: one URL in, everything else from there. Nothing is sent before it is needed."""
+"""The client: one URL is enough to find everything else. Nothing is sent before it is needed."""
 
 from __future__ import annotations
 
@@ -64,28 +64,30 @@ def connect_async(
     transport: httpx.AsyncBaseTransport | None = None,
     randomness: random.Random | None = None,
 ) -> AsyncClient:
-    """A client of the cluster that the coordinator or broker at `url` belongs to. Sends nothing yet.
+    """A client of the cluster that the coordinator or broker at `url` belongs to. Nothing is sent yet.
 
     `token` is sent with every request. `ca` is a PEM file of authorities to trust in place of the usual ones; with an
     `https://` URL nothing is ever sent without TLS. `request_timeout_s` is the time for a request with all of its
-    retries. `transport` replaces the network, and `randomness` what names and jitter are made of, in tests.
+    retries. For tests, `transport` replaces the network, and `randomness` is the source of names and jitter.
     """
     if not url.startswith(("http://", "https://")):
         raise InvalidArgument(
-            f"url: {url!r} is no http:// or https:// URL", action="Use one like http://127.0.0.1:8470."
+            f"url: {url!r} is not an http:// or https:// URL", action="Use one like http://127.0.0.1:8470."
         )
     if "@" in urlsplit(url).netloc:
-        raise InvalidArgument("url: holds a user or a password, which would be shown in errors", action="Use `token`.")
+        raise InvalidArgument(
+            "url: contains a user or a password, which would be shown in errors", action="Use `token`."
+        )
     if token is not None and not re.fullmatch(r"[!-~]+", token):
-        raise InvalidArgument("token: holds something else than visible ASCII characters", field="token")
+        raise InvalidArgument("token: contains other characters than visible ASCII", field="token")
     if request_timeout_s <= 0:
         raise InvalidArgument("request_timeout_s: must be above 0", field="request_timeout_s")
     return AsyncClient(Connection(url, token, request_timeout_s, ca=ca, transport=transport, randomness=randomness))
 
 
 class AsyncClient:
-    """Made by `connect_async`, for one event loop; everything that asks a service is awaited. Every method may raise
-    any `MetatxnError`; the docstrings name the ones to expect. `Client` is the same for threads."""
+    """The client for one event loop, made by `connect_async`. Every method that calls a service is awaited, and may
+    raise any `MetatxnError`; the docstrings name the errors to expect. `Client` is the same for threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -104,14 +106,14 @@ class AsyncClient:
             await self.close()
 
     async def close(self) -> None:
-        """Flush every producer, then let go of the connections. Raises the first failure of a send."""
+        """Flush every producer, then close the connections. Raises the first failure of a send."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.let_go)
             for delivery in {producer.delivery: None for producer in self._producers} | self._connection.sending:
                 stack.push_async_callback(delivery.close)
 
     async def let_go(self) -> None:
-        """`close` without a flush: what is not sent yet is lost. Idempotent."""
+        """Close without a flush: what has not been sent yet is lost. Idempotent."""
         await self._connection.close()
 
     # -- transactions ------------------------------------------------------------------------------------------
@@ -125,16 +127,16 @@ class AsyncClient:
         properties: dict[str, str] | None = None,
         owner: str | None = None,
     ) -> AsyncTransaction:
-        """A new transaction; it is aborted when it is open for longer than `timeout_ms`.
+        """Begin a transaction, which is aborted if it is open for longer than `timeout_ms`.
 
-        A `key` needs the `epoch` that `connect_key` answered. With a `version`, too, it is the same one again for as
-        long as that is open; when the version is committed, one whose `already_committed` is true. Raises `NotAllowed`
-        for a stale epoch.
+        A `key` requires the `epoch` that `connect_key` returned. If a `version` is given too, retrying an open version
+        returns the same transaction, and a committed one returns a transaction whose `already_committed` is true.
+        Raises `NotAllowed` for a stale epoch.
         """
         if key is not None and epoch is None:
             raise InvalidArgument(
-                "epoch: a transaction under a key needs the key's epoch",
-                action="Call connect_key(key), which takes it over from whoever works under it, and pass its epoch.",
+                "epoch: a transaction under a key requires the key's epoch",
+                action="Call connect_key(key), which takes over the key, and pass the epoch that it returns.",
                 field="epoch",
             )
         body = {
@@ -145,7 +147,7 @@ class AsyncClient:
             "version": version,
             "properties": properties,
         }
-        # A begin that is sent twice leaves at most an empty transaction behind, which its timeout ends.
+        # A begin that is sent twice leaves at most an empty transaction, which its timeout ends.
         header = parsed(TransactionHeader, await self._connection.coordinator(post(path_of("txns"), body)))
         return AsyncTransaction(self._connection, header.txn_id or "", header)
 
@@ -159,12 +161,12 @@ class AsyncClient:
         properties: dict[str, str] | None = None,
         owner: str | None = None,
     ) -> AsyncIterator[AsyncTransaction]:
-        """`begin`, to be used with `async with`: commits on leaving, aborts on an exception or a failed send."""
+        """`begin` for use with `async with`, which commits on leaving, and aborts on an exception or a failed send."""
         async with await self.begin(timeout_ms, key, epoch, version, properties, owner) as txn:
             yield txn
 
     def attach(self, txn_id: str) -> AsyncTransaction:
-        """A transaction that someone else began, to write inside it or to end it. Nothing is read yet."""
+        """A transaction that was begun elsewhere, to write inside it or to end it. Nothing is read yet."""
         return AsyncTransaction(self._connection, txn_id)
 
     def transactions(
@@ -177,7 +179,8 @@ class AsyncClient:
         older_than_ms: int | None = None,
         limit: int | None = None,
     ) -> Paged[TransactionHeader]:
-        """Headers, filtered. `older_than_ms` is an age; `limit` the size of a page, not of the answer."""
+        """The headers of the transactions that match the filters. `older_than_ms` is an age; `limit` is the size of a
+        page, not of the result."""
         params = {
             "state": state,
             "transaction_key": key,
@@ -190,16 +193,18 @@ class AsyncClient:
         return Listing(connection, connection.coordinators, path_of("txns"), params, TransactionHeader)
 
     def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Paged[HangingTransaction]:
-        """Transactions open for longer than that (a minute unless given), and where each holds back the readers.
+        """Transactions that have been open for longer than `max_age_ms` (default: a minute), and where each of them
+        holds readers back.
 
-        A page at a time, `limit` its size: the pages go by deadline, in each the oldest is first.
+        They are read in pages of `limit`: the pages are ordered by deadline, and in each page the oldest transaction is
+        first.
         """
         connection = self._connection
         params = {"max_age_ms": max_age_ms, "limit": limit}
         return Listing(connection, connection.coordinators, HANGING_PATH, params, HangingTransaction)
 
     def operations(self, txn_id: str) -> Paged[Operation]:
-        """Operation records of a transaction that are not yet worked off. Raises `TransactionNotFound`."""
+        """The operation records of a transaction that no broker has cleaned up yet. Raises `TransactionNotFound`."""
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("txns", txn_id, "ops"), {}, Operation)
 
@@ -208,25 +213,25 @@ class AsyncClient:
     async def connect_key(
         self, key: str, epoch: int = -1, session: str | None = None, owner: str | None = None
     ) -> ConnectAnswer:
-        """Take over a transaction key (`epoch` -1): its open transaction is aborted, and whoever used it before gets
-        `NotAllowed` from now on. With the current epoch: confirm it."""
-        # A session makes a repeated request answer the same epoch. Every call is a session of its own by default.
+        """Take over a transaction key (`epoch` -1): its open transaction is aborted, and its previous holder gets
+        `NotAllowed` from now on. Any other `epoch` connects only if it is the current one."""
+        # With a session, a repeated request returns the same epoch. By default, each call is a session of its own.
         body = {"epoch": epoch, "session": session or self._connection.new_name(), "owner": owner}
         call = post(path_of("transaction-keys", key, "connect"), body)
         return parsed(ConnectAnswer, await self._connection.coordinator(call))
 
     def keys(self, owner: str | None = None) -> Paged[TransactionKeyInfo]:
-        """Transaction keys, those of one owner if it is given."""
+        """All transaction keys, or those of one owner."""
         connection = self._connection
         return Listing(connection, connection.coordinators, KEYS_PATH, {"owner": owner}, TransactionKeyInfo)
 
     async def key(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
-        """Raises `NotFound`."""
+        """One transaction key. Raises `NotFound`."""
         call = Call("GET", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
         return parsed(TransactionKeyInfo, await self._connection.coordinator(call))
 
     async def delete_key(self, key: str, owner: str | None = None) -> None:
-        """Aborts the transaction that the key holds. Raises `NotFound`."""
+        """Delete a transaction key, and abort the transaction that it holds. Raises `NotFound`."""
         connection = self._connection
         call = Call("DELETE", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
         await connection.http.request(connection.coordinators, call)
@@ -236,12 +241,12 @@ class AsyncClient:
     async def create_topic(
         self, name: str, segments: int = 1, schema: pa.Schema | TopicSchema | None = None, exist_ok: bool = False
     ) -> TopicInfo:
-        """Raises `AlreadyExists`; with `exist_ok` the topic that is there is answered, as it is."""
+        """Create a topic. Raises `AlreadyExists`; with `exist_ok` an existing topic is returned as it is."""
         columns = schema.model_dump(exclude_none=True) if isinstance(schema, TopicSchema) else None
         if isinstance(schema, pa.Schema):
             columns = wire_schema(schema)
         body = {"name": name, "segments": segments, "schema": columns}
-        # That it is there is no refusal of an attempt without an answer: that one may have made it.
+        # `AlreadyExists` does not say that an unanswered attempt was refused: that attempt may have created it.
         call = post(path_of("topics"), body, settled_by=(AlreadyExists,) if exist_ok else ())
         try:
             return parsed(TopicInfo, await self._connection.broker(call))
@@ -251,23 +256,23 @@ class AsyncClient:
             return await self.topic(name)
 
     async def topic(self, name: str) -> TopicInfo:
-        """The topic and its segments now. Raises `NotFound`."""
+        """The topic and its segments as they are now. Raises `NotFound`."""
         return await self._connection.topics.read(name)
 
     def topics(self) -> Paged[TopicInfo]:
-        """All topics that the caller has a right on, by name."""
+        """All topics that the caller has a right on, ordered by name."""
         connection = self._connection
         return Listing(connection, connection.brokers, path_of("topics"), {}, TopicInfo)
 
     async def delete_topic(self, name: str) -> None:
-        """With all of its messages and subscriptions; transactions that wrote there end as any other. Raises
-        `NotFound` for one that never was."""
+        """Delete a topic with all of its messages and subscriptions. Transactions that wrote to it end like any others.
+        Raises `NotFound` for a topic that never existed."""
         connection = self._connection
         await connection.http.request(connection.brokers, Call("DELETE", path_of("topics", name)))
         connection.topics.forget(name)
 
     async def topic_schema(self, name: str) -> pa.Schema | None:
-        """The topic's columns; None for a topic that takes any message."""
+        """The topic's columns, or None for a topic that accepts any message."""
         return arrow_schema((await self.topic(name)).topic_schema)
 
     async def segment(self, segment_id: str) -> SegmentDetail:
@@ -276,20 +281,21 @@ class AsyncClient:
         return parsed(SegmentDetail, response)
 
     async def split_segment(self, segment_id: str, at: int | None = None) -> list[str]:
-        """Seal a segment; answers the two children that take over: of the hashes below `at`, and from `at` on (the
-        middle unless given). Writers and readers find them by themselves. Raises `SegmentSealed`."""
+        """Seal a segment and return the two children that take over: one for the hashes below `at`, one for those from
+        `at` on (default: the middle). Producers and readers find them by themselves. Raises `SegmentSealed`."""
         return await self._change_layout(segment_id, "split", {"at": at})
 
     async def merge_segments(self, segment_id: str, other_id: str) -> list[str]:
-        """Seal two neighbours; answers the one child that takes over from both. Raises `SegmentSealed`."""
+        """Seal two neighbours and return the one child that takes over from both. Raises `SegmentSealed`."""
         return await self._change_layout(segment_id, "merge", {"with": other_id})
 
     async def seal_segment(self, segment_id: str) -> list[str]:
-        """It takes no more messages, and nobody takes over from it; answers its children if there are any already."""
+        """Seal a segment without successor: it accepts no more messages. Returns its children if it already has
+        some."""
         return await self._change_layout(segment_id, "seal", {})
 
     async def trim_segment(self, segment_id: str, before: str) -> str:
-        """Drop the entries below a position that readers have been shown; answers the first readable position."""
+        """Drop the entries below a position that readers could see, and return the first readable position."""
         call = post(path_of("segments", segment_id, "trim"), {"before": before})
         return parsed(TrimAnswer, await self._connection.owner_of(segment_id, call)).first_position
 
@@ -299,9 +305,9 @@ class AsyncClient:
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         wait_ms: int = 0,
     ) -> HorizonsAnswer:
-        """How far these segments can be read, as the owner of the first one sees it: of those that it does not serve
-        the answer names the broker that does. With `wait_ms` the answer is held back until one of them has something
-        behind its place."""
+        """How far these segments can be read, as the owner of the first one sees it. For a segment that this owner does
+        not serve, the answer names the broker that does. With `wait_ms` the answer is held back until one of the
+        segments has something after its place."""
         first = next(iter(segments))
         wanted = {segment: place.model_dump(exclude_none=True) for segment, place in segments.items()}
         body = {"segments": wanted, "isolation": isolation, "wait_ms": wait_ms}
@@ -312,12 +318,13 @@ class AsyncClient:
         return answer
 
     async def _change_layout(self, segment_id: str, verb: str, body: dict[str, str | int | None]) -> list[str]:
-        # Done already is success, so another change came before all attempts.
+        # A change that is already done is a success, so a refusal means that another change came before all attempts.
         call = post(path_of("segments", segment_id, verb), body, settled_by=(SegmentSealed,))
         return parsed(ChildrenAnswer, await self._connection.owner_of(segment_id, call)).children
 
     async def cluster(self, *, patient: bool = True) -> Cluster:
-        """Who serves where, and the store's revision. Impatient: fails at once when nothing answers."""
+        """The services with their URLs, and the store's revision. With `patient=False` it fails at once if nothing
+        answers."""
         return await self._connection.directory.read(patient=patient)
 
     # -- data --------------------------------------------------------------------------------------------------
@@ -332,10 +339,10 @@ class AsyncClient:
         linger_ms: float = 0,
         max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> AsyncProducer:
-        """Sends messages. `name` is for people who look at entries.
+        """A producer of messages. `name` is for people who look at entries.
 
-        Messages share an entry up to `max_entry_messages` (1 turns batching off) and `max_entry_bytes`: those that are
-        sent while an earlier entry is on its way, and with `linger_ms` those that come within that time. `send` waits
+        Messages share an entry up to `max_entry_messages` (1 turns batching off) and `max_entry_bytes`: messages that
+        are sent while an earlier entry is in flight, and, with `linger_ms`, those sent within that time. `send` waits
         while more than `max_pending_bytes` are not durable yet.
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
@@ -352,8 +359,8 @@ class AsyncClient:
         revision: int | None = None,
         compacted: bool = False,
     ) -> AsyncReader:
-        """Iterates over messages from `earliest`, `latest`, or the `token` of another reader. A `compacted` one begins
-        with the latest value of each key."""
+        """A reader that iterates over messages from `earliest`, `latest`, or the `token` of another reader. A
+        `compacted` one begins with the latest value of each key."""
         reader = AsyncReader(self._connection, topic, start, isolation, follow, revision, compacted)
         await reader.open(at_end=start == "latest")
         return reader
@@ -368,8 +375,8 @@ class AsyncClient:
         max_redeliveries: int | None = None,
         name: str | None = None,
     ) -> AsyncConsumer:
-        """A consumer of a subscription, which is created if it is not there. Raises `AlreadyExists` when there is
-        another one of this name."""
+        """A consumer of a subscription, which is created if it does not exist. Raises `AlreadyExists` if a subscription
+        of this name has other settings."""
         await self.create_subscription(topic, subscription, type, initial, dead_letter_topic, max_redeliveries)
         return self.consumer(topic, subscription, name)
 
@@ -382,7 +389,7 @@ class AsyncClient:
         dead_letter_topic: str | None = None,
         max_redeliveries: int | None = None,
     ) -> None:
-        """If it is not there. Raises `AlreadyExists` when there is another one of this name."""
+        """Create a subscription if it does not exist. Raises `AlreadyExists` if one of this name has other settings."""
         body = {
             "type": type,
             "initial": initial,
@@ -390,31 +397,34 @@ class AsyncClient:
             "max_redeliveries": max_redeliveries,
         }
         path = subscription_path(topic, subscription)
-        call = Call("PUT", path, content=json_body(body), settled_by=(AlreadyExists,))  # the same one is success
+        call = Call(
+            "PUT", path, content=json_body(body), settled_by=(AlreadyExists,)
+        )  # a subscription with the same settings is a success
         await self._connection.home_of(topic, call)
 
     def consumer(self, topic: str, subscription: str, name: str | None = None) -> AsyncConsumer:
-        """A consumer of a subscription that is there. `name` is unique unless given; two that are called the same
-        are one to the broker."""
+        """A consumer of an existing subscription. `name` is unique by default; the broker takes two consumers with the
+        same name for one."""
         return AsyncConsumer(self._connection, topic, subscription, name)
 
     def subscriptions(self, topic: str) -> Paged[SubscriptionSummary]:
-        """Those of a topic, by name. Raises `NotFound`."""
+        """The subscriptions of a topic, ordered by name. Raises `NotFound`."""
         connection, path = self._connection, path_of("topics", topic, "subscriptions")
         return Listing(connection, connection.brokers, path, {}, SubscriptionSummary)
 
     async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
-        """How far it is, and what is pending. Raises `NotFound`."""
+        """The progress of a subscription, and what is pending on it. Raises `NotFound`."""
         answer = await self._connection.home_of(topic, Call("GET", subscription_path(topic, subscription)))
         return parsed(SubscriptionInfo, answer)
 
     async def acknowledge_up_to(
         self, topic: str, subscription: str, positions: Mapping[str, str], txn: AsyncTransaction
     ) -> None:
-        """Inside `txn`: everything up to a position of each segment, which readers must have been shown, in the place
-        of all consumers of the subscription.
+        """Acknowledge inside `txn`, in place of all consumers of the subscription, everything up to a position of each
+        segment that readers could see.
 
-        Raises `NotFound` without the subscription, `TransactionConflict`; whatever is raised, `txn` must be aborted.
+        Raises `NotFound` if there is no such subscription, and `TransactionConflict`. Whatever is raised, `txn` must be
+        aborted.
         """
         txn.check_takes_operations()
         body = {"kind": "cumulative", "positions": dict(positions), "for_all": True, "txn_id": txn.id}
@@ -423,7 +433,7 @@ class AsyncClient:
             await self._connection.broker(call)
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:
-        """With all that it knows. Raises `NotFound`."""
+        """Drop a subscription with all of its state. Raises `NotFound`."""
         await self._connection.home_of(topic, Call("DELETE", subscription_path(topic, subscription)))
 
     def table_writer(
@@ -434,9 +444,9 @@ class AsyncClient:
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
     ) -> AsyncTableWriter:
-        """Writes Arrow tables inside a transaction, or without one: then rows can be read as soon as their entry is
-        durable. With `writer`, which needs a transaction, the rows count only if the commit lists that name or lists
-        none."""
+        """A writer of Arrow tables, inside a transaction or without one; without one, rows can be read as soon as their
+        entry is durable. With `writer`, which requires a transaction, the rows count only if the commit lists that name
+        or lists none."""
         return AsyncTableWriter(self._connection, topic, txn, writer, key_column, max_entry_bytes)
 
     @overload
@@ -456,11 +466,11 @@ class AsyncClient:
         revision: int | None = None,
         include_metadata: bool = False,
     ) -> pa.Table | dict[str, pa.Table]:
-        """All visible rows of a topic, or of several: with `snapshot` as one consistent cut at `revision`, which is
-        now unless given.
+        """All visible rows of a topic, or of several topics. With `snapshot` they are one consistent cut at `revision`
+        (default: now).
 
-        Raises `SchemaMismatch` for a value of another type than its column, with the position of its entry: no column
-        changes its type because of one message.
+        Raises `SchemaMismatch` for a value of another type than its column, with the position of its entry: a column
+        never changes its type because of one message.
         """
         topics = [topic] if isinstance(topic, str) else list(topic)
         tables = await read_topics(self._connection, topics, isolation, revision, include_metadata)
@@ -482,7 +492,7 @@ class AsyncClient:
         max_bytes: int = frames.PAGE_BYTES,
         wait_ms: int = 0,
     ) -> FramesPage:
-        """One page of a segment's visible entries behind the position `after`. Raises `PositionTrimmed`."""
+        """One page of a segment's visible entries after the position `after`. Raises `PositionTrimmed`."""
         return await frames.read_frames(
             self._connection,
             segment_id,

@@ -1,4 +1,4 @@
-"""Which coordinators and brokers there are: one URL is enough to find the others."""
+"""The coordinators and brokers of a cluster: one URL is enough to find the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Role = Literal["coordinator", "broker"]
 
 
 class Directory:
-    """Asks `/v1/cluster` when something is to be sent for the first time, and again when nobody listed answers."""
+    """The directory of services. It requests `/v1/cluster` before the first request, and again when none of the listed
+    services answers."""
 
     def __init__(self, http: Http, url: str, randomness: random.Random) -> None:
         self._http = http
@@ -27,8 +28,8 @@ class Directory:
         self._reading: asyncio.Task[Cluster] | None = None
 
     async def read(self, *, patient: bool = True) -> Cluster:
-        """The cluster now, from the first service that answers and can tell; impatient: each known one is asked only
-        once."""
+        """The cluster as it is now, from the first service that answers and can tell. With `patient=False` each known
+        service is asked only once."""
         now = asyncio.get_running_loop().time
         deadline = now() + self._http.timeout_s
         for attempt in itertools.count(1):
@@ -42,7 +43,7 @@ class Directory:
         raise AssertionError("counting does not end")
 
     async def _ask_all(self) -> Cluster:
-        """Raises what the last one of them says, or what asking again would not change."""
+        """Raises the error of the last service, or one that asking again would not change."""
         last: MetatxnError | None = None
         for url in list(self._known):
             try:
@@ -61,7 +62,7 @@ class Directory:
         return cluster
 
     def _remember(self, asked: str, cluster: Cluster) -> None:
-        """Whoever has answered is asked first the next time. The URL that was given stays among them: it may be that
+        """Ask the service that answered first the next time. The given URL stays among the known ones: it may be that
         of a gateway, which no service lists."""
         self._urls = {"coordinator": self._shuffled(cluster.coordinators), "broker": self._shuffled(cluster.brokers)}
         others = {process.url.rstrip("/") for process in [*cluster.coordinators, *cluster.brokers]}
@@ -77,11 +78,11 @@ class Directory:
             return urls[0]
         raise ServiceUnreachable(
             f"no {role} is registered in the cluster of {self._known[0]}",
-            action=f"Start one: metatxn {role} --help",
+            action=f"Start one; see `metatxn {role} --help`.",
         )
 
     async def _read_together(self) -> None:
-        """Whoever comes while the cluster is being read waits for that answer: a thousand requests ask once."""
+        """Requests that come while the cluster is being read wait for that answer, so a thousand requests ask once."""
         if self._reading is None:
             self._reading = asyncio.create_task(self.read(patient=False))
             self._reading.add_done_callback(self._read)
@@ -90,16 +91,16 @@ class Directory:
     def _read(self, reading: asyncio.Task[Cluster]) -> None:
         self._reading = None
         if not reading.cancelled():
-            reading.exception()  # those who wait get it; when they all were cancelled, it interests nobody
+            reading.exception()  # the waiting requests get it; if all were cancelled, nobody needs it
 
     def failed(self, role: Role, url: str) -> None:
-        """The next one's turn; after the last one the list is read anew."""
+        """Use the next service from now on; after the last one the list is read again."""
         urls = self._urls.get(role, [])
         if url in urls:
             urls.remove(url)
 
     def last(self, role: Role, url: str) -> bool:
-        """Everybody else first. Whether there is anybody."""
+        """Try all other services first. Returns whether there are any."""
         urls = self._urls.get(role, [])
         if url in urls:
             urls.remove(url)
@@ -108,8 +109,8 @@ class Directory:
 
 
 class AnyOf:
-    """An endpoint: any coordinator, or any broker. One that has lost its store answers, and can do nothing: then it is
-    the next one's turn."""
+    """An endpoint: any coordinator, or any broker. A service that has lost its store answers but can do nothing, so the
+    next one is tried."""
 
     def __init__(self, directory: Directory, role: Role) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""JSON values as Arrow columns: a column has one type, and no value is changed to fit another one's."""
+"""JSON values as Arrow columns: a column has one type, and no value is converted to fit another type."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 VALUE_COLUMN = "value"
-"""The one column of a topic without a schema whose messages are not JSON objects."""
+"""The only column of a topic without a schema whose messages are not JSON objects."""
 Conversion = Callable[[list[Any]], "pa.Array[Any]"]
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class Misfit(Exception):
-    """A value cannot be in its column: that of message `index`; None: one of a table."""
+    """A value does not fit its column. `index` is that of its message, or None for a table."""
 
     def __init__(self, column: str, reason: object, index: int | None = None) -> None:
         super().__init__(f"column {column}: {reason}")
@@ -29,9 +29,9 @@ class Misfit(Exception):
 
 def messages_table(values: list[Any], schema: pa.Schema | None) -> pa.Table:
     """A row for each value. The members of JSON objects are columns, in the order in which they first appear, or as
-    `schema` has them; a value that is no object is in the column `value`.
+    `schema` defines them; a value that is not an object is in the column `value`.
 
-    Raises `Misfit` for the first value of a column that does not fit the schema, or those before it.
+    Raises `Misfit` for the first value of a column that does not fit the schema or the values before it.
     """
     objects = all(isinstance(value, dict) for value in values)
     if schema is not None:
@@ -47,7 +47,7 @@ def _row(value: Any, index: int, schema: pa.Schema) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     if VALUE_COLUMN not in schema.names:
-        raise Misfit(VALUE_COLUMN, f"the topic does not have it, and {reprlib.repr(value)} is no object", index)
+        raise Misfit(VALUE_COLUMN, f"the topic does not have it, and {reprlib.repr(value)} is not an object", index)
     return {VALUE_COLUMN: value}
 
 
@@ -73,7 +73,7 @@ def _refusal(cells: list[Any], convert: Conversion) -> Exception | None:
 
 
 def _typed(kind: pa.DataType, cells: list[Any]) -> pa.Array[Any]:
-    """JSON has no dates, decimals or bytes: they are texts there, which Arrow can parse, or numbers."""
+    """JSON has no dates, decimals or bytes: there they are texts, which Arrow can parse, or numbers."""
     try:
         return pa.array(cells, kind)
     except _REFUSALS:
@@ -92,8 +92,8 @@ def _inferred(cells: list[Any]) -> pa.Array[Any]:
 
 
 def _is_one_type(cells: list[Any]) -> bool:
-    """As JSON has them, where 1 and 1.5 are numbers. Arrow alone would take `true` for 1.0 among others, and a text for
-    bytes."""
+    """Whether these are of one type in JSON, where 1 and 1.5 are both numbers. Arrow alone would accept `true` as 1.0
+    among numbers, and a text as bytes."""
     kinds = _kinds(cells)
     if kinds == {list}:
         return _is_one_type(list(chain.from_iterable(filter(None, cells))))

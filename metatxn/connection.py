@@ -1,4 +1,4 @@
-"""What everything of one client shares: the HTTP layer, the directory of services, the topic layouts, the tasks."""
+"""What all parts of one client share: the HTTP layer, the directory of services, the topic layouts, the tasks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from metatxn.wire.errors import (
 
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
-"""A broker that is not the owner may learn of a seal a little later than we do."""
+"""A broker that is not the owner may learn of a seal a little later than the client."""
 PUBLISH_SETTLED_BY = (SegmentSealed, NotFound, ExpiredTransaction, PayloadTooLarge, SchemaMismatch)
-"""A sealed segment answers from the sequences it has seen before it refuses; one that is gone took its entries with
-it; what was aborted is never seen; and what is too large or does not fit was so when it was sent first."""
+"""The errors that also settle earlier attempts without an answer. A sealed segment answers from the sequences that it
+has seen before it refuses; a deleted one took its entries with it; an aborted transaction is never seen; and an entry
+that is too large or does not fit was so at the first attempt."""
 
 
 class Connection:
-    """For one event loop. `transport` is the network and `randomness` shuffles, jitters and names: a simulation hands
-    in its own, on a loop whose time is its own as well."""
+    """For one event loop. `transport` is the network, and `randomness` is used for shuffles, jitter and names. A
+    simulation passes its own, and runs them on a loop with virtual time."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """What is still being sent is given up. Idempotent."""
+        """Close. What is still being sent is given up. Idempotent."""
         while self._tasks:
-            await asyncio.sleep(0)  # a task that is cancelled before it began reports to nobody
+            await asyncio.sleep(0)  # a task that is cancelled before it began reports nothing
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -75,7 +76,7 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
 
     def new_name(self) -> str:
-        """32 hex digits that nobody else has."""
+        """A unique name of 32 hexadecimal digits."""
         return uuid.UUID(int=self._randomness.getrandbits(128), version=4).hex
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -90,7 +91,8 @@ class Connection:
         return await self.http.request(OwnerOf(self.topics, self.directory, segment), call)
 
     async def home_of(self, topic: str, call: Call) -> httpx.Response:
-        """To the broker that hands out the subscriptions of `topic`: where we were sent before, or any."""
+        """Send a request to the broker that delivers the subscriptions of `topic`: the one that earlier requests were
+        redirected to, or any."""
         return await self.http.request(OwnerOf(self.topics, self.directory, f"subscriptions of {topic}"), call)
 
     # -- delivery ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Consuming a subscription: messages until they are acknowledged, in a transaction or for good."""
+"""Consuming a subscription: messages are delivered until they are acknowledged, inside a transaction or outside."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from metatxn.wire.names import MessageId
 PREFETCH_MESSAGES = 100
 WAIT_MS = 1000
 SIGN_OF_LIFE_S = 10.0
-"""A third of the time after which a broker takes a silent consumer for gone."""
+"""A third of the time after which a broker treats a silent consumer as gone."""
 MAX_IDS = 10_000
 ACKS_SETTLED_BY = (ExpiredTransaction, NotFound)
-"""What was aborted acknowledges nothing, and a subscription that is gone has nothing left to acknowledge."""
+"""An aborted transaction acknowledges nothing, and a dropped subscription has nothing left to acknowledge."""
 
 
 def subscription_path(topic: str, subscription: str, *more: str) -> str:
@@ -33,10 +33,11 @@ def subscription_path(topic: str, subscription: str, *more: str) -> str:
 
 
 class AsyncConsumer:
-    """Use it from one task, and close it: what it holds then returns at once. Made by `AsyncClient.subscribe`.
+    """A consumer, made by `AsyncClient.subscribe`, for one task. Close it, so that the messages it holds are
+    redelivered at once.
 
-    Iterating waits for messages for ever. The broker takes a consumer that shows no sign of life for gone and gives
-    its messages to others, so a task shows one for as long as this object lives.
+    Iterating waits for messages indefinitely. The broker treats a consumer that shows no sign of life as gone and
+    delivers its messages to others, so a task shows one for as long as this object lives.
     """
 
     def __init__(self, connection: Connection, topic: str, subscription: str, name: str | None = None) -> None:
@@ -47,7 +48,8 @@ class AsyncConsumer:
         self._connection = connection
         self._received: deque[Message] = deque()
         self._held: dict[str, None] = {}
-        """Ids of what was fetched and neither acknowledged nor given back, in the order in which it came."""
+        """The ids of messages that were fetched and neither acknowledged nor returned, in the order in which they
+        came."""
         self._alive = False
         self.closed = False
 
@@ -57,9 +59,10 @@ class AsyncConsumer:
         return f"{type(self).__name__}({self.topic!r}, {self.subscription!r}, {self.name!r})"
 
     async def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, waited for; None when there was none within `timeout_s`.
+        """Wait for the next message. Returns None if there was none within `timeout_s`.
 
-        Raises `AlreadyExists` while another consumer has an exclusive subscription, `NotFound` once it is dropped.
+        Raises `AlreadyExists` while another consumer has an exclusive subscription, and `NotFound` once the
+        subscription is dropped.
         """
         now = asyncio.get_running_loop().time
         deadline = None if timeout_s is None else now() + timeout_s
@@ -71,7 +74,7 @@ class AsyncConsumer:
         return message
 
     def prefetched(self) -> Message | None:
-        """The next message if it is here already. From any thread."""
+        """The next message if it has already been fetched. May be called from any thread."""
         try:
             return self._received.popleft()
         except IndexError:
@@ -94,8 +97,8 @@ class AsyncConsumer:
         except asyncio.CancelledError:
             await self._start_over()
             raise
-        # A new home gives again what is not acknowledged. Handed out twice it could be acknowledged twice in one
-        # transaction, which succeeds like a retry, and what was made of it would be there twice.
+        # A new home redelivers what is not acknowledged. A message returned twice could be acknowledged twice in one
+        # transaction, which succeeds like a retry, and its output would exist twice.
         new = {each.message_id: each for each in answer.messages if each.message_id not in self._held}
         self._held |= dict.fromkeys(new)
         return [message_of(self.topic, each, each.redelivery_count) for each in new.values()]
@@ -107,8 +110,9 @@ class AsyncConsumer:
         return parsed(ReceiveAnswer, await self._connection.home_of(self.topic, call))
 
     async def _start_over(self) -> None:
-        """An answer was lost, and perhaps messages in it, which the broker believes to be here. So leave, and come
-        back under another name; what was given returns, the messages that nobody has looked at yet too."""
+        """An answer was lost, and perhaps messages in it, which the broker believes to be here. So the consumer leaves
+        and comes back under another name; what was delivered to it is redelivered, including messages that were fetched
+        and not yet returned to the caller."""
         self._settle(message.message_id for message in self._received)
         self._received.clear()
         with contextlib.suppress(MetatxnError):
@@ -116,7 +120,7 @@ class AsyncConsumer:
         self.name = f"{self._given_name or 'consumer'}-{self._connection.new_name()}"
 
     def _settle(self, message_ids: Iterable[str]) -> None:
-        """They are not held any more, so they may come again."""
+        """These messages are no longer held, so they may come again."""
         for message_id in message_ids:
             self._held.pop(message_id, None)
 
@@ -130,10 +134,11 @@ class AsyncConsumer:
     async def acknowledge(
         self, message: Message | Sequence[Message], txn: AsyncTransaction | None = None, writer: str | None = None
     ) -> None:
-        """These messages, durably; inside `txn` they count once it is committed, and return when it is aborted.
+        """Acknowledge these messages durably. Inside `txn` that takes effect when it is committed; if it is aborted,
+        the messages are redelivered.
 
-        Raises `TransactionConflict`, also for what a broker has given that does not serve the segment any more: it
-        comes again; `ExpiredTransaction`. Whatever is raised, `txn` cannot be committed any more.
+        Raises `ExpiredTransaction`, and `TransactionConflict`, also if the broker that delivered a message no longer
+        serves its segment: the message is then redelivered. Whatever is raised, `txn` can no longer be committed.
         """
         messages = [message] if isinstance(message, Message) else list(message)
         for start in range(0, len(messages), MAX_IDS):
@@ -142,12 +147,12 @@ class AsyncConsumer:
     async def acknowledge_cumulative(
         self, message: Message, txn: AsyncTransaction | None = None, writer: str | None = None
     ) -> None:
-        """This message and all before it in its segment. As `acknowledge`.
+        """Acknowledge this message and all before it in its segment, as `acknowledge` does.
 
-        Raises `InvalidArgument` on a shared subscription, where other consumers may have what lies before it.
+        Raises `InvalidArgument` on a shared subscription, where other consumers may hold earlier messages.
         """
         held = list(self._held)
-        if message.message_id in self._held:  # those of other segments too, which may then come twice, as ever
+        if message.message_id in self._held:  # also those of other segments, which may then come twice, as always
             self._settle(held[: held.index(message.message_id)])
         await self._acknowledge("cumulative", [message], txn, writer)
 
@@ -170,8 +175,8 @@ class AsyncConsumer:
                 raise
 
     def _let_go_of(self, segment: str) -> None:
-        """It was opened again, and its broker knows of nobody who was given anything. What nobody has looked at yet
-        would be refused like the first: it comes again."""
+        """The segment was opened again, and its broker does not know to whom messages were delivered. The messages that
+        were fetched and not yet returned to the caller would be refused like the first one; they are redelivered."""
         for _ in range(len(self._received)):
             if (message := self.prefetched()) is None:
                 return
@@ -181,7 +186,7 @@ class AsyncConsumer:
                 self._received.append(message)
 
     async def negative_acknowledge(self, message: Message | Sequence[Message]) -> None:
-        """Give these messages again, to this consumer or another one."""
+        """Have these messages redelivered, to this consumer or another one."""
         messages = [message] if isinstance(message, Message) else list(message)
         for start in range(0, len(messages), MAX_IDS):
             ids = [each.message_id for each in messages[start : start + MAX_IDS]]
@@ -192,7 +197,7 @@ class AsyncConsumer:
     # -- life --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """What is not acknowledged returns at once. Idempotent."""
+        """Close. Messages that are not acknowledged are redelivered at once. Idempotent."""
         if not self.closed:
             self.closed = True
             self._received.clear()
@@ -213,7 +218,7 @@ class AsyncConsumer:
 
 
 async def _show_life(reference: weakref.ref[AsyncConsumer]) -> None:
-    """Until the consumer is closed, or forgotten by its user."""
+    """Show signs of life until the consumer is closed, or no longer referenced."""
     while True:
         await asyncio.sleep(SIGN_OF_LIFE_S)
         consumer = reference()

@@ -2,26 +2,26 @@
 
     put ──▶ lane (segment, transaction) ──▶ entries in flight that share no key ──▶ broker
 
-Items of one key arrive in the order of `put`. So what is put while an entry is in flight waits and travels as the next
-one; only an entry that is full already goes beside those in flight, and only if it shares no key with any of them:
-whichever arrives first, no key's order is changed by it. (Items without a key are treated as of one key, and rows of
-tables all are.) Lanes are independent of each other.
+Items of one key arrive in the order of `put`. So items that are put while an entry is in flight wait and are sent in
+the next one. Only a full entry is sent while others are in flight, and only if it shares no key with any of them:
+whichever arrives first, the order of no key changes. (All items without a key count as items of one key, and so do all
+rows of tables.) Lanes are independent of each other.
 
 Every entry carries (producer, sequence) and keeps both through all of its retries. The order in which sequences arrive
-means nothing to a broker: it remembers each by itself, inside a transaction all of them, outside the last 1,000 of a
-producer (`participants/segment/dedup.py`). Therefore nothing is sent that is `MAX_AHEAD` sequences or more ahead of an
-entry of its lane that has no answer yet: the retry of that one still finds what it has appended. A sequence is never
-used twice by one `Delivery`, not even in another segment: the child of a merge inherits what both of its parents have
-seen.
+means nothing to a broker: it remembers each of them separately, all of them inside a transaction, and the last 1,000 of
+a producer outside (`participants/segment/dedup.py`). Therefore nothing is sent that is `MAX_AHEAD` sequences or more
+ahead of an entry of its lane that has no answer yet: a retry of that entry is still recognized. A sequence is never
+used twice by one `Delivery`, not even in another segment: the child of a merge inherits the sequences that both of its
+parents have seen.
 
 When a segment turns out to be sealed, the entry that it refused stays at the head of its lane, and the lane is
-stranded. What a layout says of it is not believed before its owner was asked, and nothing is believed for ever (see
-`Layout`). Routes change at once for everybody, and only when nothing is in flight to any segment that is gone: then
-all stranded items move, in order, to the lanes of the segments that took over. Were the routes of one lane changed
-earlier, a newer message could reach the child before an older one of the same key that is still on its way to learn
-that the parent is gone.
+stranded. What a layout says about the segment is not trusted before its owner was asked, and nothing is trusted forever
+(see `Layout`). All routes change at once, and only when nothing is in flight to any segment that is gone: then all
+stranded items move, in order, to the lanes of the segments that took over. If the routes of one lane changed earlier, a
+newer message could reach the child before an older one of the same key whose request has yet to learn that the parent
+is gone.
 
-Everything here happens on one event loop, so what has no `await` in it cannot be interrupted.
+Everything here runs on one event loop, so code without an `await` cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from metatxn.topics import Layout
 from metatxn.wire.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
 
 MAX_PENDING_BYTES = 32 * 1024 * 1024
-"""Above it `put` waits."""
+"""Above this, `put` waits."""
 MAX_IN_FLIGHT = 16
-"""Entries of one lane. More make no client faster, and would take the turns of others' calls."""
+"""The most entries of one lane in flight. More make no client faster, and would delay the calls of others."""
 MAX_AHEAD = 500
-"""Half of what brokers remember: as many that were sent before an entry may land behind it, too."""
+"""Half of the number that brokers remember, because as many entries that were sent before an entry may arrive after
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one POST carries, its name and number included."""
+    """The content of one POST, with the entry's name and number."""
 
     segment: str
     txn_id: str | None
@@ -60,10 +61,10 @@ class Entry:
 
 
 class Link(Protocol):
-    """The way to the brokers."""
+    """The connection to the brokers."""
 
     sending: dict[Delivery[Any], None]
-    """Those that have something to send, whether or not anybody still holds them."""
+    """Deliveries that have something to send, whether or not they are still referenced elsewhere."""
 
     def new_name(self) -> str: ...
 
@@ -72,18 +73,18 @@ class Link(Protocol):
     async def layout(self, topic: str) -> Layout: ...
 
     async def layout_behind(self, topic: str, segment: str, *, patient: bool) -> Layout:
-        """The newest layout, once others have taken over from `segment` in it, or after some time; impatient: as it is
-        now."""
+        """The newest layout, as soon as others have taken over from `segment` in it, or after some time; with
+        `patient=False` the layout as it is now."""
 
     async def publish(self, entry: Entry) -> str:
-        """Append `entry`, exactly once, and answer its position. Raises `MetatxnError`."""
+        """Append `entry` exactly once, and return its position. Raises `MetatxnError`."""
 
 
 T = TypeVar("T")
 
 
 class Format(Protocol[T]):
-    """What a kind of item needs to be delivered."""
+    """How a kind of item is delivered."""
 
     content_type: str
 
@@ -93,20 +94,20 @@ class Format(Protocol[T]):
         """Items of one key arrive in the order of `put`."""
 
     def split(self, item: T, layout: Layout) -> Iterable[tuple[str, T]]:
-        """The item, or its pieces, each with the segment it goes to."""
+        """The item or its pieces, each with the segment it goes to."""
 
     def encode(self, items: list[T]) -> tuple[bytes, int]:
-        """The payload of one entry and its count of messages or rows."""
+        """The payload of one entry, and its count of messages or rows."""
 
     def done(self, items: list[T], outcome: str | MetatxnError) -> None:
-        """They are durable at this position, or they failed."""
+        """The items are durable at this position, or they failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When an entry is full, and how long one that is not waits for more: `linger_s` after its first item. 0: an idle
-    lane sends at once, and what is put while an entry is on its way shares the next one. `due_bytes`: an idle lane
-    sends as soon as it has so many; None: `max_bytes`."""
+    """When an entry is full, and how long one that is not full waits for more: `linger_s` after its first item. With 0
+    an idle lane sends at once, and what is put while an entry is in flight shares the next one. `due_bytes`: an idle
+    lane sends as soon as it has this many bytes; None means `max_bytes`."""
 
     max_bytes: int
     max_items: int
@@ -117,7 +118,7 @@ class Batching:
 
 @dataclass(slots=True, eq=False)
 class Flight(Generic[T]):
-    """An entry that has no answer yet. `keys`: those of its items."""
+    """An entry that has no answer yet. `keys` are the keys of its items."""
 
     numbered: list[tuple[int, T]]
     size: int
@@ -131,23 +132,23 @@ class Flight(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class Lane(Generic[T]):
-    """Its items are numbered in the order in which they were put into it."""
+    """A lane, whose items are numbered in the order in which they were put into it."""
 
     segment: str
     txn_id: str | None
     items: deque[tuple[int, T]] = field(default_factory=deque)
     size: int = 0
     flights: list[Flight[T]] = field(default_factory=list)
-    """The one that was sent first in front."""
+    """The entry that was sent first is at the front."""
     accepted: int = 0
     starting: bool = False
     """A task is about to take the next entry."""
     in_the_way: bool = False
-    """The next entry has a key of one in flight, which is known until one of these has its answer."""
+    """The next entry shares a key with one in flight. This remains so until one of these has its answer."""
     discarded: bool = False
     moved: bool = False
     since: float = 0
-    """When it stopped being empty."""
+    """The time at which the lane stopped being empty."""
     timer: asyncio.TimerHandle | None = None
 
     @property
@@ -155,7 +156,7 @@ class Lane(Generic[T]):
         return self.starting or bool(self.flights)
 
     def settled(self, mark: int) -> bool:
-        """What was accepted before `accepted` was `mark` is durable, failed or gone elsewhere."""
+        """Whether everything accepted before `accepted` was `mark` is durable, has failed, or has gone elsewhere."""
         waiting = [flight.numbered[0][0] for flight in self.flights]
         if self.items:
             waiting.append(self.items[0][0])
@@ -178,8 +179,8 @@ class Delivery(Generic[T]):
         writer: str | None = None,
         failure_is_final: bool = False,
     ) -> None:
-        """With `failure_is_final` nothing is sent behind a failure outside of transactions either, as nothing ever is
-        inside one; what is on its way to other segments may still arrive."""
+        """With `failure_is_final` nothing is sent after a failure outside transactions either, as is always so inside
+        one. What is in flight to other segments may still arrive."""
         assert batching.max_bytes > 0 and batching.max_items > 0 and batching.linger_s >= 0
         self.topic = topic
         self.pending_bytes = 0
@@ -187,25 +188,26 @@ class Delivery(Generic[T]):
         self._link = link
         self._format = form
         self._batching = batching
-        # The name is for people. Two producers of one name must not take each other's sequences for retries.
+        # The name is for people. Sequences of two producers of one name must not be taken for retries of each other.
         self._producer = f"{name}/{link.new_name()}" if name else link.new_name()
         self._writer = writer
         self._failure_is_final = failure_is_final
         self._sequence = 0
-        """Of the next entry."""
+        """The sequence of the next entry."""
         self._layout: Layout | None = None
         self._next_layout: Layout | None = None
         self._ended: set[str] = set()
-        """Segments that were sealed for good, as far as their owners were asked since nothing was pending."""
+        """Segments that are sealed without successor, according to their owners; collected since nothing was last
+        pending."""
         self._lanes: dict[tuple[str, str | None], Lane[T]] = {}
         self._failures: dict[str | None, MetatxnError] = {}
         self._changed = asyncio.Event()
         self._hurried = 0
-        """So many wait for what lingers: to flush it, or for the space it takes."""
+        """The number of waiters for lingering items: they flush them, or need the space."""
         self._closed = False
 
     async def put(self, item: T, txn_id: str | None) -> None:
-        """Queue `item`; waits while too much is pending. Raises what `open` and `check` raise."""
+        """Queue `item`; waits while too much is pending. Raises the errors of `open` and `check`."""
         await self.open()
         await self.space()
         self.check(txn_id)
@@ -216,23 +218,24 @@ class Delivery(Generic[T]):
         return self._layout is not None
 
     async def open(self) -> None:
-        """Know the topic. Raises `NotFound`."""
+        """Read the topic's layout. Raises `NotFound`."""
         if self._layout is None:
             layout = await self._link.layout(self.topic)
             self._layout = self._layout or layout
 
     async def space(self) -> None:
-        """Wait while too much is pending. What lingers is sent meanwhile: it may be all that there is."""
+        """Wait while too much is pending. Lingering items are sent meanwhile, because they may be all that is
+        pending."""
         if self.pending_bytes >= self.max_pending_bytes:
             await self._hurry(lambda: self.pending_bytes < self.max_pending_bytes)
 
     def check(self, txn_id: str | None) -> None:
-        """Raises `InvalidArgument` when it is closed, and the first failure that nothing can be sent behind."""
+        """Raises `InvalidArgument` if this is closed, and the first failure after which nothing more can be sent."""
         if (failure := self._refusal(txn_id)) is not None:
             raise failure
 
     def add(self, item: T, txn_id: str | None) -> None:
-        """Queue `item`, whatever is pending; one that cannot be sent any more fails."""
+        """Queue `item`, however much is pending; an item that can no longer be sent fails."""
         if (failure := self._refusal(txn_id)) is not None:
             self._format.done([item], failure)
             return
@@ -242,8 +245,9 @@ class Delivery(Generic[T]):
         self._route(item, txn_id)
 
     async def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
-        """Wait until all that was put inside `txn_id` (None: outside transactions) is durable. Raises the first
-        failure among it: one that nothing is sent behind every time (of a transaction until `discard`), others once."""
+        """Wait until everything that was put inside `txn_id` (None: outside transactions) is durable. Raises the first
+        failure among it. A failure after which nothing more is sent is raised every time (for a transaction until
+        `discard`), any other once."""
         wanted = {key[1] for key in self._lanes} | set(self._failures) if everything else {txn_id}
         while not await self._settled(wanted):
             pass
@@ -254,25 +258,25 @@ class Delivery(Generic[T]):
             raise failures[0]
 
     async def _settled(self, wanted: set[str | None]) -> bool:
-        """Wait for what is in these transactions' lanes now; False when some of it went to other lanes."""
+        """Wait for what is in these transactions' lanes now. Returns False if some of it moved to other lanes."""
         marks = [(lane, lane.accepted) for lane in self._lanes.values() if lane.txn_id in wanted]
         await self._hurry(lambda: all(lane.settled(mark) for lane, mark in marks))
         return not any(lane.moved for lane, _ in marks)
 
     async def close(self) -> None:
-        """Flush everything and take no more. Raises the first failure."""
+        """Flush everything, and accept no more items. Raises the first failure."""
         self._closed = True
         await self.flush(everything=True)
 
     def drop(self) -> None:
-        """Take no more, and forget what was not sent yet."""
+        """Accept no more items, and forget those not sent yet."""
         self._closed = True
         for lane in list(self._lanes.values()):
             self._take_all(lane)
             self._kick(lane)
 
     def discard(self, txn_id: str) -> None:
-        """The transaction ended without its items: forget those not sent yet, and its failure."""
+        """The transaction ended without its remaining items: forget those not sent yet, and its failure."""
         dropped: list[T] = []
         for lane in [lane for lane in self._lanes.values() if lane.txn_id == txn_id]:
             lane.discarded = True
@@ -285,7 +289,7 @@ class Delivery(Generic[T]):
 
     def _refusal(self, txn_id: str | None) -> MetatxnError | None:
         if self._closed:
-            return InvalidArgument("it is closed", action="Open another one.")
+            return InvalidArgument("the producer or table writer is closed", action="Open another one.")
         return self._final_failure(txn_id)
 
     def _final_failure(self, txn_id: str | None) -> MetatxnError | None:
@@ -314,7 +318,7 @@ class Delivery(Generic[T]):
             self._kick(lane)
 
     def _take_all(self, lane: Lane[T]) -> list[T]:
-        """Empties the lane; its items no longer count as pending."""
+        """Empty the lane. Its items no longer count as pending."""
         taken = [item for _, item in lane.items]
         lane.items.clear()
         self._release(lane.size)
@@ -346,7 +350,7 @@ class Delivery(Generic[T]):
             self._kick(lane)
 
     def _kick(self, lane: Lane[T]) -> None:
-        """Post the next entry of `lane` if it is due; forget the lane when it is empty."""
+        """Send the next entry of `lane` if it is due; forget the lane if it is empty."""
         if lane.starting:
             return
         if not lane.items:
@@ -358,7 +362,7 @@ class Delivery(Generic[T]):
             self._link.spawn(self._post_next(lane))
 
     def _fits_beside(self, lane: Lane[T]) -> bool:
-        """The next entry may be sent beside those in flight, see above."""
+        """Whether the next entry may be sent while others are in flight; see the module's docstring."""
         full = len(lane.items) >= self._batching.max_items or lane.size >= self._batching.max_bytes
         if not full or lane.in_the_way or len(lane.flights) >= MAX_IN_FLIGHT:
             return False
@@ -393,7 +397,7 @@ class Delivery(Generic[T]):
         self._notify()
 
     def _reach(self, lane: Lane[T]) -> tuple[int, int]:
-        """How many items the next entry has, and their size."""
+        """The number of items in the next entry, and their size."""
         size = 0
         for count, (_, item) in enumerate(islice(lane.items, self._batching.max_items)):
             larger = size + self._format.size(item)
@@ -403,7 +407,7 @@ class Delivery(Generic[T]):
         return min(len(lane.items), self._batching.max_items), size
 
     def _take(self, lane: Lane[T]) -> Flight[T]:
-        """The next entry."""
+        """Take the next entry."""
         count, size = self._reach(lane)
         taken = [lane.items.popleft() for _ in range(count)]
         flight = Flight(taken, size, self._sequence, {self._format.key(item) for _, item in taken})
@@ -413,7 +417,7 @@ class Delivery(Generic[T]):
         return flight
 
     async def _post_next(self, lane: Lane[T]) -> None:
-        """A task of its own."""
+        """Runs as a task of its own."""
         lane.starting = False
         if lane.items and not self._stranded(lane):
             flight = self._take(lane)
@@ -435,7 +439,7 @@ class Delivery(Generic[T]):
         self._format.done(flight.items, outcome or _ended(lane.txn_id))
 
     async def _post(self, lane: Lane[T], flight: Flight[T]) -> str | MetatxnError | None:
-        """The position, the failure, or None: the segment took nothing and is gone."""
+        """The position, the failure, or None if the segment accepted nothing and is gone."""
         try:
             payload, count = self._format.encode(flight.items)
             entry = Entry(
@@ -457,9 +461,9 @@ class Delivery(Generic[T]):
     # -- segments that are gone --------------------------------------------------------------------------------
 
     async def _strand(self, lane: Lane[T], reason: MetatxnError) -> MetatxnError | None:
-        """`reason` is definite: nothing of what was sent is in the log, so it takes a new sequence elsewhere."""
+        """`reason` is definite: nothing of what was sent is in the log, so it gets a new sequence elsewhere."""
         if self._stranded(lane):
-            return None  # an entry that was in flight beside this one has found out
+            return None  # another entry in flight at the same time has already found out
         ended = isinstance(reason, SegmentSealed) and not reason.children
         try:
             layout = await self._link.layout_behind(self.topic, lane.segment, patient=not ended)
@@ -476,7 +480,7 @@ class Delivery(Generic[T]):
         return self._next_layout is not None and lane.segment not in self._next_layout.names
 
     def _change_routes(self) -> None:
-        """If it is time, see above."""
+        """Change the routes if nothing is in flight to a segment that is gone; see the module's docstring."""
         if self._next_layout is None:
             return
         stranded = [lane for lane in self._lanes.values() if self._stranded(lane)]

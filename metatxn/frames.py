@@ -1,4 +1,4 @@
-"""Entries as the brokers send them, and what is in them: a table, or messages turned into one."""
+"""Entries as the brokers send them, and their content: a table, or messages converted into one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PAGE_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FramesPage:
-    """Visible entries of a segment, in order. `next` is where to go on; `end`: nothing more was readable behind it."""
+    """A page of visible entries of a segment, in order. The next page begins after `next`; `end` is true if nothing
+    more was readable after this page."""
 
     frames: list[Frame]
     next: str
@@ -92,14 +93,14 @@ class SegmentFrames(Paged[Frame]):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One entry's rows and, row by row, their keys."""
+    """The rows of one entry and, row by row, their keys."""
 
     table: pa.Table
     keys: list[str | None]
 
 
 def misfit_at(frame: Frame, segment: str | None, misfit: Misfit) -> SchemaMismatch:
-    """What to raise for a value that is in this entry, where `misfit.index` is that of its message."""
+    """The error for a value in this entry; `misfit.index` is the index of its message."""
     what = "a table" if misfit.index is None else f"message {misfit.index}"
     place = f"{frame.position} of {segment}" if segment is not None else str(frame.position)
     return SchemaMismatch(
@@ -117,7 +118,7 @@ def decode_entry(frame: Frame, schema: pa.Schema | None) -> pa.Table:
 
 
 def decode(frame: Frame, schema: pa.Schema | None, *, segment: str | None = None, keys: bool = False) -> Decoded:
-    """As `decode_entry`, which names `segment` in its error. `keys` are only looked for when asked for."""
+    """Like `decode_entry`; `segment` is named in the error. `keys` are only determined on request."""
     try:
         match frame.kind:
             case PayloadKind.ARROW:
@@ -130,12 +131,12 @@ def decode(frame: Frame, schema: pa.Schema | None, *, segment: str | None = None
 
 
 def keys_of(frame: Frame) -> list[str | None]:
-    """Row by row."""
+    """The keys, row by row."""
     return _arrow_keys(_written_table(frame)) if frame.kind is PayloadKind.ARROW else _message_keys(frame)
 
 
 def _written_table(frame: Frame) -> pa.Table:
-    # A copy: in the middle of a page the columns would lie at odd addresses, which Arrow's kernels dislike.
+    # Copied, because columns in the middle of a page would be unaligned, which slows Arrow's kernels down.
     return pa.ipc.open_stream(pa.py_buffer(bytes(frame.payload))).read_all()
 
 
@@ -167,11 +168,11 @@ def _in_schema(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
 
 
 def _cast(column: pa.ChunkedArray[Any] | None, field: pa.Field[Any], rows: int) -> pa.ChunkedArray[Any]:
-    """Columns that were added to the topic later are null in what was written before."""
+    """Columns that were added to the topic later are null in entries written before."""
     if column is None:
         column = pa.chunked_array([pa.nulls(rows, field.type)])
     if not field.nullable and column.null_count:
-        raise Misfit(field.name, "it is missing, or holds nulls")
+        raise Misfit(field.name, "it is missing, or contains nulls")
     try:
         cast: pa.ChunkedArray[Any] = column.cast(field.type)
     except pa.ArrowException as error:
@@ -180,7 +181,7 @@ def _cast(column: pa.ChunkedArray[Any] | None, field: pa.Field[Any], rows: int) 
 
 
 def values_of(frame: Frame) -> list[Any]:
-    """The values of an entry that holds no table."""
+    """The values of an entry that is not a table."""
     assert frame.kind is not PayloadKind.ARROW
     if frame.kind is PayloadKind.BYTES:
         return [bytes(frame.payload)]

@@ -1,4 +1,4 @@
-"""How far segments can be read: what `Client.horizons` takes and answers."""
+"""How far segments can be read: the parameters and results of `Client.horizons`."""
 
 from metatxn.wire.broker import HorizonPlace, HorizonsAnswer, SegmentHorizon
 

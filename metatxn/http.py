@@ -1,17 +1,18 @@
-"""Requests to the services: problems become errors, redirects are followed, what may be repeated is.
+"""Requests to the services: problems become errors, redirects are followed, and requests are repeated where that is
+allowed.
 
-A failed attempt is one of three things, and that alone decides about the next one:
+A failed attempt is one of three kinds, which alone decides whether there is another attempt:
 
     nothing happened       not sent; a problem that is retriable and definite                    always tried again
     anything may have      connection lost, no answer in time, OUTCOME_UNKNOWN, a gateway's 5xx  only if `idempotent`
     answered               every other problem                                                   never
 
-Giving up says `OutcomeUnknown` when one of the attempts may have done something, however definite the last one was,
-unless that one is the last word on the others as well (`Call.settled_by`).
+When a request is given up, the error is `OutcomeUnknown` if one of the attempts may have had an effect, however
+definite the last one was, unless the last one settles the others as well (`Call.settled_by`).
 
-So many requests are on their way at once and no more; the next ones wait in the order in which they came. That time
-is nobody's fault but ours, so the clock of a request stands still meanwhile, and what never left was certainly not
-done. Time is the event loop's, and the network and the randomness are handed in: a simulation brings its own.
+The number of requests in flight at the same time is limited; further ones wait in the order in which they came. This
+time does not count towards the timeout of a request, and a request that was never sent certainly had no effect. Time is
+the event loop's, and the network and the randomness are parameters, so that a simulation can replace them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from metatxn.wire.errors import InvalidArgument, MetatxnError, NotOwner, Outcome
 
 MAX_REDIRECTS = 5
 MAX_ON_THEIR_WAY = 100
-"""Requests at once in each of the `QUEUES`."""
+"""The most requests in flight in each of the `QUEUES`."""
 QUEUES = ("calls", "long polls", "directory")
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.05
@@ -45,7 +46,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 class Endpoint(Protocol):
-    """Where a request goes. Asked again before every attempt."""
+    """Where a request goes. It is asked again before every attempt."""
 
     async def url(self) -> str: ...
 
@@ -53,15 +54,15 @@ class Endpoint(Protocol):
         """Nothing answered at `url`."""
 
     def unavailable(self, url: str) -> bool:
-        """What answers at `url` cannot serve this now. Whether somebody else can be asked at once."""
+        """The service at `url` cannot serve this now. Returns whether another one can be asked at once."""
 
     def moved(self, url: str) -> None:
-        """The services sent us on to `url`, and it answered."""
+        """The services redirected the client to `url`, and it answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedEndpoint:
-    """One URL, whatever happens."""
+    """An endpoint that is always the same URL."""
 
     base: str
 
@@ -78,7 +79,7 @@ class FixedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, before it is known where it goes. `path` is encoded already (see `path_of`)."""
+    """One request, before it is known where it goes. `path` is already encoded (see `path_of`)."""
 
     method: str
     path: str
@@ -89,14 +90,14 @@ class Call:
     wait_s: float = 0
     """How long the service may hold the answer back (a long poll)."""
     settled_by: tuple[type[MetatxnError], ...] = ()
-    """Refusals that are also the last word on earlier attempts which nobody has answered: none of them has done
-    anything, nor will it."""
+    """Refusals that also settle earlier attempts without an answer: none of them had an effect, nor will have one."""
     for_directory: bool = False
-    """Others wait for its answer to know where to go, so it does not wait behind them."""
+    """Others wait for its answer to know where to go, so it does not wait for them."""
 
     @property
     def queue(self) -> str:
-        """Where it waits for its turn. What is held back for a second must not hold up a commit."""
+        """The queue in which it waits for its turn. A request that is held back for a second must not delay a
+        commit."""
         if self.for_directory:
             return "directory"
         return "long polls" if self.wait_s else "calls"
@@ -108,23 +109,23 @@ def path_of(*parts: str) -> str:
 
 
 def json_body(body: Mapping[str, Any]) -> bytes:
-    """Without the fields that are None: absent and null mean the same in every request."""
+    """The body without the fields that are None: in every request, absent and null mean the same."""
     return json.dumps({name: value for name, value in body.items() if value is not None}).encode()
 
 
 @dataclass(slots=True)
 class _Request:
-    """A call with all of its attempts. `end`: when its time is over."""
+    """A call with all of its attempts. `end` is the time at which it is given up."""
 
     endpoint: Endpoint
     call: Call
     end: float
     unanswered: MetatxnError | None = None
-    """The first attempt that may have done something."""
+    """The error of the first attempt that may have had an effect."""
     last: MetatxnError | None = None
-    """What became of the attempt before."""
+    """The error of the previous attempt."""
     elsewhere: bool = False
-    """The next attempt goes to somebody who has not been asked yet."""
+    """The next attempt goes to a service that has not been asked yet."""
 
     @property
     def left_s(self) -> float:
@@ -132,7 +133,7 @@ class _Request:
 
 
 class Http:
-    """For one event loop."""
+    """The HTTP layer of a client, for one event loop."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Http:
         only_tls: bool = False,
     ) -> None:
         """`ca` is a PEM file of authorities to trust in place of the usual ones. With `only_tls` nothing is sent to a
-        URL without TLS, wherever a service sends us."""
+        URL without TLS, even if a service redirects there."""
         assert request_timeout_s > 0
         self.timeout_s = request_timeout_s
         self._only_tls = only_tls
@@ -158,8 +159,8 @@ class Http:
         await self._connections.close()
 
     async def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> httpx.Response:
-        """A 2xx answer. Raises `MetatxnError`, the last attempt's, when `request_timeout_s` is over, without the time
-        in which this waits for others; impatient: the only attempt's."""
+        """A 2xx answer. Raises the `MetatxnError` of the last attempt once `request_timeout_s` is over; the time in
+        which this waits for its turn does not count. With `patient=False` there is only one attempt."""
         request = _Request(endpoint, call, _now() + self.timeout_s + call.wait_s)
 
         def over(state: RetryCallState) -> bool:
@@ -187,7 +188,7 @@ class Http:
         except MetatxnError as error:
             first = request.unanswered
             if first is not None and error.definite and not isinstance(error, call.settled_by):
-                raise OutcomeUnknown(f"{first.detail}; and then: {error.detail}", **error.members) from error
+                raise OutcomeUnknown(f"{first.detail}; then: {error.detail}", **error.members) from error
             raise
 
     @contextlib.asynccontextmanager
@@ -198,7 +199,8 @@ class Http:
             yield
 
     def _pause(self, request: _Request, state: RetryCallState) -> float:
-        """Doubling with jitter, and at least what `Retry-After` asks for, unless it is somebody else's turn."""
+        """A pause that doubles, with jitter, and is at least what `Retry-After` asks for, unless another service is
+        asked next."""
         error = state.outcome.exception() if state.outcome else None
         asked = error.retry_after_s if isinstance(error, MetatxnError) and not request.elsewhere else None
         return max(pause_s(state.attempt_number, self._randomness), asked or 0.0)
@@ -214,7 +216,7 @@ class Http:
                 break
             base, location = _redirect(response, request.call)
         else:
-            raise NotOwner(f"{request.call.path} was redirected {MAX_REDIRECTS} times, at last to {base}")
+            raise NotOwner(f"{request.call.path} was redirected {MAX_REDIRECTS} times, the last time to {base}")
         if not response.is_success:
             if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 request.elsewhere = request.endpoint.unavailable(base)
@@ -228,13 +230,13 @@ class Http:
             async with asyncio.timeout_at(request.end):
                 return await request.endpoint.url()
         except TimeoutError:
-            raise ServiceUnreachable("no service has told in time which others there are") from None
+            raise ServiceUnreachable("no service provided the list of services in time") from None
 
     async def _send(self, request: _Request, base: str, location: str | None) -> httpx.Response:
         call = request.call
         if self._only_tls and not (location or base).startswith("https://"):
             raise ServiceUnreachable(
-                f"{location or base} has no TLS, and the services were asked for over TLS",
+                f"{location or base} does not use TLS, but the client was given an https:// URL",
                 action="Start every service with --tls-cert and --tls-key, and give https:// to --advertise-url.",
                 retriable=False,
             )
@@ -262,14 +264,15 @@ class Http:
             raise _no_answer(error, base, call) from error
 
     def _time_for_an_answer_s(self, request: _Request) -> float:
-        """What can be repeated is given up half-way, so that a process that hangs leaves time to ask another one."""
+        """A request that can be repeated is given up half-way, so that a process that hangs leaves time to ask another
+        one."""
         return self.timeout_s / 2 + request.call.wait_s if request.call.idempotent else request.left_s
 
 
 class _Sent:
     """Whether a request has begun to leave. From then on its answer is waited for no longer than `wait_s`.
 
-    It has, unless the transport tells that it still connects, as httpx's own does: by this `trace`.
+    It has, unless the transport reports that it is still connecting, as httpx's own does through this `trace`.
     """
 
     def __init__(self, clock: asyncio.Timeout, end: float, wait_s: float) -> None:
@@ -295,19 +298,20 @@ def _now() -> float:
 
 
 def pause_s(attempt: int, randomness: random.Random) -> float:
-    """Before the attempt behind this one, counted from 1: doubling, with jitter."""
+    """The pause after this attempt, counted from 1: it doubles, with jitter."""
     doubled: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(attempt - 1, 16)))
     return doubled * randomness.uniform(0.5, 1)
 
 
 @functools.cache
 def _ssl_context(ca: str | None) -> ssl.SSLContext:
-    """Loading the certificates costs 20 ms: once per process, not once per client. Raises `InvalidArgument`."""
+    """Loading the certificates takes 20 ms, so they are loaded once per process instead of once per client. Raises
+    `InvalidArgument`."""
     if ca is None:
         return httpx.create_ssl_context()
     try:
         return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise InvalidArgument(
             f"ca: {ca} cannot be used: {error}", action="Give a PEM file of certificates.", field="ca"
         ) from None
@@ -320,7 +324,7 @@ def _may_repeat(error: BaseException, call: Call) -> bool:
         return error.retriable
     status = error.members.get("status")
     if status is not None and status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return False  # a part of it was refused for good, and another part may have been carried out
+        return False  # one part was refused finally, and another part may have been carried out
     return call.idempotent and status != HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -328,7 +332,7 @@ def _not_connected(error: Exception, base: str) -> MetatxnError:
     if (refused := _tls_failure(error)) is not None:
         return ServiceUnreachable(
             f"the certificate of {base} is not trusted: {refused}",
-            action="Check the URL, and name the authority that signed it: ca= in Python, --ca on the command line.",
+            action="Check the URL, and name the authority of the certificate: ca= in Python, --ca on the command line.",
             retriable=False,
         )
     return ServiceUnreachable(f"nothing answers at {base}: {_reason(error)}")
@@ -345,7 +349,7 @@ def _reason(error: Exception) -> str:
 
 
 def _tls_failure(error: BaseException) -> str | None:
-    """What was wrong with the server's certificate, when that was it."""
+    """The reason why the server's certificate was refused, if that was the cause."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -355,10 +359,10 @@ def _tls_failure(error: BaseException) -> str | None:
 
 
 def _redirect(response: httpx.Response, call: Call) -> tuple[str, str | None]:
-    """Base URL and full URL of where a 307 sends us. A `Location` without a path means the same path there."""
+    """The base URL and the full URL of a 307's target. A `Location` without a path means the same path there."""
     target = response.headers.get("Location")
     if not target:
-        raise NotOwner(f"{response.url} redirects nowhere")
+        raise NotOwner(f"{response.url} redirects without a Location")
     url = response.url.join(target)
     base = f"{url.scheme}://{url.netloc.decode('ascii')}"
     if urlsplit(str(url)).path in ("", "/"):

@@ -1,4 +1,4 @@
-"""What comes page by page, and is iterated over item by item."""
+"""Results that come page by page, and are iterated over item by item."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Paged(ABC, Generic[T]):
-    """`page` asks for a page, `passed` goes behind it. A page that was broken off in the middle comes again."""
+    """`page` requests a page, and `passed` moves on to the next. A page that was not finished is requested again."""
 
     @abstractmethod
     async def page(self) -> Sequence[T] | None:
-        """The items behind those that are passed; None at the end."""
+        """The items after those already passed, or None at the end."""
 
     @abstractmethod
     def passed(self) -> None:
-        """All of the last page was handed out."""
+        """All items of the last page have been returned."""
 
     async def __aiter__(self) -> AsyncIterator[T]:
         while (items := await self.page()) is not None:
@@ -36,7 +36,7 @@ class Paged(ABC, Generic[T]):
 
 
 class Listing(Paged[M]):
-    """A list of a service, as CONTRACT's conventions page it."""
+    """A list of a service, in pages as the conventions of docs/contract.md describe them."""
 
     def __init__(
         self, connection: Connection, endpoint: AnyOf, path: str, params: Mapping[str, Any], item: type[M]

@@ -1,4 +1,5 @@
-"""Sending messages: JSON values or bytes, routed by key, batched by time, size and while an earlier batch travels."""
+"""Sending messages: JSON values or bytes, routed by key, and batched by time, by size and while an earlier batch is in
+flight."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from metatxn.wire.errors import InvalidArgument, MetatxnError
 MAX_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_MESSAGES = 1000
 STICKY_MESSAGES = 100
-"""So many messages without a key go to one segment before the next one's turn, so that they share entries."""
+"""This many messages without a key go to one segment before the next segment's turn, so that they share entries."""
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """`future` is of the kind that its sender can wait for."""
+    """A queued message. `future` is of the kind that its sender can wait for."""
 
     key: str | None
     encoded: bytes
@@ -62,11 +63,11 @@ class MessageFormat:
                 item.future.set_result(outcome)
             else:
                 item.future.set_exception(outcome)
-                item.future.exception()  # looked at: `flush` and the commit raise it for those who do not wait
+                item.future.exception()  # retrieved: `flush` and the commit raise it for those who do not wait
 
 
 def encoded_message(value: Any, key: str | None, properties: dict[str, str] | None) -> bytes:
-    """As brokers take them in an entry. Raises `TypeError` or `ValueError` for a value that is not JSON."""
+    """A message in the form that an entry holds. Raises `TypeError` or `ValueError` for a value that is not JSON."""
     message: dict[str, Any] = {}
     if key is not None:
         message["key"] = key
@@ -80,7 +81,7 @@ def encoded_message(value: Any, key: str | None, properties: dict[str, str] | No
 
 
 def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pending_bytes: int) -> Batching:
-    """Raises `InvalidArgument`."""
+    """The batching with these limits. Raises `InvalidArgument`."""
     for name, number, top in (
         ("max_entry_messages", max_messages, None),
         ("max_entry_bytes", max_bytes, BROKER_MAX_ENTRY_BYTES),
@@ -94,8 +95,8 @@ def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pe
 
 
 class AsyncProducer:
-    """Messages of one key (and one transaction) are appended in the order sent; those of different transactions are
-    ordered only by waiting for the futures, or by `flush`."""
+    """A producer of one topic. Messages of one key in one transaction are appended in the order in which they were
+    sent. To order messages of different transactions, wait for the futures, or use `flush`."""
 
     def __init__(self, connection: Connection, topic: str, name: str | None, batching: Batching) -> None:
         self.topic = topic
@@ -113,11 +114,11 @@ class AsyncProducer:
         txn: AsyncTransaction | None = None,
         properties: dict[str, str] | None = None,
     ) -> asyncio.Future[str]:
-        """Queue one message, and wait while too much is pending; the future holds the position of its entry once that
-        is durable. What is queued is sent even if the future is cancelled.
+        """Queue one message, waiting while too much is pending. The future returns the position of its entry once that
+        is durable. A queued message is sent even if the future is cancelled.
 
-        `value` is anything JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not JSON,
-        `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
+        `value` is anything that JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not
+        JSON, `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
         transaction cannot be committed.
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -129,12 +130,12 @@ class AsyncProducer:
         return future
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is durable. Raises the first failure since the last flush; that of a
+        """Wait until everything sent so far is durable. Raises the first failure since the last flush; the failure of a
         transaction is also raised by its commit."""
         await self.delivery.flush(everything=True)
 
     async def close(self) -> None:
-        """`flush`, and take no more messages."""
+        """Flush, and accept no more messages."""
         await self.delivery.close()
 
     async def __aenter__(self) -> Self:

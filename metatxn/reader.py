@@ -1,4 +1,4 @@
-"""Reading a topic's messages one after another, without a subscription."""
+"""Reading the messages of a topic in order, without a subscription."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from metatxn.wire.errors import InvalidArgument
 PAGE_MESSAGES = 1000
 FOLLOW_WAIT_MS = 1000
 COMPACTION_WAIT_S = 120.0
-"""How long the broker may take to read a topic through."""
+"""How long the broker may take to read a whole topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`value` is what was sent: anything JSON can hold, or bytes. `message_id` is opaque. `redelivery_count` tells how
-    often a subscription gave it to somebody before."""
+    """A message. `value` is what was sent: anything that JSON can hold, or bytes. `message_id` is opaque.
+    `redelivery_count` is the number of times a subscription delivered it before."""
 
     topic: str
     message_id: str
@@ -41,15 +41,15 @@ def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Mess
 
 
 class AsyncReader(Paged[Message]):
-    """Made by `AsyncClient.reader`; iterate it from one task. Without `follow` it ends where nothing more is readable,
-    and may be iterated again later to go on; with it, it waits for more.
+    """A reader, made by `AsyncClient.reader`, for one task. Without `follow` the iteration ends where nothing more is
+    readable, and may be resumed later; with `follow` it waits for more.
 
-    `token` is where it stands: behind the last message handed out once a page is finished, so a new reader started
-    there misses nothing and may repeat the last page.
+    `token` is the place of the reader: after the last message returned once a page is finished. So a new reader started
+    there misses nothing, and may repeat the last page.
 
-    A `compacted` one begins with the latest value of each key, without those that a null or empty value has deleted and
-    without messages that have no key; then it goes on with what comes. The broker reads the topic through before it
-    answers the first page.
+    A `compacted` reader begins with the latest value of each key, without keys that a null or empty value has deleted,
+    and without messages that have no key; then it continues with new messages. The broker reads the whole topic before
+    it answers the first page.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class AsyncReader(Paged[Message]):
     ) -> None:
         if compacted and start != "earliest":
             raise InvalidArgument(
-                f"start: {start!r} and compacted: the compacted view has one beginning", field="start"
+                f"start: {start!r} does not apply to the compacted view, which has only one beginning",
+                field="start",
             )
         self.topic = topic
         self.token: str | None = None if start in ("earliest", "latest") else start
@@ -79,7 +80,7 @@ class AsyncReader(Paged[Message]):
         return f"{type(self).__name__}({self.topic!r})"
 
     async def open(self, *, at_end: bool) -> None:
-        """Take the revision of a snapshot, and go to the end if asked for, as they are now."""
+        """Take the revision of a snapshot, and find the end if requested, as they are now."""
         if self._isolation == "snapshot" and self._revision is None:
             self._revision = (await self._connection.directory.read()).revision
         if at_end:

@@ -1,4 +1,4 @@
-"""Writing Arrow tables: rows are routed by key, and travel as Arrow IPC streams of about one entry's size."""
+"""Writing Arrow tables: rows are routed by key, and sent as Arrow IPC streams of about one entry's size."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from metatxn.wire.errors import InvalidArgument, MetatxnError
 DEFAULT_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_BATCHES = 10_000
 MAX_ROWS_BYTES = MAX_ENTRY_BYTES // 2
-"""What rows that share an entry take at most in memory: what describes them needs room too. A single row has it all."""
+"""The most memory of rows that share an entry, because their description needs space too. A single row may use all of
+the entry."""
 SMALL_BATCH_BYTES = 64 * 1024
 SMALL_COLUMN_BYTES = 1024
-"""Batches that are smaller, on average, are made one: readers take large ones faster, and describing a batch takes 100
-bytes for each column. Others are not copied again."""
+"""Batches that are smaller on average are combined: readers are faster with large ones, and the description of a batch
+takes 100 bytes for each column. Other batches are not copied again."""
 KEY_METADATA = b"metatxn.key"
-"""In an entry's Arrow schema: the name of its key column."""
+"""The name of the key column, in the Arrow schema of an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A piece of a batch, small enough for one entry. `size` is what it takes in memory."""
+    """A piece of a batch that fits into one entry. `size` is its size in memory."""
 
     batch: pa.RecordBatch
     turn: int
@@ -49,7 +50,7 @@ class ArrowFormat:
         return item.size
 
     def key(self, item: Rows) -> None:
-        """Rows of one segment keep the order written."""
+        """Rows of one segment keep the order in which they were written."""
 
     def split(self, item: Rows, layout: Layout) -> Iterable[tuple[str, Rows]]:
         if self._key_column is None or len(layout.leaves) <= 1:
@@ -57,7 +58,7 @@ class ArrowFormat:
         return self._by_key(item, self._key_column, layout)
 
     def _by_key(self, item: Rows, key_column: str, layout: Layout) -> Iterator[tuple[str, Rows]]:
-        """Each distinct key is hashed once. A row without a key goes where the batch's turn is."""
+        """Each distinct key is hashed once. A row without a key goes to the segment whose turn it is for this batch."""
         keys = item.batch.column(key_column).dictionary_encode()
         homes = [layout.segment_of(key_text(key)) for key in keys.dictionary.to_pylist()]
         segments = sorted({*homes, layout.any_segment(item.turn)} if keys.null_count else set(homes))
@@ -80,7 +81,7 @@ class ArrowFormat:
         if sum(item.size for item in items) < len(items) * max(SMALL_BATCH_BYTES, len(schema) * SMALL_COLUMN_BYTES):
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         batches = [batch.replace_schema_metadata(schema.metadata) for batch in batches]
-        # The size first: a buffer that grows would be copied each time.
+        # The size is determined first, because a growing buffer would be copied each time.
         counted = pa.MockOutputStream()
         _write_stream(counted, schema, batches)
         body = pa.allocate_buffer(counted.size())
@@ -89,7 +90,7 @@ class ArrowFormat:
         return body.to_pybytes(), sum(batch.num_rows for batch in batches)
 
     def done(self, items: list[Rows], outcome: str | MetatxnError) -> None:
-        """Failures are kept by the delivery and raised by `close`."""
+        """The delivery keeps failures, and `close` raises them."""
 
 
 def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
@@ -99,8 +100,9 @@ def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Iterable[pa.R
 
 
 def fitting(rows: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in order, in slices of at most `max_bytes`. A row that takes more is alone: the broker says whether
-    an entry can hold it. What slices share, as a dictionary, does not get less by slicing."""
+    """The same rows in order, in slices of at most `max_bytes`. A row that takes more is a slice of its own; the broker
+    decides whether an entry can hold it. What slices share, such as a dictionary, does not become smaller by
+    slicing."""
     middle = rows.num_rows // 2
     halves = [rows.slice(0, middle), rows.slice(middle)]
     if middle == 0 or rows.nbytes <= max_bytes or sum(half.nbytes for half in halves) > 1.5 * rows.nbytes:
@@ -111,16 +113,16 @@ def fitting(rows: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def key_text(key: Any) -> str:
-    """What is hashed of a key: the same text for a message's key and a table's."""
+    """The text of a key that is hashed: the same for a message's key and a table's."""
     return key if isinstance(key, str) else str(key)
 
 
 class AsyncTableWriter:
-    """Rows of one topic, inside one transaction or outside of any. Nothing is promised before `flush` or `close`
-    returns: rows outside of a transaction may be read before that, entry by entry.
+    """A writer of rows of one topic, inside one transaction or without one. Nothing is guaranteed before `flush` or
+    `close` returns: rows outside a transaction may be read before that, entry by entry.
 
-    Rows of one segment keep the order written, each is there once, whatever is tried again, and behind a failure none
-    follow. Leaving its `async with` closes it; an exception drops what was not sent.
+    Rows of one segment keep the order in which they were written. Each is written once, whatever is retried, and none
+    follow after a failure. Leaving its `async with` closes the writer; an exception drops what was not sent.
     """
 
     def __init__(
@@ -135,23 +137,25 @@ class AsyncTableWriter:
         if not 0 < max_entry_bytes <= MAX_ENTRY_BYTES:
             raise InvalidArgument(f"max_entry_bytes: must be between 1 and {MAX_ENTRY_BYTES}", field="max_entry_bytes")
         if txn is None and writer is not None:
-            raise InvalidArgument("writer: outside of a transaction no commit says which writers count", field="writer")
+            raise InvalidArgument(
+                "writer: requires a transaction, whose commit says which writers count", field="writer"
+            )
         self.topic = topic
         self.rows = 0
         self.bytes = 0
         self._txn_id = txn.id if isinstance(txn, AsyncTransaction) else txn
         self._key_column = key_column
         self._max_entry_bytes = min(max_entry_bytes, MAX_ROWS_BYTES)
-        # Where each writer sends its first rows differs, or the small writes of many would all go to one segment.
+        # Writers begin with different segments; otherwise the small writes of many would all go to one segment.
         self._turn = hash_of_key(writer) if writer is not None else 0
         self._sent_in_turn = 0
         self._schema: pa.Schema | None = None
-        # An entry waits until it is half full or flushed; where one is on its way meanwhile, the next becomes larger.
+        # An entry waits until it is half full or flushed; while one is in flight, the next one becomes larger.
         self._due_bytes = max(1, self._max_entry_bytes // 2)
         batching = Batching(self._max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf, due_bytes=self._due_bytes)
         form = ArrowFormat(key_column)
         self._delivery = Delivery(connection, topic, form, batching, writer=writer, failure_is_final=True)
-        # A named writer counts only if the commit lists it, so its failure alone does not doom the transaction.
+        # A named writer counts only if the commit lists it, so its failure alone does not fail the transaction.
         self._dooms = txn if isinstance(txn, AsyncTransaction) and writer is None else None
         if self._dooms is not None:
             self._dooms.joined_by(self._delivery)
@@ -160,8 +164,8 @@ class AsyncTableWriter:
         return f"{type(self).__name__}({self.topic!r})"
 
     async def write(self, data: pa.RecordBatch | pa.Table) -> None:
-        """Queue rows; waits while 32 MiB are pending. Raises the first failure so far, and `InvalidArgument` for a
-        missing key column or columns other than those of the first call."""
+        """Queue rows, waiting while 32 MiB are pending. Raises the first failure so far, and `InvalidArgument` for a
+        missing key column or for columns other than those of the first call."""
         self._check(data.schema)
         with inside(self._dooms):
             for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
@@ -173,7 +177,7 @@ class AsyncTableWriter:
                     self.bytes += piece.nbytes
 
     def _took(self, size: int) -> None:
-        """Rows without a key go to one segment until they make an entry, then to the next one."""
+        """Rows without a key go to one segment until they fill an entry, then to the next one."""
         self._sent_in_turn += size
         if self._sent_in_turn >= self._due_bytes:
             self._turn, self._sent_in_turn = self._turn + 1, 0
@@ -186,18 +190,19 @@ class AsyncTableWriter:
         self._schema = schema
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Slices of about one entry's size by the average of the rows, and those that rows above it make larger halved.
-        Nothing is copied."""
+        """Slices of about one entry's size, by the average size of the rows; slices that larger rows make too large are
+        halved. Nothing is copied."""
         step = max(1, batch.num_rows * self._max_entry_bytes // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
             yield from fitting(batch.slice(start, step), self._max_entry_bytes)
 
     async def flush(self) -> None:
-        """Wait until all rows written so far are durable. Raises the first failure: then they are not complete."""
+        """Wait until all rows written so far are durable. Raises the first failure: then the rows are not complete."""
         await self._delivery.flush(self._txn_id)
 
     async def close(self) -> None:
-        """Send the rest and wait for all of it. Raises the first failure: then the rows are not complete."""
+        """Send the remaining rows and wait for all of them. Raises the first failure: then the rows are not
+        complete."""
         await self._delivery.close()
 
     async def __aenter__(self) -> Self:

@@ -25,9 +25,9 @@ _METADATA_FIELDS: list[pa.Field[Any]] = [
     pa.field("__txn_id", pa.string()),
 ]
 METADATA_SCHEMA = pa.schema(_METADATA_FIELDS)
-"""The columns that `include_metadata` adds, in front of the topic's own."""
+"""The columns that `include_metadata` adds, before those of the topic."""
 PARALLEL_READS = 8
-"""Segments at once."""
+"""The number of segments that are read at the same time."""
 
 
 async def read_topics(
@@ -37,8 +37,8 @@ async def read_topics(
     revision: int | None,
     include_metadata: bool,
 ) -> dict[str, pa.Table]:
-    """With `snapshot`: the revision first, then the layouts, then the data. A segment that is made later holds nothing
-    that was decided at that revision."""
+    """With `snapshot`, the revision is read first, then the layouts, then the data. A segment that is created later
+    holds nothing that was decided at that revision."""
     if isolation == "snapshot" and revision is None:
         revision = (await connection.directory.read()).revision
     places = asyncio.Semaphore(PARALLEL_READS)
@@ -67,10 +67,10 @@ async def read_topics(
 
 
 async def _columns_given_meanwhile(connection: Connection, topic: str) -> pa.Schema:
-    """A topic without a schema gets that of the first table, before this is taken."""
+    """A topic without a schema gets the schema of the first table written to it, before that table is accepted."""
     schema = (await connection.topics.refresh(topic)).schema
     if schema is None:
-        raise NotFound(f"topic {topic} was deleted and made again while it was read", topic=topic)
+        raise NotFound(f"topic {topic} was deleted and created again while it was read", topic=topic)
     return schema
 
 
@@ -91,7 +91,7 @@ def _of_any(entries: list[tuple[str, Frame]], schema: pa.Schema) -> pa.Table:
 
 
 def _of_messages(entries: list[tuple[str, Frame]]) -> pa.Table:
-    """Of a topic without a schema. The values of a column have one type over all of its messages."""
+    """The columns of a topic without a schema. The values of a column have one type over all of its messages."""
     read = [values_of(frame) for _, frame in entries]
     try:
         return messages_table(list(chain.from_iterable(read)), None)
@@ -100,7 +100,7 @@ def _of_messages(entries: list[tuple[str, Frame]]) -> pa.Table:
 
 
 def _in_entry(misfit: Misfit, entries: list[tuple[str, Frame]], counts: list[int]) -> SchemaMismatch:
-    assert misfit.index is not None, "entries of messages hold no tables"
+    assert misfit.index is not None, "entries of messages are not tables"
     places = [(*entry, index) for entry, count in zip(entries, counts, strict=True) for index in range(count)]
     segment, frame, misfit.index = places[misfit.index]
     return misfit_at(frame, segment, misfit)

@@ -1,4 +1,4 @@
-"""Topics and their segments: where a key goes, which broker owns a segment."""
+"""Topics and their segments: to which segment a key belongs, and which broker owns a segment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from metatxn.wire.errors import NotFound, SchemaMismatch
 
 
 class Layout:
-    """The segments of one topic as they once were. Immutable.
+    """The segments of one topic at some moment. Immutable.
 
-    Keys go to the `leaves`: active segments, and sealed ones of which no child is here. Such a child is yet to come,
-    while two segments are merged and only one of them is sealed; or it came while the layout was read. The segment's
-    owner knows: it says that it takes a moment, or names the children. So every key has somewhere to go at any time,
-    but for those of segments that were sealed for good: which ones these are is only known from their owners, and
-    `without` them nobody has their keys.
+    Keys go to the `leaves`: active segments, and sealed ones of which no child is here. Such a child either does not
+    exist yet, while two segments are merged and only one of them is sealed, or it was created while the layout was
+    read. The segment's owner knows: it answers that it takes a moment, or names the children. So every key has a
+    segment at any time, except keys of segments that were sealed without successor. Only their owners know which ones
+    these are, and `without` them their keys have no segment.
     """
 
     def __init__(self, topic: TopicInfo, ended: frozenset[str] = frozenset()) -> None:
@@ -34,11 +34,11 @@ class Layout:
         self.leaves = sorted(leaves, key=lambda segment: segment.range[0])
         self.names = frozenset(segment.segment for segment in self.leaves)
         self._starts = [segment.range[0] for segment in self.leaves]
-        # What has no key need not wait for a merge.
+        # Messages without a key need not wait for a merge.
         self._any = [s for s in self.leaves if s.state == "active"] or self.leaves
 
     def segment_of(self, key: str) -> str:
-        """The leaf that `key` hashes to. Raises `NotFound` when nobody has it."""
+        """The leaf that `key` hashes to. Raises `NotFound` if there is none."""
         hash_value = hash_of_key(key)
         found = bisect.bisect_right(self._starts, hash_value) - 1
         if found < 0 or self.leaves[found].range[1] < hash_value:
@@ -46,7 +46,7 @@ class Layout:
         return self.leaves[found].segment
 
     def any_segment(self, turn: int) -> str:
-        """For what has no key. Raises `NotFound` when there is none."""
+        """A segment for messages without a key. Raises `NotFound` if there is none."""
         if not self._any:
             raise NotFound(f"topic {self.topic.name} has no active segment", topic=self.topic.name)
         return self._any[turn % len(self._any)].segment
@@ -55,7 +55,8 @@ class Layout:
         return Layout(self.topic, frozenset(ended))
 
     def in_order(self) -> list[SegmentInfo]:
-        """Every segment, parents before their children, so that a key's entries come in the order written."""
+        """Every segment, parents before their children, so that the entries of a key come in the order in which they
+        were written."""
         return _parents_first(self.topic.segments)
 
 
@@ -64,7 +65,7 @@ def _parents_first(segments: Iterable[SegmentInfo]) -> list[SegmentInfo]:
     ordered: list[SegmentInfo] = []
     while left:
         ready = [s for s in left.values() if not any(parent in left for parent in s.parents)]
-        assert ready, "the segments of a topic form no circle"
+        assert ready, "the segments of a topic form no cycle"
         ordered += sorted(ready, key=lambda segment: (segment.range[0], segment.segment))
         for segment in ready:
             del left[segment.segment]
@@ -72,7 +73,7 @@ def _parents_first(segments: Iterable[SegmentInfo]) -> list[SegmentInfo]:
 
 
 class Topics:
-    """Layouts, cached until a broker says that they are out of date."""
+    """Layouts, cached until a broker reports that they are out of date."""
 
     def __init__(self, http: Http, directory: Directory) -> None:
         self._http = http
@@ -81,7 +82,7 @@ class Topics:
         self._owners: dict[str, str] = {}
 
     async def read(self, topic: str) -> TopicInfo:
-        """The topic now, from its broker."""
+        """The topic as it is now, from a broker."""
         return (await self.refresh(topic)).topic
 
     async def layout(self, topic: str) -> Layout:
@@ -109,8 +110,8 @@ class Topics:
 
 
 class OwnerOf:
-    """An endpoint: the broker that owns a segment, or whatever else has one owner, or any broker, which knows where to
-    send us on."""
+    """An endpoint: the broker that owns a segment or another thing with one owner, or any broker, which knows where to
+    redirect the client."""
 
     def __init__(self, topics: Topics, directory: Directory, segment: str) -> None:
         self._topics = topics
@@ -125,7 +126,8 @@ class OwnerOf:
         self._directory.failed("broker", url)
 
     def unavailable(self, url: str) -> bool:
-        """An owner that was deposed, and does not know by whom, says so; others may know. But they only send us on."""
+        """An owner that was deposed and does not know its successor says so; others may know. But they only
+        redirect."""
         self._topics.set_owner(self._segment, None)
         self._directory.last("broker", url)
         return False
@@ -135,7 +137,7 @@ class OwnerOf:
 
 
 def wire_schema(schema: pa.Schema) -> dict[str, Any]:
-    """The schema as a topic is created with."""
+    """The schema in the form in which a topic is created with it."""
     return {"arrow": base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()}
 
 
@@ -145,7 +147,7 @@ def _type_named(name: str) -> pa.DataType:
 
 
 def arrow_schema(schema: TopicSchema | None) -> pa.Schema | None:
-    """The columns of a topic; None for a topic that takes any message."""
+    """The columns of a topic, or None for a topic that accepts any message."""
     if schema is None:
         return None
     if schema.arrow is not None:

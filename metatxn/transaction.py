@@ -4,9 +4,9 @@
      │
      └──abort(), a failed send, an exception inside `with`, the timeout, a newer owner of its key──▶ ABORTED
 
-The decision is one compare-and-set in the metadata store. When the answer to a commit is lost, the header knows what
-became of it, so that is read until it is final or the time is over (`OutcomeUnknown`). That it is committed is not
-enough: somebody else may have committed it, so that other writers count than we have asked for.
+The decision is one compare-and-set in the metadata store. When the answer to a commit is lost, the header records the
+outcome, so it is read until it is final or the time is over (`OutcomeUnknown`). It is not enough that the transaction
+is committed: another caller may have committed it with a different list of writers.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Sender(Protocol):
 
 
 class AsyncTransaction:
-    """Made by `AsyncClient.begin`, `transaction` and `attach`. Leaving its `async with` commits; an exception, a send
-    or a flush that failed, aborts."""
+    """A transaction, made by `AsyncClient.begin`, `transaction` and `attach`. Leaving its `async with` commits it; an
+    exception, or a send or a flush that failed, aborts it."""
 
     def __init__(self, connection: Connection, txn_id: str, header: TransactionHeader | None = None) -> None:
         self._connection = connection
         self._id = txn_id
         self._header = header
         self._senders: dict[Sender, None] = {}
-        """In the order in which they joined: a simulation repeats every step."""
+        """The senders in the order in which they joined, so that a simulation can repeat every step."""
         self._failure: BaseException | None = None
         self._remembered: set[str] = set()
         """The writers that were remembered through this object."""
@@ -59,17 +59,19 @@ class AsyncTransaction:
 
     @property
     def id(self) -> str:
-        """32 hex digits. Empty for a version that was committed already and whose transaction is forgotten."""
+        """The id, 32 hexadecimal digits. It is empty for a version that is already committed and whose transaction is
+        forgotten."""
         return self._id
 
     @property
     def header(self) -> TransactionHeader | None:
-        """As it was last read; None if it never was. `refresh` reads it."""
+        """The header as it was last read, or None if it was never read. `refresh` reads it."""
         return self._header
 
     @property
     def already_committed(self) -> bool:
-        """Begun with a `version` that is committed: there is nothing to do, and nothing can be sent."""
+        """Whether it was begun with a `version` that is already committed: then there is nothing to do, and nothing can
+        be sent."""
         return bool(self._header and self._header.already_committed)
 
     async def refresh(self) -> TransactionHeader:
@@ -77,24 +79,27 @@ class AsyncTransaction:
         return self._keep(await self._connection.coordinator(Call("GET", path_of("txns", self._id))))
 
     async def keep_alive(self, timeout_ms: int) -> TransactionHeader:
-        """Move the deadline to `timeout_ms` from now. Raises `ExpiredTransaction`, `InvalidTransactionState`."""
+        """Move the deadline to `timeout_ms` from now. Raises `ExpiredTransaction` and `InvalidTransactionState`."""
         return self._keep(await self._post("keep-alive", {"timeout_ms": timeout_ms}))
 
     async def remember_writers(self, writers: list[str]) -> TransactionHeader:
-        """Add to the writers that count when it is committed without a list. With none remembered, all count.
+        """Add to the writers that count if the transaction is committed without a list. If none are remembered, all
+        count.
 
-        Raises `TransactionConflict`, `ExpiredTransaction`: it is decided.
+        Raises `TransactionConflict` and `ExpiredTransaction` if the transaction is decided.
         """
         header = self._keep(await self._post("writers", {"add": writers}))
         self._remembered.update(writers)
         return header
 
     async def commit(self, writers: list[str] | None = None) -> TransactionHeader:
-        """Flush what was sent inside, then decide. With `writers`, only their entries count, and unnamed ones.
+        """Flush everything that was sent inside, then decide. With `writers`, only their entries and those without a
+        writer count.
 
-        Raises the failure of a send, after aborting; `ExpiredTransaction`, `InvalidTransactionState`: it is aborted,
-        or somebody else has committed it so that other writers count than `writers`, or not all that were remembered
-        here; `OutcomeUnknown`: nobody could be asked. Whatever else is raised says that it was not committed.
+        Raises the failure of a send, after aborting. Raises `ExpiredTransaction` or `InvalidTransactionState` if the
+        transaction is aborted, or if another caller has committed it with other writers than `writers`, or without some
+        that were remembered here; and `OutcomeUnknown` if no service could tell. Any other error says that it was not
+        committed.
         """
         if self._header and self._header.already_committed:
             return self._header
@@ -107,7 +112,7 @@ class AsyncTransaction:
         return await self._decide(writers)
 
     async def abort(self, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
-        """With `force` a prepared one too. Raises `InvalidTransactionState` when it is committed."""
+        """Abort; with `force` even a prepared transaction. Raises `InvalidTransactionState` if it is committed."""
         if self._header and self._header.already_committed:
             return self._header
         body = {"reason": reason, "force": force or None}
@@ -127,26 +132,27 @@ class AsyncTransaction:
         try:
             await self.commit()
         except MetatxnError as failure:
-            if failure.definite and self._failure is None:  # else it may be committed, or the commit has aborted
+            if failure.definite and self._failure is None:  # otherwise it may be committed, or is already aborted
                 await self._abort_after(failure)
             raise
 
     # -- for producers, table writers and consumers ------------------------------------------------------------
 
     def joined_by(self, sender: Sender) -> None:
-        """`sender` is about to send inside. Raises `InvalidTransactionState` when nothing can be sent any more."""
+        """`sender` is about to send inside the transaction. Raises `InvalidTransactionState` if nothing can be sent any
+        more."""
         self.check_takes_operations()
         self._senders[sender] = None
 
     def failed(self, failure: BaseException) -> None:
-        """Something that belongs inside did not happen: it cannot be committed any more."""
+        """Something that belongs to the transaction was not done, so it can no longer be committed."""
         self._failure = self._failure or failure
 
     def check_takes_operations(self) -> None:
-        """Raises `InvalidTransactionState` when it was begun for a version that is committed."""
+        """Raises `InvalidTransactionState` if it was begun for a version that is already committed."""
         if self._header and self._header.already_committed:
             raise InvalidTransactionState(
-                f"version {self._header.version} of this key is committed already",
+                f"version {self._header.version} of this key is already committed",
                 action="Check `already_committed` before sending.",
                 txn_id=self._id,
             )
@@ -156,7 +162,7 @@ class AsyncTransaction:
     def _check_complete(self) -> None:
         if self._failure is not None:
             raise InvalidTransactionState(
-                f"transaction {self._id} failed and is to be aborted: {self._failure}",
+                f"transaction {self._id} failed and must be aborted: {self._failure}",
                 action="Begin a new transaction and do the work again.",
                 txn_id=self._id,
             ) from self._failure
@@ -194,8 +200,8 @@ class AsyncTransaction:
                 if error.definite:
                     if unknown is None:
                         raise
-                    # Only this attempt was refused. The one without an answer may still be on its way.
-                    unknown.add_note(f"and then: {error.detail}")
+                    # Only this attempt was refused. The one without an answer may still arrive.
+                    unknown.add_note(f"then: {error.detail}")
                     raise unknown from error
                 unknown = error
             header = await self._reread(unknown)
@@ -208,10 +214,10 @@ class AsyncTransaction:
             await asyncio.sleep(REREAD_PAUSE_S)
 
     def _as_asked(self, header: TransactionHeader, writers: list[str] | None) -> TransactionHeader:
-        """The header of a committed transaction. Raises `InvalidTransactionState` when it counts other writers.
+        """The header of a committed transaction. Raises `InvalidTransactionState` if other writers count.
 
-        Which writers others have remembered is forgotten with the decision, so of a commit without a list it is only
-        known that those remembered here must be among them.
+        The decision deletes the list of writers that others have remembered. So for a commit without a list it is only
+        known that the writers remembered here must be among those that count.
         """
         if writers is not None:
             void = header.writers is None or set(header.writers) != set(writers)
@@ -229,8 +235,8 @@ class AsyncTransaction:
             raise unknown from error
 
     async def _abort_after(self, failure: BaseException) -> None:
-        """The failure is what the caller hears. If the abort fails too, the timeout will do it; until then nobody may
-        commit what is incomplete."""
+        """The caller gets the failure. If the abort fails too, the timeout will abort the transaction; until then
+        nobody may commit what is incomplete."""
         self.failed(failure)
         try:
             await self.abort(reason=f"{type(failure).__name__}: {failure}"[:1024])
@@ -241,7 +247,7 @@ class AsyncTransaction:
 
 @contextlib.contextmanager
 def inside(txn: AsyncTransaction | None) -> Iterator[None]:
-    """What raises in here belongs inside `txn`, and did not happen."""
+    """An error that is raised in this block means that something of `txn` was not done."""
     try:
         yield
     except BaseException as failure:
@@ -260,10 +266,10 @@ def _aborted(header: TransactionHeader) -> MetatxnError:
 def _committed_otherwise(header: TransactionHeader, asked: Iterable[str]) -> MetatxnError:
     counted = "all" if header.writers is None else f"{len(header.writers)} named"
     void = sorted(set(asked) - set(asked if header.writers is None else header.writers))
-    ours = f", without {void[0]!r} and {len(void) - 1} more of ours" if void else ""
+    ours = f", without {void[0]!r} and {len(void) - 1} more of these" if void else ""
     detail = f"transaction {header.txn_id} was COMMITTED at {header.finalized_ms} with other writers"
     return InvalidTransactionState(
         f"{detail} ({counted} count{ours})",
-        action="Find out who has committed it: what our writers wrote may be void.",
+        action="Find out which program committed it: the entries of your writers may be void.",
         txn_id=header.txn_id,
     )

@@ -1,4 +1,4 @@
-"""The options that say how a server faces the network. One table, for every command that starts one."""
+"""The options that say how a server is exposed to the network. One table serves every command that starts a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metatxn.cli.options import CliError, takes
 
 
 class Exposure(Protocol):
-    """What `metatxn.service.exposure` makes of the options."""
+    """What the commands need of `metatxn.service.exposure`."""
 
     def check(self, host: str) -> None: ...
 
@@ -22,43 +22,59 @@ class Exposure(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposureOptions:
-    """None: the service's own default."""
+    """None stands for the service's own default."""
 
     token_file: Annotated[
         Path | None,
         typer.Option(
-            envvar="METATXN_TOKEN_FILE", metavar="FILE", help="Who may connect: entries of `metatxn token create`."
+            envvar="METATXN_TOKEN_FILE",
+            metavar="FILE",
+            help="The tokens that may connect: entries of `metatxn token create`.",
         ),
     ] = None
     jwt_public_key: Annotated[
         Path | None,
-        typer.Option(envvar="METATXN_JWT_PUBLIC_KEY", metavar="FILE", help="Accept JWTs signed with its other half."),
+        typer.Option(
+            envvar="METATXN_JWT_PUBLIC_KEY",
+            metavar="FILE",
+            help="Accept JWTs that are signed with the matching private key.",
+        ),
     ] = None
     jwt_audience: Annotated[
-        str | None, typer.Option(envvar="METATXN_JWT_AUDIENCE", metavar="TEXT", help="The `aud` that JWTs must have.")
+        str | None,
+        typer.Option(envvar="METATXN_JWT_AUDIENCE", metavar="TEXT", help="The `aud` claim that JWTs must have."),
     ] = None
     allow_anonymous: Annotated[
-        bool, typer.Option("--allow-anonymous", help="Let everybody do everything, also from other machines.")
+        bool, typer.Option("--allow-anonymous", help="Let everybody who can reach the service do everything.")
     ] = False
     tls_cert: Annotated[
-        Path | None, typer.Option(envvar="METATXN_TLS_CERT", metavar="FILE", help="Serve https: PEM, with its chain.")
+        Path | None,
+        typer.Option(envvar="METATXN_TLS_CERT", metavar="FILE", help="Serve https with this certificate chain (PEM)."),
     ] = None
     tls_key: Annotated[
-        Path | None, typer.Option(envvar="METATXN_TLS_KEY", metavar="FILE", help="The key of --tls-cert.")
+        Path | None, typer.Option(envvar="METATXN_TLS_KEY", metavar="FILE", help="The private key of --tls-cert.")
     ] = None
-    max_body_bytes: Annotated[int | None, typer.Option(min=1, help="Of one request. [default: 16 MiB]")] = None
-    max_headers: Annotated[int | None, typer.Option(min=1, help="Of one request. [default: 100]")] = None
-    max_requests: Annotated[int | None, typer.Option(min=1, help="Under way at once. [default: 4096]")] = None
+    max_body_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Maximum size of one request body. [default: 16 MiB]")
+    ] = None
+    max_headers: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of headers of one request. [default: 100]")
+    ] = None
+    max_requests: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of requests in progress at the same time. [default: 4096]")
+    ] = None
     requests_per_second: Annotated[
-        float | None, typer.Option(min=0.01, help="Of one principal or address. [default: no limit]")
+        float | None, typer.Option(min=0.01, help="Rate limit for each principal or address. [default: no limit]")
     ] = None
-    body_timeout_ms: Annotated[int | None, typer.Option(min=1, help="For a body to arrive. [default: 60000]")] = None
+    body_timeout_ms: Annotated[
+        int | None, typer.Option(min=1, help="Time for a request body to arrive. [default: 60000]")
+    ] = None
     request_timeout_ms: Annotated[
-        int | None, typer.Option(min=1, help="For an answer; above the longest long poll. [default: 120000]")
+        int | None, typer.Option(min=1, help="Time for an answer; longer than the longest long poll. [default: 120000]")
     ] = None
 
     def open(self, *hosts: str) -> Exposure:
-        """Reads the files. Raises `CliError`, also for a host that must not be listened on like this."""
+        """Reads the files. Raises `CliError` if that fails, or if a host must not be listened on with these options."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         try:
             exposure: Exposure = services.load("exposure")(

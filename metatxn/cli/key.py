@@ -1,4 +1,4 @@
-"""`metatxn key …`: transaction keys and what they hold."""
+"""`metatxn key …`: transaction keys and their state."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import typer
 from metatxn.cli.options import LimitOption, Session, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, when
 
-app = typer.Typer(
-    help="Take over transaction keys, look at them, and remove them.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Take over, show and delete transaction keys.", no_args_is_help=True, rich_markup_mode=None)
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY")]
 LIST_COLUMNS = ("KEY", "OWNER", "EPOCH", "TXN_ID", "LAST_VERSION", "UPDATED")
-OwnerOption = Annotated[str | None, typer.Option(help="Whose key it is.")]
+OwnerOption = Annotated[str | None, typer.Option(help="The principal that owns the key.")]
 
 
 @app.command("list", epilog="Example: metatxn key list --owner billing")
 @takes_session
 def list_(session: Session, owner: OwnerOption = None, limit: LimitOption = 1000) -> None:
-    """Transaction keys."""
+    """List transaction keys."""
     with session.connect() as client:
         session.print_list(
             client.keys(owner),
@@ -33,7 +31,7 @@ def list_(session: Session, owner: OwnerOption = None, limit: LimitOption = 1000
 @app.command(epilog="Example: metatxn key get nightly -o json")
 @takes_session
 def get(session: Session, key: KeyArgument, owner: OwnerOption = None) -> None:
-    """A key's epoch, its open transaction and the last version committed."""
+    """Show a key's epoch, its open transaction and the last version committed."""
     with session.connect() as client:
         found = client.key(key, owner)
     if session.json:
@@ -47,12 +45,16 @@ def get(session: Session, key: KeyArgument, owner: OwnerOption = None) -> None:
 def connect(
     session: Session,
     key: KeyArgument,
-    epoch: Annotated[int, typer.Option(min=-1, help="Only if this is its epoch; -1: whoever has it.")] = -1,
-    name: Annotated[str | None, typer.Option("--session", help="Under the same name again: the same epoch.")] = None,
+    epoch: Annotated[
+        int, typer.Option(min=-1, help="Connect only if this is the current epoch; -1 takes over from any holder.")
+    ] = -1,
+    name: Annotated[
+        str | None, typer.Option("--session", help="A repeated connect with the same session returns the same epoch.")
+    ] = None,
     owner: OwnerOption = None,
 ) -> None:
-    """Take a key over: its open transaction is aborted, and whoever worked under it is shut out. Prints its new epoch,
-    which `metatxn txn begin --key` needs."""
+    """Take over a key: abort its open transaction and fence its previous holder. Prints the new epoch, which `metatxn
+    txn begin --key` requires."""
     with session.connect() as client:
         taken = client.connect_key(key, epoch, name, owner)
     if session.json:
@@ -64,7 +66,7 @@ def connect(
 @app.command(epilog="Example: metatxn key delete nightly")
 @takes_session
 def delete(session: Session, key: KeyArgument, owner: OwnerOption = None) -> None:
-    """Remove a key and abort the transaction it holds. Its epoch never repeats."""
+    """Delete a key and abort its open transaction. Its epoch never repeats."""
     with session.connect() as client:
         client.delete_key(key, owner)
     session.print_done({"deleted": key}, f"deleted {key}")

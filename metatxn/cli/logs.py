@@ -1,9 +1,10 @@
-"""What the servers log, on standard error: at a terminal lines for people, anywhere else one JSON object per line.
+"""The servers log to standard error: lines for people at a terminal, and one JSON object per line anywhere else.
 
     {"event": "transaction decided", "txn_id": "…", "level": "info", "timestamp": "2026-03-02T09:04:00.000000Z", …}
 
-Also what libraries log goes this way. A value may come from a client (the reason of an abort, a path), so none is shown
-as it is: a line break would begin a line that nobody has logged, an escape sequence would move the reader's terminal.
+The logs of libraries take the same way. A value may come from a client (the reason of an abort, a path), so control
+characters are escaped: a line break would begin a line that nobody has logged, and an escape sequence would control the
+reader's terminal.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from metatxn.cli.options import CliError
 from metatxn.cli.output import printable
 
-LogOption = Annotated[str, typer.Option(help="debug, info, warning or error; on standard error.")]
+LogOption = Annotated[str, typer.Option(help="debug, info, warning or error. Logs go to standard error.")]
 
 
 def set_up_logs(level: str) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise CliError(f"--log-level: {level!r} is no level. Use debug, info, warning or error.")
+        raise CliError(f"--log-level: {level!r} is not a log level. Use debug, info, warning or error.")
     stamped: list[Processor] = [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso")]
     rendered = _for_people() if sys.stderr.isatty() else _as_json()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,  # else a line that is not even shown costs 10 µs
+        cache_logger_on_first_use=True,  # otherwise even a line below the level costs 10 µs
         processors=[*stamped, *rendered],
     )
     of_libraries = logging.StreamHandler(sys.stderr)
@@ -42,7 +43,7 @@ def set_up_logs(level: str) -> None:
         )
     )
     logging.basicConfig(level=number, handlers=[of_libraries])
-    logging.getLogger("grpc").setLevel(max(number, logging.INFO))  # at debug it has a line for every call to etcd
+    logging.getLogger("grpc").setLevel(max(number, logging.INFO))  # at debug it logs a line for every call to etcd
 
 
 def _for_people() -> list[Processor]:

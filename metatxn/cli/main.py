@@ -1,4 +1,4 @@
-"""The command `metatxn`."""
+"""The command line `metatxn`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     """`metatxn topic consume orders` (nothing yet), `metatxn txn commit <txn id>`, `metatxn topic consume orders`.""",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # brackets stand for themselves in our texts
+    rich_markup_mode=None,  # our texts use literal brackets
 )
 app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471")(serve.dev)
 app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)
@@ -49,13 +49,15 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def shared(
     context: typer.Context,
-    url: Annotated[str, typer.Option(envvar="METATXN_URL", help="Any coordinator or broker.")] = DEFAULT_URL,
-    token: Annotated[str | None, typer.Option(envvar="METATXN_TOKEN", help="Bearer token.", show_envvar=True)] = None,
+    url: Annotated[str, typer.Option(envvar="METATXN_URL", help="The URL of any coordinator or broker.")] = DEFAULT_URL,
+    token: Annotated[
+        str | None, typer.Option(envvar="METATXN_TOKEN", help="The bearer token.", show_envvar=True)
+    ] = None,
     ca: Annotated[
         str | None,
-        typer.Option(envvar="METATXN_CA", metavar="FILE", help="PEM file of the authorities to trust for https://."),
+        typer.Option(envvar="METATXN_CA", metavar="FILE", help="PEM file of the authorities to trust for https."),
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="What is printed.")] = Output.TABLE,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")] = Output.TABLE,
     _: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -64,7 +66,7 @@ def shared(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and answer its exit code. An expected failure is one line on standard error."""
+    """Run one command and return its exit code. An expected failure prints one line on standard error."""
     try:
         code = app(args=arguments, prog_name="metatxn", standalone_mode=False)
     except MetatxnError as error:
@@ -74,7 +76,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stdout = None  # whoever read us is gone: do not fail again at the last flush
+        sys.stdout = None  # the reader of our output is gone: do not fail again at the last flush
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -85,7 +87,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: Exception) -> int:
-    """The parser's own errors. Typer brings its parser along, so their classes have no public name."""
+    """Errors of the parser. Typer bundles its parser, so their classes have no public names."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
         return EXIT_USAGE

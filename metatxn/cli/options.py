@@ -1,4 +1,4 @@
-"""Options that many commands take, before the command or behind it, and the client they lead to."""
+"""Options that many commands accept, before or after the command's name, and the client that is made from them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", help=f"Any coordinator or broker. [env: METATXN_URL] [default: {DEFAULT_URL}]"),
+    typer.Option("--url", help=f"The URL of any coordinator or broker. [env: METATXN_URL] [default: {DEFAULT_URL}]"),
 ]
-TokenOption = Annotated[str | None, typer.Option("--token", help="Bearer token. [env: METATXN_TOKEN]")]
-OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="[default: table]")]
-LimitOption = Annotated[int, typer.Option(min=1, help="At most so many.")]
+TokenOption = Annotated[str | None, typer.Option("--token", help="The bearer token. [env: METATXN_TOKEN]")]
+OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Print tables or JSON. [default: table]")]
+LimitOption = Annotated[int, typer.Option(min=1, help="Print at most this many.")]
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What was given before the command."""
+    """The options that were given before the command."""
 
     url: str = DEFAULT_URL
     token: str | None = None
@@ -38,7 +38,7 @@ class Shared:
 
 
 class CliError(Exception):
-    """One line for the user: what is wrong, and what to do."""
+    """One line for the user, which says what is wrong and what to do."""
 
 
 def shared(context: typer.Context) -> Shared:
@@ -52,7 +52,7 @@ def output_of(context: typer.Context, output: Output | None) -> Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What every command takes that asks a service: whom, as whom, and how the answer is printed."""
+    """The options of every command that calls a service: its URL, the token, and how the answer is printed."""
 
     context: typer.Context
     url: UrlOption = None
@@ -60,7 +60,7 @@ class Session:
     output: OutputOption = None
 
     def connect(self) -> metatxn.Client:
-        """A client of a service that answers. A person does not want to wait for one that is not there."""
+        """A client of a service that answers. A person does not want to wait for one that is not running."""
         given = shared(self.context)
         client = metatxn.connect(self.url or given.url, token=self.token or given.token or None, ca=given.ca)
         try:
@@ -72,13 +72,13 @@ class Session:
 
     @property
     def json(self) -> bool:
-        """Whether to print JSON, and no table."""
+        """Whether to print JSON instead of a table."""
         return output_of(self.context, self.output) is Output.JSON
 
     def print_list(
         self, found: Iterable[Found], limit: int, columns: Sequence[str], row: Callable[[Found], Sequence[Any]]
     ) -> None:
-        """At most `limit` of them, as JSON objects or as rows."""
+        """Print at most `limit` of the items, as JSON objects or as rows."""
         listed = list(itertools.islice(found, limit))
         if self.json:
             print_json(listed)
@@ -86,7 +86,7 @@ class Session:
             print_rows(columns, map(row, listed))
 
     def print_done(self, done: dict[str, Any], sentence: str) -> None:
-        """What was done, as an object or in words."""
+        """Print what was done, as an object or in words."""
         if self.json:
             print_json(done)
         else:
@@ -94,7 +94,7 @@ class Session:
 
 
 def takes(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Puts the fields of the dataclass `options` in place of a command's parameter `name`, for typer to see."""
+    """Replace the parameter `name` of a command by the fields of the dataclass `options`, so that typer sees them."""
     of_options = get_type_hints(options, include_extras=True)
     shared_parameters = [
         inspect.Parameter(

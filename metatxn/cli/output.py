@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for programs, and one line for an error."""
+"""The output of the commands: tables for people, JSON for programs, and one line for an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Output(StrEnum):
 
 
 def as_json(value: Any) -> Any:
-    """Models become objects without their empty fields."""
+    """Convert models to objects without their empty fields."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_none=True, by_alias=True)
     if isinstance(value, list):
@@ -35,7 +35,7 @@ def print_line(value: Any) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Aligned columns without borders, so that `grep` and `awk` work on them."""
+    """Print aligned columns without borders, so that `grep` and `awk` work on them."""
     texts = [list(columns), *([_cell(cell) for cell in row] for row in rows)]
     widths = [max(len(row[index]) for row in texts) for index in range(len(columns))]
     for row in texts:
@@ -49,12 +49,12 @@ def print_fields(fields: dict[str, Any]) -> None:
 
 
 def print_error(message: str) -> None:
-    """On one line, whatever the message holds."""
+    """Print the message on one line, whatever it contains."""
     print("metatxn:", printable(" ".join(message.split())), file=sys.stderr)
 
 
 def printable(text: str) -> str:
-    """On one line and without a command to the terminal, whatever it holds."""
+    """The text on one line and without control sequences for the terminal, whatever it contains."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

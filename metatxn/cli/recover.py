@@ -1,4 +1,4 @@
-"""`metatxn store recover`: after the metadata store was restored from a backup."""
+"""`metatxn store recover`, which is run after the metadata store was restored from a backup."""
 
 from __future__ import annotations
 
@@ -52,27 +52,34 @@ def recover(
     ] = None,
     unknown_ledgers: Annotated[
         UnknownLedgers,
-        typer.Option(help="Ledgers written after the backup: serve them again, or move them out of the way."),
+        typer.Option(
+            help="What becomes of ledgers that were written after the backup: serve them again, or move them aside."
+        ),
     ] = UnknownLedgers.ADOPT,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Serve what is left of segments that have lost ledgers.")
+        bool, typer.Option("--accept-loss", help="Serve the remaining ledgers of segments that have lost some.")
     ] = False,
     backup_time: Annotated[
         datetime | None,
-        typer.Option(help="When the backup was made (local time); only for a backup made by version 0.1."),
+        typer.Option(help="When the backup was made, in local time; only for a backup made by version 0.1."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without it nothing is changed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Make the changes. Without this option nothing is changed.")
+    ] = False,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
-    """Make a restored metadata store and its ledgers agree again, with every coordinator and broker stopped.
+    """Make a restored metadata store agree with the ledgers again, while every coordinator and broker is stopped.
 
     Without --yes it only shows what differs. Name every data directory and storage of the cluster: brokers refuse to
-    start on one that was not named. On several machines, run it on each of them, one after another.
+    start on one that was not named. If they are on several machines, run the command on each machine, one after
+    another.
     """
     set_up_logs(log_level)
     if yes and undecided is None:
-        raise CliError("--undecided: say what becomes of transactions that are not decided. Give abort or commit.")
+        raise CliError(
+            "--undecided: say what becomes of transactions whose decision is not known. Give abort or commit."
+        )
     as_json = output_of(context, output) is Output.JSON
     wishes = {
         "commit": undecided is Undecided.COMMIT,
@@ -106,7 +113,7 @@ async def _shown(recovery: Any, as_json: bool) -> None:
         return
     if rows:
         print_rows(("WHAT", "WHERE", "THEN"), rows)
-    print("nothing was changed: with --yes, counters move ahead and a new incarnation of the store begins")
+    print("nothing was changed; with --yes, counters move ahead and the store gets a new incarnation")
 
 
 async def _carried_out(recovery: Any, as_json: bool) -> None:
@@ -115,13 +122,13 @@ async def _carried_out(recovery: Any, as_json: bool) -> None:
 
 
 def _action(error: Exception) -> str:
-    """By name: the client's package does not know the classes of the servers."""
+    """Chosen by the name of the class, because the client's package does not know the classes of the servers."""
     match type(error).__name__:
         case "StillServed":
             return "Nothing was changed."
         case "OtherCluster":
             return "Nothing was changed; check --store, --data-dir and --storage."
         case "BackupTimeNeeded":
-            return "Give --backup-time, and run it again."
+            return "Give --backup-time, and run the command again."
         case _:
-            return "Whatever was done can be done again: run it once more."
+            return "Every step can be repeated: run the command again."

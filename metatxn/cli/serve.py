@@ -1,4 +1,4 @@
-"""`metatxn dev`, `metatxn coordinator`, `metatxn broker`: the servers."""
+"""The servers: `metatxn dev`, `metatxn coordinator` and `metatxn broker`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from metatxn.cli.output import Output, print_fields, print_line
 COORDINATOR_PORT = 8470
 BROKER_PORT = 8471
 
-HostOption = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from everywhere.")]
+HostOption = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is reachable from other machines.")]
 StoreOption = Annotated[
     str,
     typer.Option(
@@ -29,36 +29,43 @@ StoreOption = Annotated[
         help="sqlite:///path/file.db, etcd://host:port[,…][/root], zk://host:port[,…][/root] or memory://.",
     ),
 ]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
-SweepOption = Annotated[int | None, typer.Option(min=1, help="How often timed-out transactions are looked for.")]
-GcIntervalOption = Annotated[int | None, typer.Option(min=1, help="How often finished transactions are cleared away.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
+SweepOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Interval of the timeout sweep, which aborts transactions past their deadline."),
+]
+GcIntervalOption = Annotated[
+    int | None, typer.Option(min=1, help="Interval of garbage collection, which deletes finished transactions.")
+]
 GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
-SkewOption = Annotated[int | None, typer.Option(min=0, help="How far the clocks of two machines may be apart.")]
+SkewOption = Annotated[
+    int | None, typer.Option(min=0, help="The maximum difference between the clocks of two machines.")
+]
 CoordinatorIdOption = Annotated[
     int | None,
     typer.Option(
         min=0,
         max=65535,
-        help="The first four digits, in hexadecimal, of the ids of transactions that begin here. "
-        "[default: the lowest that no other coordinator has]",
+        help="The first four hexadecimal digits of the transaction ids given out here. [default: the lowest free one]",
     ),
 ]
 MaxLedgerOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="A segment goes on in a new ledger when one has this size, or 50,000 entries. [default: 256 MiB]",
+        help="A segment continues in a new ledger when one has this size, or 50,000 entries. [default: 256 MiB]",
     ),
 ]
 AdvertiseOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where others reach it. [default: http(s)://<host>:<port>]")
+    str | None,
+    typer.Option(metavar="URL", help="The URL at which others reach this service. [default: http(s)://<host>:<port>]"),
 ]
 PeerTokenOption = Annotated[
     str | None,
     typer.Option(
         envvar="METATXN_PEER_TOKEN",
         metavar="TOKEN",
-        help="What it shows to other brokers when it puts dead letters into their segments. Better in the variable.",
+        help="The token for sending dead letters to segments of other brokers. Prefer the environment variable.",
     ),
 ]
 _PROVIDER_FORM = "[TENANT/NAMESPACE=]NAME"
@@ -66,13 +73,16 @@ BufferOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar=_PROVIDER_FORM,
-        help="Whose transaction buffer a namespace has, or all others: an entry point of metatxn.transaction_buffers. "
-        "May be given several times. [default: memory]",
+        help="The transaction buffer of a namespace, or of all others: an entry point of metatxn.transaction_buffers. "
+        "May be repeated. [default: memory]",
     ),
 ]
 PendingAckOption = Annotated[
     list[str] | None,
-    typer.Option(metavar=_PROVIDER_FORM, help="The same for pending acknowledgements: metatxn.pending_ack_stores."),
+    typer.Option(
+        metavar=_PROVIDER_FORM,
+        help="The same for pending acknowledgements: an entry point of metatxn.pending_ack_stores.",
+    ),
 ]
 
 
@@ -80,12 +90,20 @@ PendingAckOption = Annotated[
 def dev(
     context: typer.Context,
     exposure: ExposureOptions,
-    data_dir: Annotated[Path, typer.Option(help="Everything is kept here.")] = Path("metatxn-data"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the coordinator; 0: a free one.")] = COORDINATOR_PORT,
-    broker_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the broker; 0: a free one.")] = BROKER_PORT,
+    data_dir: Annotated[Path, typer.Option(help="The directory in which everything is kept.")] = Path("metatxn-data"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port of the coordinator; 0 takes a free one.")
+    ] = COORDINATOR_PORT,
+    broker_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port of the broker; 0 takes a free one.")
+    ] = BROKER_PORT,
     store: Annotated[
         str | None,
-        typer.Option(envvar="METATXN_STORE", metavar="URL", help="[default: SQLite in the data directory]"),
+        typer.Option(
+            envvar="METATXN_STORE",
+            metavar="URL",
+            help="The URL of a metadata store. [default: SQLite in the data directory]",
+        ),
     ] = None,
     host: HostOption = "127.0.0.1",
     timeout_sweep_interval_ms: SweepOption = None,
@@ -96,7 +114,7 @@ def dev(
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
-    """Run everything in one process, until Ctrl-C: a coordinator and a broker on SQLite."""
+    """Run a coordinator and a broker on SQLite in one process, until Ctrl-C."""
     set_up_logs(log_level)
     exposed = exposure.open(host)
     make_directory(data_dir)
@@ -141,7 +159,7 @@ def coordinator(
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
-    """Run a coordinator until Ctrl-C. It keeps nothing: any number of them may serve one store."""
+    """Run a coordinator until Ctrl-C. It stores nothing itself, so any number of them may serve one store."""
     set_up_logs(log_level)
     exposed = exposure.open(host)
     settings = {
@@ -169,14 +187,14 @@ def broker(
     exposure: ExposureOptions,
     store: StoreOption,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Its ledgers as files; one broker per directory, on a local disk.")
+        Path | None, typer.Option(help="Keep the ledgers as files here, on a local disk; one broker per directory.")
     ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Its ledgers as objects, shared by any number of brokers: s3://bucket/prefix, gs://…, az://…, "
-            "file:///directory or memory:///. Instead of --data-dir; credentials come from the environment.",
+            help="Keep the ledgers as objects, shared by any number of brokers: s3://bucket/prefix, gs://…, az://…, "
+            "file:///directory or memory:///. Use this or --data-dir. Credentials come from the environment.",
         ),
     ] = None,
     host: HostOption = "127.0.0.1",
@@ -193,7 +211,7 @@ def broker(
     set_up_logs(log_level)
     exposed = exposure.open(host)
     if (data_dir is None) == (storage is None):
-        raise CliError("a broker keeps its ledgers in one place. Give --data-dir or --storage.")
+        raise CliError("a broker keeps its ledgers in one place. Give either --data-dir or --storage.")
     providers = {
         "transaction_buffers": by_namespace("--transaction-buffer", transaction_buffer),
         "pending_ack_stores": by_namespace("--pending-ack-store", pending_ack_store),
@@ -219,7 +237,7 @@ def broker(
 
 
 def made(name: str, store: services.Store, settings: dict[str, int | None], **arguments: Any) -> services.Service:
-    """The service with the settings that were given and that apply to it."""
+    """The service, made with those of the given settings that apply to it."""
     factory = services.load(name)
     known = inspect.signature(factory).parameters
     given = {option: value for option, value in settings.items() if value is not None and option in known}
@@ -228,7 +246,7 @@ def made(name: str, store: services.Store, settings: dict[str, int | None], **ar
 
 
 def by_namespace(option: str, given: list[str] | None) -> dict[str, str]:
-    """The names of providers; `*` for the namespaces that are not named."""
+    """The names of providers by namespace; `*` stands for all namespaces that are not named."""
     chosen: dict[str, str] = {}
     for text in given or ():
         namespace, _, name = text.rpartition("=")
@@ -252,7 +270,7 @@ async def started(
 
 
 def announce(said: dict[str, str], output: Output) -> None:
-    """Printed once everything answers: a script may wait for this."""
+    """Print the URLs once everything answers; a script may wait for this line."""
     if output is Output.JSON:
         print_line(said)
     else:
@@ -264,4 +282,4 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CliError(f"--data-dir: {error}. Give a directory that can be written.") from error
+        raise CliError(f"--data-dir: {error}. Give a directory that is writable.") from error

@@ -1,6 +1,7 @@
-"""Running the servers: one process, one event loop, until Ctrl-C or SIGTERM.
+"""Running the servers: one process and one event loop, until Ctrl-C or SIGTERM.
 
-The client library never imports the servers. They and the store are found as entry points of `metatxn.services`.
+The client library never imports the servers. The servers and the store are loaded through the entry points of
+`metatxn.services`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import structlog
 from metatxn.cli.options import CliError
 
 _TAKEN = "the data directory {} is in use by another process. Stop that process, or give another --data-dir."
-_CHECK_STORE = "Check that it is there and can be reached, or give another --store."
+_CHECK_STORE = "Check that it exists and can be reached, or give another --store."
 
 log = structlog.get_logger()
 
@@ -41,21 +42,21 @@ class Store(Protocol):
 
 
 def load(name: str) -> Any:
-    """The entry point `name` of `metatxn.services`."""
+    """Load the entry point `name` of `metatxn.services`."""
     for entry_point in entry_points(group="metatxn.services", name=name):
         try:
             return entry_point.load()
         except ModuleNotFoundError as error:
             raise CliError(
-                f"this command needs {error.name}, which belongs to the server and is not installed. "
+                f"this command needs {error.name}, which is part of the server and is not installed. "
                 "Install it with `pip install 'metatxn[server]'`."
             ) from error
-    raise CliError(f"the server part {name!r} is not installed. Install the package metatxn again.")
+    raise CliError(f"the component {name!r} of the server is not installed. Install the package metatxn again.")
 
 
 async def open_store(url: str, data_dir: Path | None = None, *, to_read: bool = False) -> Store:
-    """`data_dir` is where the store lies when nobody has named one by `--store`. With `to_read` nothing is changed,
-    and another process may serve it."""
+    """`data_dir` contains the store if none was named by `--store`. With `to_read` nothing is changed, and another
+    process may serve the store meanwhile."""
     try:
         opener: Callable[[str], Awaitable[Store]] = load("open_store_to_read" if to_read else "open_store")
         return await opener(url)
@@ -63,14 +64,14 @@ async def open_store(url: str, data_dir: Path | None = None, *, to_read: bool = 
         raise
     except ValueError as error:
         raise CliError(
-            f"--store: {_sentence(error)} Give the URL of a store in one of its forms, see --help."
+            f"--store: {_sentence(error)} Give the URL of a store in one of the forms that --help shows."
         ) from error
     except Exception as error:
-        log.debug("the store did not open", exc_info=error)
+        log.debug("the store could not be opened", exc_info=error)
         if data_dir and _in_use(error):
             raise CliError(_TAKEN.format(data_dir)) from error
         if _in_use(error):
-            raise CliError(f"--store: {_sentence(error)}") from error  # it says what to do
+            raise CliError(f"--store: {_sentence(error)}") from error  # the error says what to do
         raise CliError(f"cannot open the store {url}: {_sentence(error)} {_CHECK_STORE}") from error
 
 
@@ -79,18 +80,22 @@ async def start(service: Service, name: str, port_option: str, port: int, data_d
         await service.start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise CliError(f"port {port} is in use. Stop what listens there, or change {port_option}.") from error
+            raise CliError(
+                f"port {port} is in use. Stop the process that listens there, or change {port_option}."
+            ) from error
         raise CliError(f"the {name} cannot start: {error}. Check --host, {port_option} and --data-dir.") from error
     except Exception as error:
-        log.debug("a service did not start", service=name, exc_info=error)
+        log.debug("a service could not start", service=name, exc_info=error)
         if data_dir and _in_use(error):
             raise CliError(_TAKEN.format(data_dir)) from error
         action = "Check the store and --data-dir" if data_dir else "Check the store"
-        raise CliError(f"the {name} cannot start: {_sentence(error)} {action}; --log-level debug says more.") from error
+        raise CliError(
+            f"the {name} cannot start: {_sentence(error)} {action}; --log-level debug shows more."
+        ) from error
 
 
 def _in_use(error: Exception) -> bool:
-    """By name: the client's package does not know the classes of the servers."""
+    """Recognized by the name of the class, because the client's package does not know the classes of the servers."""
     return type(error).__name__ in ("StoreInUse", "StorageLocked")
 
 
@@ -100,7 +105,8 @@ def _sentence(error: Exception) -> str:
 
 
 async def until_stopped(run: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
-    """Start what `run` starts, wait for a signal, and stop it in the reverse order. A signal ends the start too."""
+    """Start what `run` starts, wait for a signal, and stop it all in reverse order. A signal during the start ends that
+    too."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -122,22 +128,22 @@ async def until_stopped(run: Callable[[AsyncExitStack], Awaitable[None]]) -> Non
 SWITCH_INTERVAL_S = 0.0005
 YOUNG_OBJECTS = 50_000
 REUSED_BYTES = 8 << 20
-"""Larger blocks are given back when they are freed."""
+"""Larger blocks are returned to the system when they are freed."""
 KEPT_BYTES = 32 << 20
-"""What is kept at most of what is free; each thread that reads has memory of its own."""
+"""The most free memory that is kept. Each thread that reads has memory of its own."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
 def tune_interpreter() -> None:
-    """For a process that serves from now on.
+    """Tune the interpreter for a process that serves from now on.
 
-    Look for cycles rarely, and never in what is there already. Requests under way are thousands of objects that outlive
-    the collector's first two looks (700 and 7,000 objects apart) and are freed by their reference counts soon after. As
-    old ones they bring about full collections, again and again, each over all modules: up to half of the time of a
-    request.
+    Search for reference cycles rarely, and never among the objects that exist already. Requests in progress are
+    thousands of objects that outlive the collector's first two generations (700 and 7,000 objects) and are freed by
+    their reference counts soon after. Counted as old objects, they would cause one full collection after another, each
+    over all modules: up to half of the time of a request.
 
-    Let other threads in soon. One that has sent, received or synced waits for the event loop's thread up to a switch
-    interval, each time: at the usual 5 ms, longer than a group of writes takes.
+    Let other threads in soon. A thread that has sent, received or synced waits for the event loop's thread for up to a
+    switch interval each time: with the default of 5 ms, that is longer than a group of writes takes.
     """
     gc.collect()
     gc.freeze()
@@ -147,19 +153,19 @@ def tune_interpreter() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Use the memory of one answer for the next one.
+    """Reuse the memory of one answer for the next one.
 
-    glibc gives blocks of this size back to the kernel as soon as they are freed, and the kernel zeroes their pages for
-    the next answer, one fault after another: that takes longer than to read a megabyte and to check it.
+    glibc returns blocks of this size to the kernel as soon as they are freed, and the kernel zeroes their pages for the
+    next answer, one page fault after another. That takes longer than reading and checking a megabyte.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it; without it nothing is wrong, only slower
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it; elsewhere nothing is wrong, only slower
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, REUSED_BYTES)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where there is one."""
+    """Run the loop on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""`metatxn store …`: look at a metadata store, whoever serves it; and make one that was restored agree again."""
+"""`metatxn store …`: show and check a metadata store, whichever process serves it, and recover a restored one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from metatxn.cli.recover import EXAMPLE, recover
 EXIT_FINDINGS = 1
 
 app = typer.Typer(
-    help="Look at a metadata store, which may be served meanwhile; recover one that was restored from a backup.",
+    help="Show and check a metadata store, even while it is being served; recover one that was restored from a backup.",
     epilog="Example: metatxn store check --store sqlite:///metatxn-data/metadata.db",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -70,7 +70,7 @@ class Check(Protocol):
 def dump(
     context: typer.Context,
     store: StoreOption,
-    prefix: Annotated[str, typer.Option(help="Only keys that begin with it.")] = "",
+    prefix: Annotated[str, typer.Option(help="Print only keys that begin with this.")] = "",
     log_level: LogOption = "error",
     output: OutputOption = None,
 ) -> None:
@@ -92,7 +92,7 @@ def dump(
 def check(
     context: typer.Context, store: StoreOption, log_level: LogOption = "error", output: OutputOption = None
 ) -> None:
-    """Compare all records with each other. What is wrong is printed with what to do; then the exit code is 1."""
+    """Compare all records with each other. If anything is wrong, print it with what to do; the exit code is then 1."""
     set_up_logs(log_level)
     as_json = output_of(context, output) is Output.JSON
     rows: list[tuple[str, str, str]] = []
@@ -118,7 +118,7 @@ def check(
 
 
 def looking_into(url: str, run: Callable[[services.Store], Awaitable[None]]) -> None:
-    """Open the store, `run`, close it. Its errors become one line."""
+    """Open the store, `run`, and close it. An error becomes one line."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -129,7 +129,7 @@ def looking_into(url: str, run: Callable[[services.Store], Awaitable[None]]) -> 
             except (CliError, BrokenPipeError):
                 raise
             except Exception as error:
-                log.debug("a look into the store failed", exc_info=error)
+                log.debug("the store could not be read", exc_info=error)
                 text = str(error) or type(error).__name__
                 raise CliError(f"cannot read the store {url}: {text}. Check that it can be reached.") from error
 
@@ -154,7 +154,7 @@ def _text(value: bytes) -> str | None:
 
 
 def _json_value(value: bytes) -> dict[str, Any]:
-    """JSON as it is, other text as a string, and bytes that are no text under a name of their own."""
+    """JSON as it is, other text as a string, and bytes that are not text under a name of their own."""
     text = _text(value)
     if text is None:
         return {"value_base64": b64encode(value).decode()}

@@ -1,4 +1,4 @@
-"""`metatxn subscription …`: make and look at subscriptions, whichever brokers serve the topic."""
+"""`metatxn subscription …`: create, show and drop subscriptions, whichever brokers serve the topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import SubscriptionInfo
 
 app = typer.Typer(
-    help="Make and look at subscriptions; `metatxn topic consume --subscription` reads them.",
+    help="Create, show and drop subscriptions; `metatxn topic consume --subscription` reads them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -38,14 +38,17 @@ def create(
     session: Session,
     topic: TopicArgument,
     subscription: NameArgument,
-    kind: Annotated[Kind, typer.Option("--type", help="Who may consume at the same time.")] = Kind.SHARED,
-    initial: Annotated[Initial, typer.Option(help="Where it begins.")] = Initial.EARLIEST,
+    kind: Annotated[Kind, typer.Option("--type", help="How consumers share the subscription.")] = Kind.SHARED,
+    initial: Annotated[Initial, typer.Option(help="Where the subscription begins.")] = Initial.EARLIEST,
     dead_letters: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Takes messages that were given too often.")
+        str | None, typer.Option(metavar="TOPIC", help="The topic for messages that were redelivered too often.")
     ] = None,
-    max_redeliveries: Annotated[int | None, typer.Option(min=0, help="With --dead-letters; 16 unless given.")] = None,
+    max_redeliveries: Annotated[
+        int | None,
+        typer.Option(min=0, help="How often a message is redelivered before that. [default: 16 with --dead-letters]"),
+    ] = None,
 ) -> None:
-    """Create a subscription, or find it as it is asked for."""
+    """Create a subscription, or find one that already has these settings."""
     with session.connect() as client:
         client.create_subscription(topic, subscription, kind.value, initial.value, dead_letters, max_redeliveries)
         show_subscription(session, client.subscription(topic, subscription))
@@ -54,7 +57,7 @@ def create(
 @app.command("list", epilog="Example: metatxn subscription list orders -o json")
 @takes_session
 def list_(session: Session, topic: TopicArgument, limit: LimitOption = 1000) -> None:
-    """A topic's subscriptions by name."""
+    """List a topic's subscriptions by name."""
     with session.connect() as client:
         session.print_list(
             client.subscriptions(topic),
@@ -67,7 +70,8 @@ def list_(session: Session, topic: TopicArgument, limit: LimitOption = 1000) -> 
 @app.command(epilog="Example: metatxn subscription show orders billing")
 @takes_session
 def show(session: Session, topic: TopicArgument, subscription: NameArgument) -> None:
-    """How far it is on every segment, who consumes it, and what is pending in which transaction."""
+    """Show a subscription's progress on every segment, its consumers, and its pending acknowledgements by
+    transaction."""
     with session.connect() as client:
         show_subscription(session, client.subscription(topic, subscription))
 
@@ -75,7 +79,7 @@ def show(session: Session, topic: TopicArgument, subscription: NameArgument) -> 
 @app.command(epilog="Example: metatxn subscription drop orders billing")
 @takes_session
 def drop(session: Session, topic: TopicArgument, subscription: NameArgument) -> None:
-    """Drop it and every trace of it. Open transactions lose their acknowledgements on it."""
+    """Drop a subscription and all of its state. Open transactions lose their acknowledgements on it."""
     with session.connect() as client:
         client.drop_subscription(topic, subscription)
     session.print_done({"dropped": subscription, "topic": topic}, f"dropped {subscription}")

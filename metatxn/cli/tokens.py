@@ -1,4 +1,4 @@
-"""`metatxn token …`: make what `--token-file` lists."""
+"""`metatxn token …`: create the entries that `--token-file` lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_json
 
 app = typer.Typer(
-    help="Tokens for --token-file.",
+    help="Create tokens for --token-file.",
     epilog="Example: metatxn token create --name billing --topic 'public/default/orders*=produce,consume'",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -21,21 +21,26 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Keeps `create` a command of its own, though it is the only one."""
+    """Keeps `create` a command of its own, although it is the only one."""
 
 
 @app.command(epilog="Example: metatxn token create --name ops --admin")
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Option(help="The principal: who owns the transactions begun with it.")],
-    admin: Annotated[bool, typer.Option("--admin", help="May do everything, also with what others own.")] = False,
+    name: Annotated[str, typer.Option(help="The principal, which owns the transactions begun with this token.")],
+    admin: Annotated[
+        bool, typer.Option("--admin", help="The principal may do everything, even with what others own.")
+    ] = False,
     topic: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN=RIGHTS", help="produce, consume and admin on tenant/namespace/topic, * matches."),
+        typer.Option(
+            metavar="PATTERN=RIGHTS",
+            help="The rights produce, consume and admin on tenant/namespace/topic; * matches any text.",
+        ),
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Make a token and the entry for the token file. The token is shown once; only its hash is in the entry."""
+    """Create a token and its entry for the token file. The token is shown once; the entry contains only its hash."""
     create_token: Callable[..., tuple[str, str]] = services.load("create_token")
     try:
         token, entry = create_token(name, admin=admin, topics=dict(_pair(text) for text in topic or ()))
@@ -44,7 +49,7 @@ def create(
     if output_of(context, output) is Output.JSON:
         print_json({"token": token, "entry": entry})
     else:
-        print(f"token  {token}\n\nKeep it, it is shown only now. This goes into the token file:\n\n{entry}")
+        print(f"token  {token}\n\nKeep the token: it is shown only now. Add this entry to the token file:\n\n{entry}")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""`metatxn topic …`: make and look at topics, send and read messages by hand."""
+"""`metatxn topic …`: create, show and change topics; send and read messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from metatxn.cli.txn import named_values
 from metatxn.wire.broker import SchemaField, TopicInfo, TopicSchema
 
 app = typer.Typer(
-    help="Make and look at topics; send and read messages by hand.",
+    help="Create, show and change topics; send and read messages.",
     epilog="Example: metatxn topic create billing/prod/orders. A bare name means public/default/<name>.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -40,9 +40,12 @@ class Isolation(StrEnum):
 def create(
     session: Session,
     topic: TopicArgument,
-    segments: Annotated[int, typer.Option(min=1, help="Into so many parts keys are spread.")] = 1,
+    segments: Annotated[int, typer.Option(min=1, help="Number of segments.")] = 1,
     schema: Annotated[
-        str | None, typer.Option(metavar="NAME:TYPE,…", help="Columns, in Arrow's type names; without, any message.")
+        str | None,
+        typer.Option(
+            metavar="NAME:TYPE,…", help="Columns with Arrow's type names. Without it, the topic accepts any message."
+        ),
     ] = None,
 ) -> None:
     """Create a topic."""
@@ -53,7 +56,7 @@ def create(
 @app.command("list", epilog="Example: metatxn topic list -o json")
 @takes_session
 def list_(session: Session, limit: LimitOption = 1000) -> None:
-    """Topics by name."""
+    """List topics by name."""
     with session.connect() as client:
         session.print_list(client.topics(), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), list_row)
 
@@ -61,7 +64,7 @@ def list_(session: Session, limit: LimitOption = 1000) -> None:
 @app.command(epilog="Example: metatxn topic show orders")
 @takes_session
 def show(session: Session, topic: TopicArgument) -> None:
-    """A topic's schema and segments, and who owns them."""
+    """Show a topic's schema and its segments with their owners."""
     with session.connect() as client:
         show_topic(session, client.topic(topic))
 
@@ -75,14 +78,19 @@ def produce(
     session: Session,
     topic: TopicArgument,
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="[JSON]...", help="Without any: one per line of standard input.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[JSON]...", help="The values. Without any, standard input is read: one value per line."
+        ),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Routes all of them; equal keys keep their order.")] = None,
-    txn: Annotated[str | None, typer.Option(metavar="TXN_ID", help="Inside this transaction.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="The values are plain text, not JSON.")] = False,
+    key: Annotated[
+        str | None, typer.Option(help="The key of all values. Messages with the same key keep their order.")
+    ] = None,
+    txn: Annotated[str | None, typer.Option(metavar="TXN_ID", help="Send inside this transaction.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="The values are plain text instead of JSON.")] = False,
     properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE")] = None,
 ) -> None:
-    """Send messages; returns when all of them are durable."""
+    """Send messages, and return when all of them are durable."""
     messages = parsed_values(values if values else (line.rstrip("\n") for line in sys.stdin), text)
     named = named_values(properties)
     with session.connect() as client:
@@ -103,25 +111,32 @@ def consume(
     session: Session,
     topic: TopicArgument,
     start: Annotated[str, typer.Option(help="earliest, latest, or a token of the browse endpoint.")] = "earliest",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C; one line each.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
-    isolation: Annotated[Isolation, typer.Option(help="snapshot: one consistent cut, now.")] = Isolation.READ_COMMITTED,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more messages until Ctrl-C, and print one line for each.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Print at most this many.")] = None,
+    isolation: Annotated[
+        Isolation, typer.Option(help="snapshot reads one consistent cut, as of now.")
+    ] = Isolation.READ_COMMITTED,
     compacted: Annotated[
-        bool, typer.Option("--compacted", help="The latest value of each key first, then what comes.")
+        bool, typer.Option("--compacted", help="Print the latest value of each key first, then new messages.")
     ] = False,
     subscription: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Acknowledge what is printed on it; a shared one is made if there is none."),
+        typer.Option(
+            metavar="NAME",
+            help="Acknowledge what is printed on this subscription. If it does not exist, a shared one is created.",
+        ),
     ] = None,
     txn: Annotated[
-        str | None, typer.Option(metavar="TXN_ID", help="Acknowledge inside this transaction (with --subscription).")
+        str | None, typer.Option(metavar="TXN_ID", help="Acknowledge inside this transaction; needs --subscription.")
     ] = None,
 ) -> None:
-    """Read messages. Without a subscription nothing is acknowledged, and all of it can be read again."""
+    """Read messages. Without a subscription nothing is acknowledged, and the messages can be read again."""
     if txn is not None and subscription is None:
-        raise CliError("--txn: nothing is acknowledged without --subscription. Name one.")
+        raise CliError("--txn: nothing is acknowledged without --subscription. Name a subscription.")
     if compacted and subscription is not None:
-        raise CliError("--compacted: a subscription gets every message. Read without --subscription.")
+        raise CliError("--compacted: a subscription delivers every message. Read without --subscription.")
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(session.connect())
         if subscription is None:
@@ -141,7 +156,7 @@ def consume(
 
 
 def subscribed(client: metatxn.Client, topic: str, subscription: str, start: str) -> metatxn.Consumer:
-    """A consumer of the subscription that is there, whatever its type; else of a new one."""
+    """A consumer of the subscription if it exists, whatever its type, or else of a new one."""
     try:
         client.subscription(topic, subscription)
     except metatxn.NotFound:
@@ -154,7 +169,7 @@ def subscribed(client: metatxn.Client, topic: str, subscription: str, start: str
 def acknowledged(
     consumer: metatxn.Consumer, txn: metatxn.Transaction | None, follow: bool, limit: int | None
 ) -> Iterator[metatxn.Message]:
-    """Each message is acknowledged when the next one is asked for: by then it was handed on."""
+    """Each message is acknowledged when the next one is requested, because by then it was printed."""
     for _ in itertools.repeat(None) if limit is None else itertools.repeat(None, limit):
         message = consumer.receive(None if follow else 0)
         if message is None:
@@ -163,7 +178,9 @@ def acknowledged(
         consumer.acknowledge(message, txn)
 
 
-SegmentArgument = Annotated[str, typer.Argument(metavar="SEGMENT", help="As `topic show` names it.")]
+SegmentArgument = Annotated[
+    str, typer.Argument(metavar="SEGMENT", help="The segment's id, as `metatxn topic show` prints it.")
+]
 
 
 @app.command(epilog="Example: metatxn topic split segment://public/default/orders/0000-ffff-0")
@@ -171,9 +188,11 @@ SegmentArgument = Annotated[str, typer.Argument(metavar="SEGMENT", help="As `top
 def split(
     session: Session,
     segment: SegmentArgument,
-    at: Annotated[int | None, typer.Option(help="First hash of the upper half, 1 to 65535; the middle if not.")] = None,
+    at: Annotated[
+        int | None, typer.Option(help="The first hash of the upper half, 1 to 65535. [default: the middle]")
+    ] = None,
 ) -> None:
-    """Seal a segment and let two children share its keys. Whoever writes or reads goes on by itself."""
+    """Seal a segment and divide its keys between two children. Producers and readers continue by themselves."""
     with session.connect() as client:
         show_children(session, client.split_segment(segment, at))
 
@@ -186,9 +205,9 @@ def split(
 def merge(
     session: Session,
     segment: SegmentArgument,
-    other: Annotated[str, typer.Argument(metavar="SEGMENT", help="Its neighbour in the hash range.")],
+    other: Annotated[str, typer.Argument(metavar="SEGMENT", help="The segment's neighbour in the hash range.")],
 ) -> None:
-    """Seal two neighbours and let one child take the keys of both."""
+    """Seal two neighbours, and let one child take over the keys of both."""
     with session.connect() as client:
         show_children(session, client.merge_segments(segment, other))
 
@@ -196,7 +215,7 @@ def merge(
 @app.command(epilog="Example: metatxn topic seal segment://public/default/orders/0000-ffff-0")
 @takes_session
 def seal(session: Session, segment: SegmentArgument) -> None:
-    """Seal a segment for good: its keys take no more messages, what it holds stays readable."""
+    """Seal a segment without successor: it accepts no more messages, and what it holds stays readable."""
     with session.connect() as client:
         show_children(session, client.seal_segment(segment))
 
@@ -206,7 +225,9 @@ def seal(session: Session, segment: SegmentArgument) -> None:
 def trim(
     session: Session,
     segment: SegmentArgument,
-    before: Annotated[str, typer.Option(metavar="POSITION", help="Entries below ledger:entry are dropped.")],
+    before: Annotated[
+        str, typer.Option(metavar="POSITION", help="Entries below this position (ledger:entry) are dropped.")
+    ],
 ) -> None:
     """Drop a segment's oldest entries."""
     with session.connect() as client:
@@ -217,7 +238,7 @@ def trim(
 @app.command(epilog="Example: metatxn topic delete orders")
 @takes_session
 def delete(session: Session, topic: TopicArgument) -> None:
-    """Delete a topic with its messages and subscriptions. Open transactions that wrote there end as any other."""
+    """Delete a topic with its messages and subscriptions. Open transactions that wrote to it end like any others."""
     with session.connect() as client:
         client.delete_topic(topic)
     session.print_done({"deleted": topic}, f"deleted {topic}")
@@ -236,7 +257,7 @@ def follow_messages(session: Session, messages: Iterator[metatxn.Message]) -> No
 
 
 def as_object(message: metatxn.Message) -> dict[str, Any]:
-    """As the browse endpoint answers it."""
+    """The message as the browse endpoint returns it."""
     found: dict[str, Any] = {"message_id": message.message_id, "key": message.key}
     if isinstance(message.value, bytes):
         found["value_base64"] = base64.b64encode(message.value).decode()
@@ -278,7 +299,7 @@ def parsed_schema(text: str | None) -> TopicSchema | None:
     for column in _split_columns(text):
         name, colon, kind = column.partition(":")
         if not colon or not name.strip() or not kind.strip():
-            raise CliError(f"--schema: {column!r} is no column. Use NAME:TYPE, such as id:int64,name:string.")
+            raise CliError(f"--schema: {column!r} is not a column. Use NAME:TYPE, such as id:int64,name:string.")
         fields.append(SchemaField(name=name.strip(), type=kind.strip()))
     try:
         return TopicSchema(fields=fields)
@@ -287,7 +308,7 @@ def parsed_schema(text: str | None) -> TopicSchema | None:
 
 
 def _split_columns(text: str) -> Iterator[str]:
-    """At the commas outside brackets: `price:decimal128(10, 2),at:timestamp[us, UTC]` has two columns."""
+    """Split at the commas outside brackets: `price:decimal128(10, 2),at:timestamp[us, UTC]` has two columns."""
     depth, start = 0, 0
     for index, char in enumerate(text):
         depth += (char in "[(<") - (char in "])>")

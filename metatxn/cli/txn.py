@@ -1,4 +1,4 @@
-"""`metatxn txn …`: begin, end and look at transactions."""
+"""`metatxn txn …`: begin, end and show transactions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from metatxn.cli.output import as_json, print_fields, print_json, print_rows, wh
 from metatxn.wire.coordinator import HangingTransaction, State, TransactionHeader
 
 app = typer.Typer(
-    help="Begin, end and look at transactions.",
+    help="Begin, end and show transactions.",
     epilog="Example: metatxn txn begin --timeout-ms 60000 -o json | jq -r .txn_id",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-TxnIdArgument = Annotated[str, typer.Argument(metavar="TXN_ID", help="32 hex digits, as `txn begin` prints them.")]
+TxnIdArgument = Annotated[
+    str, typer.Argument(metavar="TXN_ID", help="32 hexadecimal digits, as `metatxn txn begin` prints them.")
+]
 HANGING_COLUMNS = (
     *("SINCE", "AGE_S", "TXN_ID", "OWNER", "KEY"),
     *("SEGMENT", "SUBSCRIPTION", "AFTER", "PREPARED", "WRITERS"),
@@ -43,17 +45,24 @@ def print_header(header: TransactionHeader) -> None:
 @takes_session
 def begin(
     session: Session,
-    timeout_ms: Annotated[int, typer.Option(help="It is aborted when it is open for longer.")] = 60_000,
-    key: Annotated[str | None, typer.Option(help="Transaction key: at most one of its transactions is open.")] = None,
-    epoch: Annotated[int | None, typer.Option(help="Of the key, which needs it: see `metatxn key connect`.")] = None,
-    version: Annotated[int | None, typer.Option(help="Begun again, it is found again; committed, it is done.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Who it belongs to.")] = None,
-    properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE")] = None,
+    timeout_ms: Annotated[int, typer.Option(help="The transaction is aborted if it is open for longer.")] = 60_000,
+    key: Annotated[
+        str | None, typer.Option(help="The transaction key, which has at most one open transaction; requires --epoch.")
+    ] = None,
+    epoch: Annotated[int | None, typer.Option(help="The key's epoch, as `metatxn key connect` prints it.")] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(help="Retrying an open version returns the same transaction; a committed one is a no-op."),
+    ] = None,
+    owner: Annotated[str | None, typer.Option(help="The principal that owns the transaction.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
 ) -> None:
     """Begin a transaction and print its id."""
     if key is not None and epoch is None:
         raise CliError(
-            f"--key: needs --epoch. `metatxn key get {shlex.quote(key)}` shows who works under it; "
+            f"--key: needs --epoch. `metatxn key get {shlex.quote(key)}` shows its state; "
             f"`metatxn key connect {shlex.quote(key)}` takes it over and prints the new epoch."
         )
     with session.connect() as client:
@@ -67,10 +76,10 @@ def commit(
     session: Session,
     txn_id: TxnIdArgument,
     writers: Annotated[
-        list[str] | None, typer.Option("--writer", help="Only these writers count; may be repeated.")
+        list[str] | None, typer.Option("--writer", help="Only these writers count. May be repeated.")
     ] = None,
 ) -> None:
-    """Commit: everything sent inside becomes visible, on all topics. Repeating it is harmless."""
+    """Commit a transaction: everything in it becomes visible, on all topics. A repeated commit does no harm."""
     with session.connect() as client:
         show_header(session, client.attach(txn_id).commit(writers))
 
@@ -80,10 +89,10 @@ def commit(
 def abort(
     session: Session,
     txn_id: TxnIdArgument,
-    reason: Annotated[str | None, typer.Option(help="Kept in the transaction's header.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="End a prepared one too.")] = False,
+    reason: Annotated[str | None, typer.Option(help="The reason, which is kept in the header.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Abort the transaction even if it is prepared.")] = False,
 ) -> None:
-    """Abort: nothing sent inside ever becomes visible. Repeating it is harmless."""
+    """Abort a transaction: nothing in it ever becomes visible. A repeated abort does no harm."""
     with session.connect() as client:
         show_header(session, client.attach(txn_id).abort(reason, force=force))
 
@@ -93,9 +102,11 @@ def abort(
 def show(
     session: Session,
     txn_id: TxnIdArgument,
-    operations: Annotated[bool, typer.Option("--operations", help="What it did, as far as it is kept.")] = False,
+    operations: Annotated[
+        bool, typer.Option("--operations", help="Also print the operation records that are left.")
+    ] = False,
 ) -> None:
-    """A transaction's state, now."""
+    """Show the current state of a transaction."""
     with session.connect() as client:
         header = client.attach(txn_id).header
         found = list(client.operations(txn_id)) if operations else []
@@ -114,13 +125,15 @@ def show(
 def list_(
     session: Session,
     state: Annotated[str | None, typer.Option(help="open, committed or aborted, in lower or upper case.")] = None,
-    key: Annotated[str | None, typer.Option(help="Of this transaction key.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Of this owner.")] = None,
-    segment: Annotated[str | None, typer.Option(help="With writes to this segment.")] = None,
-    older_than_ms: Annotated[int | None, typer.Option(min=0, help="Begun at least so long ago.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only transactions of this transaction key.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only transactions of this owner.")] = None,
+    segment: Annotated[str | None, typer.Option(help="Only transactions with writes to this segment.")] = None,
+    older_than_ms: Annotated[
+        int | None, typer.Option(min=0, help="Only transactions that began at least this long ago.")
+    ] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """Transactions, filtered."""
+    """List transactions."""
     with session.connect() as client:
         found = client.transactions(
             parsed_state(state), key=key, owner=owner, segment=segment, older_than_ms=older_than_ms
@@ -132,10 +145,12 @@ def list_(
 @takes_session
 def hanging(
     session: Session,
-    max_age_ms: Annotated[int, typer.Option(min=0, help="Open for longer than this.")] = 60_000,
+    max_age_ms: Annotated[
+        int, typer.Option(min=0, help="Only transactions that have been open for longer than this.")
+    ] = 60_000,
     limit: LimitOption = 1000,
 ) -> None:
-    """Who holds back which segment's readers, and since when: one line per transaction and segment, oldest first."""
+    """List the transactions that hold readers back: one line per transaction and segment, oldest first."""
     with session.connect() as client:
         found = sorted(itertools.islice(client.hanging(max_age_ms), limit), key=lambda txn: txn.age_ms, reverse=True)
     if session.json:
@@ -154,7 +169,7 @@ def prepared(txn: TransactionHeader) -> str | None:
 
 
 def hanging_rows(txn: HangingTransaction) -> list[tuple[Any, ...]]:
-    """One for each segment it touches; one that touches nothing has a row too."""
+    """One row for each segment that the transaction touches, or one row if it touches none."""
     who = (when(txn.created_ms), txn.age_ms // 1000, txn.txn_id, txn.owner, txn.transaction_key)
     rest = (prepared(txn), ",".join(txn.writers or ()))
     places: list[tuple[str | None, ...]] = [(at.segment, at.subscription, at.after) for at in txn.touched]
@@ -169,7 +184,7 @@ def parsed_state(text: str | None) -> State | None:
         case "OPEN" | "COMMITTED" | "ABORTED" as state:
             return state
         case _:
-            raise CliError(f"--state: {text!r} is no state. Use open, committed or aborted.")
+            raise CliError(f"--state: {text!r} is not a state. Use open, committed or aborted.")
 
 
 def named_values(properties: list[str] | None) -> dict[str, str] | None:

@@ -1,5 +1,5 @@
-"""The client for threads: each class hands its calls to the asynchronous one of the same name.
+"""The client for threads: each class passes its calls to the asynchronous class of the same name.
 
-All of the protocol is in the asynchronous classes. One event loop per client, in a thread of its own, runs them; here
-are only the ways there and back. See `metatxn.sync.background`.
+The protocol is only in the asynchronous classes. Each client runs one event loop in a thread of its own; this package
+only passes calls to it and results back. See `metatxn.sync.background`.
 """

@@ -1,10 +1,10 @@
-"""An event loop in a thread, and what makes blocking methods out of coroutine methods.
+"""An event loop in a thread, and functions that make blocking methods out of coroutine methods.
 
     any thread                              the loop's thread
     client.topic("t") ── run ─────────────▶ AsyncClient.topic("t")
                       ◀── Future.result ───
 
-Written down:
+In code:
 
     class Client(Facade[AsyncClient]):
         topic = blocking(AsyncClient.topic)               # the same parameters, result and docstring
@@ -34,12 +34,12 @@ R = TypeVar("R")
 C = TypeVar("C")
 F = TypeVar("F")
 LOOKS_AGAIN_S = 1.0
-"""So much later at most a waiting thread notices Ctrl-C."""
+"""A waiting thread notices Ctrl-C after this time at the latest."""
 
 
 class Background:
-    """The loop and its thread, started when first needed. They end with `close`, or when this object is forgotten:
-    `closing` is then awaited there, and must not lead back to this object."""
+    """The loop and its thread, started when they are first needed. They end with `close`, or when this object is no
+    longer referenced: `closing` is then awaited on the loop, and must not refer back to this object."""
 
     def __init__(self, closing: Callable[[], Awaitable[None]]) -> None:
         self._closing = closing
@@ -51,12 +51,12 @@ class Background:
 
     @property
     def running(self) -> bool:
-        """There is something to close."""
+        """Whether there is something to close."""
         return self._thread is not None and self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """What `work` returns or raises. An interrupt of the waiting thread (Ctrl-C) cancels `work`, and is raised
-        when that has cleaned up."""
+        """The result of `work`, or its exception. An interrupt of the waiting thread (Ctrl-C) cancels `work`, and is
+        raised when that has cleaned up."""
         outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
         task: asyncio.Task[R]
 
@@ -79,17 +79,17 @@ class Background:
             raise
 
     def call_soon(self, callback: Callable[[], object]) -> asyncio.AbstractEventLoop:
-        """Call it on the loop, which is answered. Raises `InvalidArgument` when there is none any more."""
-        # Under the lock: what comes before a `close` comes before it on the loop as well, and is not forgotten.
+        """Call it on the loop, which is returned. Raises `InvalidArgument` if there is no loop any more."""
+        # Under the lock, so that a call before a `close` also comes before it on the loop, and is not lost.
         with self._lock:
             if self._closed or (self._thread is not None and not self._thread.is_alive()):
-                raise InvalidArgument("this client was closed, or made before a fork", action="Connect again.")
+                raise InvalidArgument("this client was closed, or was made before a fork", action="Connect again.")
             loop = self._loop or self._start()
             loop.call_soon_threadsafe(callback)
         return loop
 
     def _check_may_wait(self) -> None:
-        # Not by its number: that of a thread that has ended goes to the next one.
+        # Not by its number, because a new thread may get the number of one that has ended.
         if threading.current_thread() is self._thread:
             raise InvalidArgument(
                 "a callback of the client waits for the client", action="Do it in another thread, or use AsyncClient."
@@ -103,12 +103,12 @@ class Background:
         self._thread.start()
         self._loop, stop = started.result()
         self._stop = functools.partial(_call_soon, self._loop, stop.set)
-        # Not at the end of the program: what is still open then is closed first, and needs the loop for it.
+        # Not at the end of the program: clients that are still open then are closed first, and need the loop for that.
         weakref.finalize(self, self._stop).atexit = False
         return self._loop
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close. Idempotent."""
         self._check_may_wait()
         with self._lock:
             self._closed = True
@@ -123,7 +123,7 @@ def _run(serving: Coroutine[Any, Any, None]) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """That of uvloop where it is installed: the server's extra brings it along."""
+    """The loop of uvloop if that is installed, which the extra `server` includes."""
     try:
         import uvloop
     except ImportError:
@@ -142,7 +142,8 @@ async def _serve(
 
 
 def _awaited(outcome: concurrent.futures.Future[R]) -> R:
-    """Its result. A signal that arrives just before this thread begins to sleep does not wake it, so it looks again."""
+    """The result. A signal that arrives just before this thread begins to sleep does not wake it, so it checks again
+    from time to time."""
     while True:
         try:
             return outcome.result(LOOKS_AGAIN_S)
@@ -166,8 +167,8 @@ def _report(outcome: concurrent.futures.Future[R], task: asyncio.Task[R]) -> Non
 
 
 class Facade(Generic[C]):
-    """An object for any thread; `_core` lives on the loop of `_background`. Leaving its `with` is leaving the core's
-    `async with`."""
+    """An object for any thread; `_core` lives on the loop of `_background`. Leaving its `with` leaves the core's `async
+    with`."""
 
     def __init_subclass__(cls) -> None:
         for name, member in vars(cls).items():
@@ -189,7 +190,8 @@ class Facade(Generic[C]):
 
 
 def _present(method: types.FunctionType, name: str, module: str) -> None:
-    """Show a method as what it is here: help, signatures and documentation speak of the blocking classes."""
+    """Present a method as one of the blocking class, so that help, signatures and documentation speak of blocking
+    classes."""
     wrapped = inspect.signature(method)
     method.__qualname__, method.__name__, method.__module__ = name, name.rpartition(".")[2], module
     method.__doc__ = _blocking_words(inspect.getdoc(method) or "")
@@ -199,7 +201,7 @@ def _present(method: types.FunctionType, name: str, module: str) -> None:
 
 
 def _blocking_words(text: str) -> str:
-    """`AsyncConsumer` is `Consumer` here, `async with` is `with`, and what comes in pages is an iterator."""
+    """Here `AsyncConsumer` is `Consumer`, `async with` is `with`, and a result that comes in pages is an iterator."""
     return re.sub(r"\bAsync(?=[A-Z])|\basync (?=with\b|for\b)", "", text).replace("Paged[", "Iterator[")
 
 
@@ -216,7 +218,7 @@ def blocking(
 def making(
     method: Callable[Concatenate[C, P], R], kind: Callable[[R, Background], F]
 ) -> Callable[Concatenate[Facade[C], P], F]:
-    """`method` makes something, at once, whose facade is a `kind`."""
+    """`method` makes an object at once, whose facade is a `kind`."""
 
     @functools.wraps(method)
     def call(self: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> F:
@@ -228,7 +230,7 @@ def making(
 def blocking_making(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, R]], kind: Callable[[R, Background], F]
 ) -> Callable[Concatenate[Facade[C], P], F]:
-    """Both."""
+    """Both `blocking` and `making`."""
     wait = blocking(method)
 
     @functools.wraps(method)
@@ -247,7 +249,7 @@ def iterating(method: Callable[Concatenate[C, P], Paged[R]]) -> Callable[Concate
 
 
 def items_of(paged: Paged[R], background: Background) -> Iterator[R]:
-    """As `Paged.__aiter__`: the loop is asked for pages, not for items."""
+    """Like `Paged.__aiter__`, but the loop is asked for pages instead of items."""
     while (items := background.run(paged.page())) is not None:
         yield from items
         paged.passed()

@@ -1,4 +1,4 @@
-"""`Client`: what `AsyncClient` is, for threads."""
+"""`Client`: the blocking counterpart of `AsyncClient`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """What was sent is not lost because nobody waited for it."""
+    """What was sent must not be lost because nobody waited for it."""
     with contextlib.ExitStack() as stack:
         for client in list(_OPEN):
             stack.callback(client.close)
@@ -43,14 +43,15 @@ def connect(
     transport: httpx.AsyncBaseTransport | None = None,
     randomness: random.Random | None = None,
 ) -> Client:
-    """As `connect_async`, for threads."""
+    """A blocking client; the parameters are those of `connect_async`."""
     core = connect_async(url, token, request_timeout_s, ca=ca, transport=transport, randomness=randomness)
     return Client(core, Background(core.let_go))
 
 
 class Client(Facade[AsyncClient]):
-    """Made by `connect`. Usable from any thread; not after a fork. Every method may raise any `MetatxnError`; the
-    docstrings name the ones to expect. One that is still open when the program ends is closed then."""
+    """The client for threads, made by `connect`. It may be used from any thread, but not after a fork. Every method may
+    raise any `MetatxnError`; the docstrings name the errors to expect. A client that is still open when the program
+    ends is closed then."""
 
     def __init__(self, core: AsyncClient, background: Background) -> None:
         super().__init__(core, background)
@@ -58,7 +59,7 @@ class Client(Facade[AsyncClient]):
 
     begin = blocking_making(AsyncClient.begin, Transaction)
     transaction = begin
-    """To be used with `with`: commits on leaving, aborts on an exception or a failed send."""
+    """`begin` for use with `with`, which commits on leaving, and aborts on an exception or a failed send."""
     attach = making(AsyncClient.attach, Transaction)
     transactions = iterating(AsyncClient.transactions)
     hanging = iterating(AsyncClient.hanging)
@@ -95,7 +96,7 @@ class Client(Facade[AsyncClient]):
     decode_entry = staticmethod(AsyncClient.decode_entry)
 
     def acknowledge_up_to(self, topic: str, subscription: str, positions: Mapping[str, str], txn: Transaction) -> None:
-        """As `AsyncClient.acknowledge_up_to`."""
+        """See `AsyncClient.acknowledge_up_to`."""
         self._background.run(self._core.acknowledge_up_to(topic, subscription, positions, txn.core))
 
     def table_writer(
@@ -106,7 +107,7 @@ class Client(Facade[AsyncClient]):
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
     ) -> TableWriter:
-        """As `AsyncClient.table_writer`."""
+        """See `AsyncClient.table_writer`."""
         inside = txn.core if isinstance(txn, Transaction) else txn
         core = self._core.table_writer(topic, inside, writer, key_column, max_entry_bytes)
         return TableWriter(core, self._background)
@@ -128,13 +129,13 @@ class Client(Facade[AsyncClient]):
         revision: int | None = None,
         include_metadata: bool = False,
     ) -> pa.Table | dict[str, pa.Table]:
-        """As `AsyncClient.read_table`."""
+        """See `AsyncClient.read_table`."""
         topics = [topic] if isinstance(topic, str) else topic
         tables = self._background.run(self._core.read_table(topics, isolation, revision, include_metadata))
         return tables[topic] if isinstance(topic, str) else tables
 
     def close(self) -> None:
-        """Flush every producer, then let go of the connections. Raises the first failure of a send. Idempotent."""
+        """Flush every producer, then close the connections. Raises the first failure of a send. Idempotent."""
         self.__exit__(None, None, None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

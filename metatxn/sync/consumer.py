@@ -1,4 +1,4 @@
-"""`Consumer`: what `AsyncConsumer` is, for threads."""
+"""`Consumer`: the blocking counterpart of `AsyncConsumer`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from metatxn.sync.transaction import Transaction
 
 
 class Consumer(Facade[AsyncConsumer]):
-    """Use it from one thread, and close it: what it holds then returns at once. Made by `Client.subscribe`.
+    """A consumer, made by `Client.subscribe`, for one thread. Close it, so that the messages it holds are redelivered
+    at once.
 
-    Iterating waits for messages for ever. It shows the broker that it is there for as long as this object lives.
+    Iterating waits for messages indefinitely. It shows signs of life to the broker for as long as this object lives.
     """
 
     negative_acknowledge = blocking(AsyncConsumer.negative_acknowledge)
@@ -32,7 +33,7 @@ class Consumer(Facade[AsyncConsumer]):
         return self._core.name
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """As `AsyncConsumer.receive`."""
+        """See `AsyncConsumer.receive`."""
         return self._core.prefetched() or self._background.run(self._core.receive(timeout_s))
 
     def __iter__(self) -> Iterator[Message]:
@@ -43,11 +44,11 @@ class Consumer(Facade[AsyncConsumer]):
     def acknowledge(
         self, message: Message | Sequence[Message], txn: Transaction | None = None, writer: str | None = None
     ) -> None:
-        """As `AsyncConsumer.acknowledge`."""
+        """See `AsyncConsumer.acknowledge`."""
         self._background.run(self._core.acknowledge(message, txn.core if txn else None, writer))
 
     def acknowledge_cumulative(
         self, message: Message, txn: Transaction | None = None, writer: str | None = None
     ) -> None:
-        """As `AsyncConsumer.acknowledge_cumulative`."""
+        """See `AsyncConsumer.acknowledge_cumulative`."""
         self._background.run(self._core.acknowledge_cumulative(message, txn.core if txn else None, writer))

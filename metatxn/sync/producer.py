@@ -1,4 +1,4 @@
-"""`Producer`: what `AsyncProducer` is, for threads."""
+"""`Producer`: the blocking counterpart of `AsyncProducer`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from metatxn.transaction import AsyncTransaction, inside
 
 
 class Producer(Facade[AsyncProducer]):
-    """Usable from any thread. Messages of one key (and one transaction) are appended in the order sent; those of
-    different transactions are ordered only by waiting for the futures, or by `flush`.
+    """A producer of one topic, for any thread. Messages of one key in one transaction are appended in the order in
+    which they were sent. To order messages of different transactions, wait for the futures, or use `flush`.
 
-    Waking a loop in another thread costs more than encoding a message. So messages are laid down here, and the loop
-    is woken once for all that lie here when it comes.
+    Waking a loop in another thread costs more than encoding a message. So messages are collected here, and the loop is
+    woken once for all that are here when it comes.
     """
 
     flush = blocking(AsyncProducer.flush)
@@ -46,15 +46,15 @@ class Producer(Facade[AsyncProducer]):
         txn: Transaction | None = None,
         properties: dict[str, str] | None = None,
     ) -> Future[str]:
-        """Queue one message, and wait while too much is pending; the future holds the position of its entry once that
+        """Queue one message, waiting while too much is pending. The future returns the position of its entry once that
         is durable. A callback of the future must not wait for anything of this client.
 
-        `value` is anything JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not JSON,
-        `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
+        `value` is anything that JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not
+        JSON, `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
         transaction cannot be committed.
         """
         future: Future[str] = Future()
-        future.set_running_or_notify_cancel()  # what is queued cannot be taken back
+        future.set_running_or_notify_cancel()  # a queued message cannot be withdrawn
         outgoing = self._core.outgoing(value, key, properties, future)
         core = txn.core if txn is not None else None
         if core is not None:
@@ -71,7 +71,7 @@ class Producer(Facade[AsyncProducer]):
             self._background.run(self._taken_over())
 
     async def _taken_over(self) -> None:
-        """The topic is known, what lies here is queued, and not too much is pending."""
+        """Wait until the topic is known, the messages collected here are queued, and not too much is pending."""
         await self._core.delivery.open()
         self._take_over()
         await self._core.delivery.space()
@@ -79,14 +79,14 @@ class Producer(Facade[AsyncProducer]):
     def _lay_down(self, outgoing: Outgoing, txn: AsyncTransaction | None) -> None:
         with self._lock:
             if not self._woken:
-                # Under the lock: a thread that asks the loop for anything after its `send` comes behind this.
+                # Under the lock, so that a call of this thread to the loop after its `send` comes after this.
                 self._background.call_soon(self._take_over)
                 self._woken = True
             self._laid_down.append((outgoing, txn))
             self._bytes += len(outgoing.encoded)
 
     def _take_over(self) -> None:
-        """On the loop."""
+        """Runs on the loop."""
         with self._lock:
             taken, self._laid_down = self._laid_down, deque()
             self._bytes = 0

@@ -1,4 +1,4 @@
-"""`Reader`: what `AsyncReader` is, for threads."""
+"""`Reader`: the blocking counterpart of `AsyncReader`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from metatxn.sync.background import Facade, items_of
 
 
 class Reader(Facade[AsyncReader]):
-    """Made by `Client.reader`; iterate it from one thread. Without `follow` it ends where nothing more is readable,
-    and may be iterated again later to go on; with it, it waits for more."""
+    """A reader, made by `Client.reader`, for one thread. Without `follow` the iteration ends where nothing more is
+    readable, and may be resumed later; with `follow` it waits for more."""
 
     @property
     def topic(self) -> str:
@@ -18,7 +18,7 @@ class Reader(Facade[AsyncReader]):
 
     @property
     def token(self) -> str | None:
-        """Where it stands: a new reader started there misses nothing, and may repeat the last page."""
+        """The place of the reader: a new reader started there misses nothing, and may repeat the last page."""
         return self._core.token
 
     def __iter__(self) -> Iterator[Message]:

@@ -1,4 +1,4 @@
-"""`TableWriter`: what `AsyncTableWriter` is, for threads."""
+"""`TableWriter`: the blocking counterpart of `AsyncTableWriter`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from metatxn.table_writer import AsyncTableWriter
 
 
 class TableWriter(Facade[AsyncTableWriter]):
-    """Rows of one topic, inside one transaction or outside of any. From one thread. Nothing is promised before `flush`
-    or `close` returns: rows outside of a transaction may be read before that, entry by entry.
+    """A writer of rows of one topic, inside one transaction or without one, for one thread. Nothing is guaranteed
+    before `flush` or `close` returns: rows outside a transaction may be read before that, entry by entry.
 
-    Rows of one segment keep the order written, each is there once, whatever is tried again, and behind a failure none
-    follow. Leaving its `with` closes it; an exception drops what was not sent.
+    Rows of one segment keep the order in which they were written. Each is written once, whatever is retried, and none
+    follow after a failure. Leaving its `with` closes the writer; an exception drops what was not sent.
     """
 
     write = blocking(AsyncTableWriter.write)
@@ -24,10 +24,10 @@ class TableWriter(Facade[AsyncTableWriter]):
 
     @property
     def rows(self) -> int:
-        """Taken so far."""
+        """The number of rows accepted so far."""
         return self._core.rows
 
     @property
     def bytes(self) -> int:
-        """Taken so far, as they were in memory."""
+        """The size in memory of the rows accepted so far."""
         return self._core.bytes

@@ -1,4 +1,4 @@
-"""`Transaction`: what `AsyncTransaction` is, for threads."""
+"""`Transaction`: the blocking counterpart of `AsyncTransaction`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from metatxn.wire.coordinator import TransactionHeader
 
 
 class Transaction(Facade[AsyncTransaction]):
-    """Made by `Client.begin`, `Client.transaction` and `Client.attach`. Leaving its `with` commits; an exception, a
-    send or a flush that failed, aborts."""
+    """A transaction, made by `Client.begin`, `Client.transaction` and `Client.attach`. Leaving its `with` commits it;
+    an exception, or a send or a flush that failed, aborts it."""
 
     refresh = blocking(AsyncTransaction.refresh)
     keep_alive = blocking(AsyncTransaction.keep_alive)
@@ -25,12 +25,13 @@ class Transaction(Facade[AsyncTransaction]):
 
     @property
     def id(self) -> str:
-        """32 hex digits. Empty for a version that was committed already and whose transaction is forgotten."""
+        """The id, 32 hexadecimal digits. It is empty for a version that is already committed and whose transaction is
+        forgotten."""
         return self._core.id
 
     @property
     def header(self) -> TransactionHeader:
-        """As it was last read; read now if it never was. `refresh` reads it again."""
+        """The header as it was last read; it is read now if it never was. `refresh` reads it again."""
         return self._core.header or self.refresh()
 
     @property
@@ -40,5 +41,6 @@ class Transaction(Facade[AsyncTransaction]):
 
     @property
     def already_committed(self) -> bool:
-        """Begun with a `version` that is committed: there is nothing to do, and nothing can be sent."""
+        """Whether it was begun with a `version` that is already committed: then there is nothing to do, and nothing can
+        be sent."""
         return self._core.already_committed

@@ -1,4 +1,4 @@
-"""What clients and services say to each other: models of requests and answers, problems, frames, names, keys.
+"""What clients and services exchange: models of requests and answers, errors, frames, text rules, names and ids.
 
-The lowest floor: it imports nothing of ours, and everything else may import it.
+This is the lowest floor: it imports nothing else of the project, and every other package may import it.
 """

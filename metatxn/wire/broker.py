@@ -1,4 +1,4 @@
-"""Wire models of the broker. Imported by the client library too, so nothing but pydantic is needed here."""
+"""Wire models of the broker. The client library imports this module too, so it needs nothing but pydantic."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ MESSAGES_MEDIA_TYPE = "application/vnd.metatxn.messages+json"
 BYTES_MEDIA_TYPE = "application/octet-stream"
 
 NEXT_HEADER = "Metatxn-Next"
-"""Where to go on: pass it as `after`."""
+"""The place at which the next read continues: pass it as `after`."""
 REVISION_HEADER = "Metatxn-Revision"
-"""Of a snapshot read: the store revision it was taken at."""
+"""The store revision of a snapshot read."""
 END_HEADER = "Metatxn-End"
-"""`true` when nothing more was readable behind this page at the time it was read."""
+"""`true` if nothing after this page was readable when it was read."""
 
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 MAX_ENTRY_MESSAGES = 100_000
-"""JSON messages in one entry: each is looked at one by one, and costs a broker half a kilobyte of memory meanwhile."""
+"""The most JSON messages in one entry. A broker parses each of them separately, and each takes half a kilobyte of its
+memory meanwhile."""
 MAX_SEGMENTS = 100
-"""At creation: a topic and its segments are one apply, and etcd takes 128 operations in one."""
+"""The most segments that a new topic may have: a topic and its segments are created in one apply, and etcd accepts 128
+operations in one."""
 MAX_NAME = 256
-"""Characters of a producer's, writer's, consumer's or subscription's name."""
+"""The most characters of the name of a producer, writer, consumer or subscription."""
 HASH_RANGE_END = 0xFFFF
 DEFAULT_MAX_REDELIVERIES = 16
 
@@ -53,18 +55,19 @@ _FIRST_MESSAGE = "WyJzZWdtZW50Oi8vcHVibGljL2RlZmF1bHQvb3JkZXJzLzAwMDAtZmZmZi0wIi
 
 
 def hash_of_key(key: str) -> int:
-    """Where a key falls in the hash range 0…65535 of its topic: the low 16 bits of the CRC-32 of its UTF-8 form."""
+    """The position of a key in the hash range 0…65535 of its topic: the low 16 bits of the CRC-32 of the key in
+    UTF-8."""
     return zlib.crc32(key.encode()) & HASH_RANGE_END
 
 
 class Request(BaseModel):
-    """Request bodies refuse unknown fields, and numbers written as text."""
+    """Request bodies with unknown fields, or with numbers written as text, are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class SchemaField(BaseModel):
-    """One column; `type` is Arrow's name for it (`int64`, `string`, `double`, `timestamp[us]`, …)."""
+    """One column. `type` is Arrow's name for its type (`int64`, `string`, `double`, `timestamp[us]`, …)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -74,8 +77,8 @@ class SchemaField(BaseModel):
 
 
 class TopicSchema(BaseModel):
-    """The columns of a topic. `arrow` is the serialized Arrow schema, base64, and wins over `fields` where both are
-    given: it can carry nested types. Answers hold both."""
+    """The columns of a topic. `arrow` is the serialized Arrow schema in base64. It can hold nested types, and it takes
+    precedence over `fields` if both are given. Answers contain both."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -102,7 +105,8 @@ class CreateTopicRequest(Request):
 
 
 class SegmentInfo(BaseModel):
-    """A segment in its topic. `range` is its inclusive part of the hash range; `owner` the owning broker's URL."""
+    """A segment of its topic. `range` is its part of the hash range, both ends included; `owner` is the URL of the
+    owning broker."""
 
     segment: str
     range: tuple[int, int]
@@ -128,7 +132,7 @@ class TopicPage(BaseModel):
 
 
 class SplitRequest(Request):
-    """`at`: the first hash of the upper half; the middle unless given."""
+    """`at` is the first hash of the upper half. Without it the segment is split in the middle."""
 
     model_config = example(at=32768)
 
@@ -136,7 +140,7 @@ class SplitRequest(Request):
 
 
 class MergeRequest(Request):
-    """`with`: a neighbour in the hash range."""
+    """`with` is a segment that is a neighbour in the hash range."""
 
     model_config = example(**{"with": "segment://public/default/orders/8000-ffff-1"})
 
@@ -144,13 +148,13 @@ class MergeRequest(Request):
 
 
 class SealRequest(Request):
-    """Nothing to say."""
+    """The request has no fields."""
 
     model_config = example()
 
 
 class ChildrenAnswer(BaseModel):
-    """The segments that take over from a sealed one; none when it was sealed for good."""
+    """The children that take over from a sealed segment. There are none if it was sealed without successor."""
 
     model_config = example(children=["segment://public/default/orders/0000-7fff-1"])
 
@@ -158,7 +162,7 @@ class ChildrenAnswer(BaseModel):
 
 
 class TrimRequest(Request):
-    """`before`: a position `ledger:entry`; entries below it are dropped."""
+    """`before` is a position `ledger:entry`; entries below it are dropped."""
 
     model_config = example(before="7:12")
 
@@ -166,7 +170,7 @@ class TrimRequest(Request):
 
 
 class TrimAnswer(BaseModel):
-    """Entries below `first_position` cannot be read any more."""
+    """Entries below `first_position` can no longer be read."""
 
     model_config = example(first_position="7:12")
 
@@ -174,7 +178,7 @@ class TrimAnswer(BaseModel):
 
 
 class OpenTransaction(BaseModel):
-    """A transaction that is undecided here; entries behind `max_read_position` wait for it."""
+    """A transaction that is undecided on this segment. Entries after `max_read_position` wait for it."""
 
     txn_id: str
     max_read_position: str
@@ -182,10 +186,10 @@ class OpenTransaction(BaseModel):
 
 
 class SegmentDetail(BaseModel):
-    """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 stands before the first one.
+    """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 is the position before the first entry.
 
-    `last_visible_position` is that of the last entry that readers are shown: at or below `max_read_position`, and not
-    aborted. It is absent when there is none.
+    `last_visible_position` is the position of the last entry that readers can see: at or below `max_read_position`, and
+    not of an aborted transaction. It is absent if there is no such entry.
     """
 
     model_config = example(
@@ -222,8 +226,9 @@ class SegmentDetail(BaseModel):
 
 
 class HorizonPlace(Request):
-    """`after`: as far as was read, all of it is unread unless given. `up_to`: no further, whatever there is. With
-    `max_messages` the answer goes as far as that many visible messages, in whole entries and at least one."""
+    """`after` is the position up to which the segment was read; without it, all of the segment is unread. `up_to`
+    limits the answer, whatever follows. With `max_messages` the answer reaches as far as that many visible messages, in
+    whole entries, and includes at least one entry."""
 
     after: Annotated[Text, Field(max_length=64)] | None = None
     up_to: Annotated[Text, Field(max_length=64)] | None = None
@@ -231,7 +236,8 @@ class HorizonPlace(Request):
 
 
 class HorizonsRequest(Request):
-    """`segments` of any topics. With `wait_ms` the answer comes once one of them has more to read, or has ended."""
+    """`segments` may belong to any topics. With `wait_ms` the answer is held back until one of them has more to read,
+    or has ended."""
 
     model_config = example(segments={_SEGMENT: {"after": "7:11", "max_messages": 1000}}, wait_ms=10_000)
 
@@ -241,10 +247,11 @@ class HorizonsRequest(Request):
 
 
 class SegmentHorizon(BaseModel):
-    """Places are `ledger:entry`, exclusive: what lies behind `start` and up to `end` can be read. `messages`, counted
-    only with `max_messages`, are visible behind `after`. `trimmed`: entries were dropped, the last of them at
-    `trimmed_up_to`; `start` may be further on where nothing ever was. `ended`: the segment is sealed and nothing is
-    behind `end`; its `children` go on, as far as they are known here."""
+    """Positions are `ledger:entry`. Entries after `start` and up to `end` can be read. `messages` is the number of
+    visible messages after `after`; it is counted only with `max_messages`. `trimmed` is true if entries were dropped,
+    the last of them at `trimmed_up_to`; `start` may be further on where no entries ever were. `ended` is true if the
+    segment is sealed and nothing follows `end`; reading continues in its `children`, as far as this broker knows
+    them."""
 
     start: str
     end: str
@@ -256,7 +263,8 @@ class SegmentHorizon(BaseModel):
 
 
 class HorizonsAnswer(BaseModel):
-    """Segments that this broker serves; `elsewhere`: the URL of the broker that has them; `gone`: deleted ones."""
+    """`segments` are those that this broker serves; `elsewhere` has the URL of the broker that serves the segment;
+    `gone` are deleted segments."""
 
     model_config = example(
         segments={
@@ -272,7 +280,7 @@ class HorizonsAnswer(BaseModel):
 
 
 class AppendedPart(BaseModel):
-    """An entry of `count` messages: those that were sent under its sequence and whose keys hash into `ranges`."""
+    """An entry of `count` messages: those that were sent with its sequence and whose keys hash into `ranges`."""
 
     segment: str
     position: str
@@ -281,8 +289,9 @@ class AppendedPart(BaseModel):
 
 
 class PublishAnswer(BaseModel):
-    """Where the entry stands; `duplicate` when an earlier attempt has put it there. `appended`, when it was put into
-    segments that this one took over from: there are its messages, and `position` is the first of those places."""
+    """`position` is that of the entry; `duplicate` is true if an earlier attempt appended it. `appended` is present if
+    that attempt appended it to segments that this one took over from: it tells where the messages are, and `position`
+    is then the first of these positions."""
 
     model_config = example(position="7:12", duplicate=False)
 
@@ -292,7 +301,7 @@ class PublishAnswer(BaseModel):
 
 
 class Message(Request):
-    """What one `value` or `value_base64` (exactly one of them) carries."""
+    """A message carries exactly one of `value` and `value_base64`."""
 
     key: Text | None = None
     value: Any = None
@@ -332,7 +341,7 @@ class PublishMessagesRequest(Request):
 
 
 class PublishMessagesAnswer(BaseModel):
-    """In the order sent."""
+    """The ids are in the order of the messages sent."""
 
     model_config = example(message_ids=[_FIRST_MESSAGE])
 
@@ -350,7 +359,7 @@ class ReadMessage(BaseModel):
 
 
 class ReadMessagesAnswer(BaseModel):
-    """Go on behind these at `next`; `revision` is the one a snapshot was taken at."""
+    """The next read continues at `next`; `revision` is that of the snapshot."""
 
     model_config = example(
         messages=[
@@ -374,8 +383,8 @@ class ReadMessagesAnswer(BaseModel):
 
 
 class SubscriptionRequest(Request):
-    """`dead_letter_topic` takes messages that were given again `max_redeliveries` times (16 when not given) and
-    returned once more."""
+    """`dead_letter_topic` takes messages that were redelivered `max_redeliveries` times (16 by default) and returned
+    once more."""
 
     model_config = example(
         initial="earliest", type="shared", dead_letter_topic="orders-dead", max_redeliveries=DEFAULT_MAX_REDELIVERIES
@@ -397,9 +406,10 @@ SUBSCRIPTION_SEGMENT = {
 
 
 class SubscriptionSegment(BaseModel):
-    """One segment of a subscription, in messages that can be read: `backlog` are those that are not acknowledged;
-    `unacked` of these were given to a consumer; `pending_acks`, by transaction, are acknowledged by an open one and not
-    among the `unacked`. Everything up to the entry `mark_delete` is acknowledged."""
+    """One segment of a subscription. The numbers count messages that can be read: `backlog` are those that are not
+    acknowledged, and `unacked` are those of them that were delivered to a consumer. `pending_acks` are, by transaction,
+    those that an open transaction has acknowledged; they are not among the `unacked`. Everything up to the entry
+    `mark_delete` is acknowledged."""
 
     model_config = example(**SUBSCRIPTION_SEGMENT)
 
@@ -433,7 +443,7 @@ class SubscriptionInfo(BaseModel):
 
 
 class SubscriptionSummary(BaseModel):
-    """A subscription as it was created."""
+    """A subscription with the settings it was created with."""
 
     name: str
     initial: Literal["earliest", "latest"]
@@ -463,8 +473,8 @@ class SubscriptionPage(BaseModel):
 
 
 class ReceiveRequest(Request):
-    """`consumer` is there from its first request until it was silent for 30 s, or has left. `max` 0 says only that it
-    is still there."""
+    """`consumer` is present from its first request until it has been silent for 30 s or has left. With `max` 0 it
+    receives no messages and only shows that it is still present."""
 
     model_config = example(consumer="billing-1", max=100, wait_ms=1000)
 
@@ -474,7 +484,7 @@ class ReceiveRequest(Request):
 
 
 class ReceivedMessage(ReadMessage):
-    """`redelivery_count`: how often it was given to a consumer before."""
+    """`redelivery_count` tells how many times the message was delivered to a consumer before."""
 
     redelivery_count: int
 
@@ -502,11 +512,12 @@ MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 
 
 class AckMessagesRequest(Request):
-    """`cumulative` takes one id and covers its segment up to it; or, in its place, `positions`: per segment a place
-    `ledger:entry` that readers have been shown, and everything up to it is covered. A shared subscription refuses
-    both, for they cover what other consumers have; and inside a transaction a message is refused that nobody was given
-    since its segment was opened. With `for_all` neither is: for one who reads the topic in the place of all consumers.
-    `writer` (only inside a transaction) counts as its other operations do: if the commit lists it, or lists none."""
+    """`cumulative` takes one id and covers its segment up to that message. Instead of the id it takes `positions`: for
+    each segment a position `ledger:entry` that readers could see, and everything up to it is covered. A shared
+    subscription refuses both, because they cover messages that other consumers hold; and inside a transaction a message
+    is refused if it was delivered to nobody since its segment was opened. Neither rule applies with `for_all`, which is
+    for a program that reads the topic in place of all consumers. `writer` (only inside a transaction) has the same
+    effect as for other operations: the acknowledgement counts if the commit lists the writer or lists none."""
 
     model_config = example(kind="individual", message_ids=[_FIRST_MESSAGE], txn_id=_TXN_ID)
 
@@ -520,9 +531,9 @@ class AckMessagesRequest(Request):
     @field_validator("txn_id")
     @classmethod
     def _not_null(cls, txn_id: str | None) -> str:
-        """What was to be inside a transaction must not be acknowledged for good because its id was lost."""
+        """An acknowledgement that was meant for a transaction must not take effect at once because the id was lost."""
         if txn_id is None:
-            raise ValueError("is null: leave it out to acknowledge outside of any transaction")
+            raise ValueError("is null: leave it out to acknowledge outside transactions")
         return txn_id
 
     @model_validator(mode="after")
@@ -530,16 +541,16 @@ class AckMessagesRequest(Request):
         if (self.message_ids is None) == (self.positions is None):
             raise ValueError("give exactly one of `message_ids` and `positions`")
         if self.positions is not None and self.kind != "cumulative":
-            raise ValueError("positions: only a cumulative acknowledgement goes up to a place")
+            raise ValueError("positions: only a cumulative acknowledgement takes positions")
         if self.kind == "cumulative" and self.message_ids is not None and len(self.message_ids) != 1:
             raise ValueError("message_ids: a cumulative acknowledgement takes exactly one")
         if self.writer is not None and self.txn_id is None:
-            raise ValueError("writer: has a meaning only with txn_id")
+            raise ValueError("writer: is allowed only with txn_id")
         return self
 
 
 class AckMessagesAnswer(BaseModel):
-    """So many messages (or places) were named; all of them are acknowledged, durably."""
+    """The number of messages (or positions) that were named. All of them are durably acknowledged."""
 
     model_config = example(acknowledged=1)
 
@@ -547,7 +558,7 @@ class AckMessagesAnswer(BaseModel):
 
 
 class RedeliverRequest(Request):
-    """Without `message_ids`: everything that consumers hold."""
+    """Without `message_ids`, everything that consumers hold is redelivered."""
 
     model_config = example(message_ids=[_FIRST_MESSAGE])
 
@@ -555,7 +566,7 @@ class RedeliverRequest(Request):
 
 
 class RedeliverAnswer(BaseModel):
-    """So many messages will be given again."""
+    """The number of messages that will be redelivered."""
 
     model_config = example(redelivered=1)
 

@@ -1,4 +1,4 @@
-"""Wire models of the coordinator. Imported by the client library too, so nothing but pydantic is needed here."""
+"""Wire models of the coordinator. The client library imports this module too, so it needs nothing but pydantic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KEY = {
 
 def valid_key(value: str) -> str:
     if "&" in value:
-        raise ValueError("must not hold '&'")
+        raise ValueError("must not contain '&'")
     if not 1 <= len(value) <= MAX_KEY_LENGTH:
         raise ValueError(f"must have 1 to {MAX_KEY_LENGTH} characters")
     return no_control_characters(value)
@@ -60,7 +60,7 @@ def valid_txn_id(value: str) -> str:
 
 
 TXN_ID_FIELD = Field(
-    description="32 lower-case hex digits", examples=[_TXN_ID], json_schema_extra={"pattern": "^[0-9a-f]{32}$"}
+    description="32 lower-case hexadecimal digits", examples=[_TXN_ID], json_schema_extra={"pattern": "^[0-9a-f]{32}$"}
 )
 TxnIdText = Annotated[str, AfterValidator(valid_txn_id), TXN_ID_FIELD]
 Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(no_control_characters)]
@@ -74,7 +74,7 @@ PropertyValue = Annotated[str, Field(max_length=1024)]
 
 
 class Request(BaseModel):
-    """Request bodies refuse unknown fields, and numbers written as text."""
+    """Request bodies with unknown fields, or with numbers written as text, are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -89,13 +89,15 @@ class BeginRequest(Request):
     timeout_ms: TimeoutMs = 60_000
     owner: Name | None = None
     transaction_key: TransactionKeyName | None = None
-    epoch: Annotated[Number, Field(description="as connect answered it; a transaction_key needs it")] | None = None
+    epoch: (
+        Annotated[Number, Field(description="The epoch that connect returned; required with transaction_key.")] | None
+    ) = None
     version: Number | None = None
     properties: Annotated[dict[PropertyName, PropertyValue], Field(max_length=64)] | None = None
 
 
 class CommitRequest(Request):
-    """`writers` are those that count; without it the remembered ones, else all."""
+    """`writers` are the writers that count. Without it the remembered writers count, or all if none are remembered."""
 
     model_config = example(writers=["task-0-attempt-1", "task-1-attempt-0"])
 
@@ -103,7 +105,7 @@ class CommitRequest(Request):
 
 
 class AbortRequest(Request):
-    """`force` is an administrator's word: it ends a prepared transaction too."""
+    """`force` is for administrators: it also ends a prepared transaction."""
 
     model_config = example(reason="the input was wrong", force=False)
 
@@ -135,7 +137,8 @@ BatchItem = Annotated[BeginItem | CommitItem | AbortItem, Field(discriminator="o
 
 
 class BatchRequest(Request):
-    """Each item has the fields of the single call. One malformed item refuses the request, and nothing happens."""
+    """Each item has the fields of the single request. If one item is malformed, the whole request is refused and has no
+    effect."""
 
     model_config = example(
         items=[{"op": "begin", "timeout_ms": 60_000}, {"op": "commit", "txn_id": _TXN_ID, "writers": ["task-0"]}]
@@ -151,7 +154,7 @@ class WritersRequest(Request):
 
 
 class KeepAliveRequest(Request):
-    """`timeout_ms` is a duration, from now."""
+    """`timeout_ms` is a duration that begins now."""
 
     model_config = example(timeout_ms=60_000)
 
@@ -159,7 +162,7 @@ class KeepAliveRequest(Request):
 
 
 class PrepareRequest(Request):
-    """`prepared_timeout_ms` is a duration, from now."""
+    """`prepared_timeout_ms` is a duration that begins now."""
 
     model_config = example(prepared_timeout_ms=3_600_000)
 
@@ -167,10 +170,11 @@ class PrepareRequest(Request):
 
 
 class ConnectRequest(Request):
-    """`epoch` -1 takes over from whoever holds the key; any other must be the current one. Both bump the epoch.
+    """`epoch` -1 takes over from any holder of the key; any other value must be the current epoch. Both increment the
+    epoch.
 
-    With `session`, taking over twice under the same name answers the same epoch, so that a lost reply costs nothing;
-    and a session that was taken over from can never connect again.
+    With `session`, a repeated takeover with the same session returns the same epoch, so a lost reply does no harm. A
+    session that was taken over from can never connect again.
     """
 
     model_config = example(epoch=-1, owner="billing", session="run-2")
@@ -181,7 +185,8 @@ class ConnectRequest(Request):
 
 
 class TransactionHeader(BaseModel):
-    """A transaction as every verb answers it. `deadline_ms` is the deadline in force, of an open one only."""
+    """A transaction, as every request returns it. `deadline_ms` is the deadline in force; only an open transaction has
+    one."""
 
     model_config = example(
         txn_id=_TXN_ID, state="OPEN", created_ms=1767225600000, deadline_ms=1767225660000, revision=1042
@@ -201,12 +206,12 @@ class TransactionHeader(BaseModel):
     expired_by: Literal["timeout", "fencing"] | None = None
     prepared: bool | None = None
     already_committed: bool | None = None
-    revision: int | None = Field(default=None, description="Store revision at which the header was last written.")
+    revision: int | None = Field(default=None, description="The store revision at which the header was last written.")
     properties: dict[str, str] | None = None
 
 
 class BatchItemAnswer(BaseModel):
-    """What the single call would have answered: `txn` with a status below 300, else `problem`."""
+    """What the single request would have answered: `txn` with a status below 300, or else `problem`."""
 
     status: int
     txn: TransactionHeader | None = None
@@ -245,8 +250,8 @@ class TransactionPage(BaseModel):
 
 
 class TouchedSegment(BaseModel):
-    """Where a transaction has operations. A write may hold back the segment's readers behind the position `after`; an
-    acknowledgement keeps messages of the subscription from being delivered again."""
+    """A place where a transaction has operations. A write may hold back the segment's readers at the position `after`;
+    an acknowledgement prevents messages of the subscription from being redelivered."""
 
     segment: str
     subscription: str | None = None
@@ -254,8 +259,8 @@ class TouchedSegment(BaseModel):
 
 
 class HangingTransaction(TransactionHeader):
-    """An open transaction, open since `created_ms`. `writers` are those remembered so far; `more_touched` tells that it
-    touches more than are shown."""
+    """A transaction that has been open since `created_ms`. `writers` are those remembered so far; `more_touched` is
+    true if it touches more than is shown."""
 
     model_config = example(**_HANGING)
 
@@ -306,7 +311,7 @@ class OperationPage(BaseModel):
 
 
 class ConnectAnswer(BaseModel):
-    """The new epoch, what the connection before had open, and the last version that was committed."""
+    """The new epoch, the transaction that the previous connection had open, and the last version that was committed."""
 
     model_config = example(epoch=4, aborted_txn_id=_TXN_ID, last_version=41)
 
@@ -328,7 +333,7 @@ class TransactionKeyInfo(BaseModel):
 
 
 class DeletedTransactionKey(BaseModel):
-    """What deleting a key left behind: its epoch never repeats, and `last_version` still counts as committed."""
+    """What remains of a deleted key: its epoch never repeats, and `last_version` still counts as committed."""
 
     model_config = example(key="nightly", owner="billing", epoch=4, last_version=41, aborted_txn_id=_TXN_ID)
 

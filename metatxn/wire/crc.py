@@ -1,8 +1,8 @@
-"""The CRC-32 of frames and files: `crc32(data, value=0)`, number for number the one of zlib.
+"""The CRC-32 of frames and files: `crc32(data, value=0)`, with the same results as zlib's.
 
-Everything that is written gets one, and everything that is read is checked before it is served, so this is what moving
-bytes costs most. Intel's library takes 1 MiB some ten times as fast as zlib and, without the interpreter's lock, leaves
-the other threads alone meanwhile.
+Everything that is written gets a CRC, and everything that is read is checked before it is served, so the CRC is the
+largest cost of moving bytes. Intel's library is some ten times as fast as zlib for 1 MiB, and it releases the
+interpreter's lock, so other threads run meanwhile.
 """
 
 from isal.isal_zlib import crc32

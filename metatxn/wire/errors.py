@@ -1,4 +1,4 @@
-"""Everything that a service answers, and that the client library raises, when a request was not done.
+"""The errors that a service answers, and that the client library raises, when a request was not carried out.
 
     MetatxnError
     ├── InvalidArgument            INVALID_ARGUMENT
@@ -21,9 +21,9 @@
     ├── OutcomeUnknown             OUTCOME_UNKNOWN       not definite
     └── ServiceUnreachable         nothing answered      retriable
 
-Two facts about each: `retriable` (the same request may succeed later; the library has already tried for as long as
-`request_timeout_s` allows) and `definite` (the request certainly did nothing). `action` says what to do about it.
-A class says, for its code of the public contract, the HTTP status and the defaults of the rest.
+Each has two facts: `retriable` (the same request may succeed later; the library has already tried for as long as
+`request_timeout_s` allows) and `definite` (the request certainly had no effect). `action` says what to do about it. For
+its code of the public contract, a class gives the HTTP status and the defaults of the other members.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MetatxnError(Exception):
         self.members = {name: value for name, value in members.items() if value is not None}
 
     def not_definite(self) -> MetatxnError:
-        """The same, of a request of which other parts were carried out, or may have been."""
+        """The same error for a request of which other parts were, or may have been, carried out."""
         kind = MetatxnError if self.code is None else BY_CODE[self.code]
         return kind(
             self.detail,
@@ -104,16 +104,16 @@ def _rebuild(kind: type[MetatxnError], detail: str, arguments: dict[str, Any]) -
 
 
 class InvalidArgument(MetatxnError):
-    """A malformed id, an unknown field, a value out of range; a client that was closed."""
+    """An id is malformed, a field is unknown, a value is out of range, or a client was closed."""
 
     code = ErrorCode.INVALID_ARGUMENT
     status = 422
     title = "Invalid argument"
-    action = "Correct the named field and send it again."
+    action = "Correct the named field and send the request again."
 
 
 class TransactionNotFound(MetatxnError):
-    """It never began, or its header was removed after the retention time."""
+    """The transaction never began, or its header was deleted after the retention time."""
 
     code = ErrorCode.TXN_NOT_FOUND
     status = 404
@@ -122,7 +122,7 @@ class TransactionNotFound(MetatxnError):
 
 
 class InvalidTransactionState(MetatxnError):
-    """It was already decided the other way."""
+    """The transaction is already decided the other way."""
 
     code = ErrorCode.INVALID_TXN_STATE
     status = 409
@@ -131,16 +131,16 @@ class InvalidTransactionState(MetatxnError):
 
 
 class TransactionConflict(MetatxnError):
-    """A write or acknowledgement after the decision, or one that another transaction holds."""
+    """A write or an acknowledgement came after the decision, or another transaction holds what it acknowledges."""
 
     code = ErrorCode.TXN_CONFLICT
     status = 409
     title = "Transaction conflict"
-    action = "This transaction takes no more operations: read its state, and do the work in a new one."
+    action = "This transaction accepts no more operations. Read its state, and do the work in a new transaction."
 
 
 class ExpiredTransaction(MetatxnError):
-    """It was aborted by its timeout or by a newer owner of its key."""
+    """The transaction was aborted by its timeout or by a newer owner of its key."""
 
     code = ErrorCode.EXPIRED_TRANSACTION
     status = 409
@@ -149,7 +149,7 @@ class ExpiredTransaction(MetatxnError):
 
 
 class NotAllowed(MetatxnError):
-    """A stale epoch, a wrong owner, or missing rights."""
+    """The epoch is stale, the owner is another one, or a right is missing."""
 
     code = ErrorCode.NOT_ALLOWED
     status = 403
@@ -158,7 +158,7 @@ class NotAllowed(MetatxnError):
 
 
 class NotFound(MetatxnError):
-    """No such topic, segment, subscription or key."""
+    """There is no topic, segment, subscription or key of this name."""
 
     code = ErrorCode.NOT_FOUND
     status = 404
@@ -167,16 +167,16 @@ class NotFound(MetatxnError):
 
 
 class AlreadyExists(MetatxnError):
-    """A topic, subscription or key of this name exists."""
+    """There already is a topic, subscription or key of this name."""
 
     code = ErrorCode.ALREADY_EXISTS
     status = 409
     title = "Already exists"
-    action = "Use the existing one or choose another name."
+    action = "Use the existing one, or choose another name."
 
 
 class SchemaMismatch(MetatxnError):
-    """The columns do not fit the topic's schema. No row was taken."""
+    """The columns do not fit the topic's schema. No row was accepted."""
 
     code = ErrorCode.SCHEMA_MISMATCH
     status = 409
@@ -185,7 +185,7 @@ class SchemaMismatch(MetatxnError):
 
 
 class PositionTrimmed(MetatxnError):
-    """The position lies below the first readable one."""
+    """The position is below the first readable one."""
 
     code = ErrorCode.POSITION_TRIMMED
     status = 410
@@ -194,7 +194,7 @@ class PositionTrimmed(MetatxnError):
 
 
 class RateLimited(MetatxnError):
-    """The service answers too many requests already."""
+    """The service is already answering too many requests."""
 
     code = ErrorCode.RATE_LIMITED
     status = 429
@@ -209,12 +209,12 @@ class StorageFull(MetatxnError):
     code = ErrorCode.STORAGE_FULL
     status = 507
     title = "Storage full"
-    action = "Free space; writing goes on by itself then. Nothing was acknowledged."
+    action = "Free space; writing then resumes automatically. Nothing was acknowledged."
     retriable = True
 
 
 class Unauthenticated(MetatxnError):
-    """The token is missing or wrong."""
+    """The token is missing or not valid."""
 
     code = ErrorCode.UNAUTHENTICATED
     status = 401
@@ -223,7 +223,7 @@ class Unauthenticated(MetatxnError):
 
 
 class SegmentSealed(MetatxnError):
-    """The segment takes no more entries. Producers and table writers go on at its `children` by themselves."""
+    """The segment accepts no more entries. Producers and table writers continue in its `children` by themselves."""
 
     code = ErrorCode.SEGMENT_SEALED
     status = 409
@@ -236,7 +236,7 @@ class SegmentSealed(MetatxnError):
 
 
 class NotOwner(MetatxnError):
-    """Another broker owns the segment. Redirects are followed; this is what remains when they go in circles."""
+    """Another broker owns the segment. The client follows redirects; it raises this error when they go in circles."""
 
     code = ErrorCode.NOT_OWNER
     status = 307
@@ -250,12 +250,12 @@ class NotOwner(MetatxnError):
 
 
 class PayloadTooLarge(MetatxnError):
-    """One entry is larger than a broker takes."""
+    """One entry is larger than a broker accepts."""
 
     code = ErrorCode.PAYLOAD_TOO_LARGE
     status = 413
     title = "Payload too large"
-    action = "Send smaller pieces."
+    action = "Send the data in smaller pieces."
 
 
 class StoreUnavailable(MetatxnError):
@@ -264,7 +264,7 @@ class StoreUnavailable(MetatxnError):
     code = ErrorCode.STORE_UNAVAILABLE
     status = 503
     title = "Metadata store unavailable"
-    action = "Try again; nothing happened."
+    action = "Try again; the request had no effect."
     retriable = True
 
 
@@ -279,7 +279,7 @@ class OutcomeUnknown(MetatxnError):
 
 
 class ServiceUnreachable(MetatxnError):
-    """Nothing answers at the URL, or what answers is no metatxn service."""
+    """Nothing answers at the URL, or what answers is not a metatxn service."""
 
     action = "Check that the service runs and that the URL and port are right."
     retriable = True

@@ -1,7 +1,7 @@
 """Frames: how an entry looks in a ledger file and on the wire.
 
 The format is public. Clients decode it, so a change needs a new format version. All numbers are unsigned and
-little-endian, except the transaction id, whose 16 bytes stand in the order of its hex text.
+little-endian, except the transaction id, whose 16 bytes are in the order of its hexadecimal text.
 
     offset  size  field
          0     4  length          number of bytes behind the crc field
@@ -23,14 +23,14 @@ little-endian, except the transaction id, whose 16 bytes stand in the order of i
          .     8  sequence        only with flag 8
          .     .  payload         up to the end of the frame, at most 16 MiB
 
-Frames follow each other without padding. A frame has exactly one encoding. An area of zero bytes, which a crashed
-file system likes to leave behind, is not a frame: `length` is at least 39.
+Frames follow each other without padding. A frame has exactly one encoding. An area of zero bytes, which a file system
+may leave behind after a crash, is not a frame: `length` is at least 39.
 
 `durable` is for recovery (see `recovery`): entries 0 to `durable` - 1 were on the device before the first byte of this
-frame was written, so `durable` is at most `entry`. A frame of a later group thus proves that a damaged one had once
-been whole.
+frame was written, so `durable` is at most `entry`. A frame of a later group thus proves that a damaged one was once
+whole.
 
-`docs/ledger-format.md` repeats the table for readers outside and works through an example.
+`docs/ledger-format.md` repeats the table for other programs and works through an example.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MAX_HEADER_BYTES = MIN_FRAME_BYTES + _TXN_BYTES + 2 * (_U16.size + MAX_NAME_BYTE
 MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADER_BYTES
 
 POSITION_OFFSET = 23
-"""Where the position (ledger, entry) lies in a frame, and `durable` behind it; recovery looks for them."""
+"""The offset of the position (ledger, entry) in a frame, which `durable` follows. Recovery searches for them."""
 
 _ENTRY_IN_BODY = POSITION_OFFSET + _U64.size - _PREFIX.size
 _DURABLE_IN_BODY = _ENTRY_IN_BODY + _U64.size
@@ -79,20 +79,21 @@ class FrameError(ValueError):
 
 
 class CorruptFrame(FrameError):
-    """No bytes that could follow would make this a frame."""
+    """No further bytes could make this a frame."""
 
 
 class IncompleteFrame(FrameError):
-    """The bytes end before the frame does. `needed` is its size as far as it is known, from its own offset on."""
+    """The bytes end before the frame does. `needed` is the size of the frame, counted from its own offset, as far as it
+    is known."""
 
     def __init__(self, needed: int) -> None:
-        super().__init__(f"the frame needs {needed} bytes and the buffer ends before")
+        super().__init__(f"the frame needs {needed} bytes, and the buffer ends before that")
         self.needed = needed
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One entry. `payload` of a decoded frame is a view into the buffer it was decoded from."""
+    """One entry. The `payload` of a decoded frame is a view into the buffer that it was decoded from."""
 
     position: Position
     payload: bytes | memoryview
@@ -126,7 +127,7 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class RawFrame:
-    """A frame as it lies in `buffer`, among others perhaps; `header` says where."""
+    """A frame in place in `buffer`, which may hold others too; `header` says where it is."""
 
     header: FrameHeader
     buffer: memoryview
@@ -141,16 +142,16 @@ class RawFrame:
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of `frame`. Raises as `encode_parts`."""
+    """The bytes of `frame`. Raises the errors of `encode_parts`."""
     return b"".join(encode_parts(frame))
 
 
 def encode_parts(frame: Frame) -> tuple[bytes, bytes | memoryview]:
-    """Header and payload of `frame`, in this order in the file; the payload is not copied.
+    """The header and the payload of `frame`, in the order of the file; the payload is not copied.
 
-    Raises `ValueError` when a field does not fit the format: a payload above `MAX_PAYLOAD_BYTES`, a name above
-    `MAX_NAME_BYTES` or with a lone surrogate, a negative or too large number, a position that is only a bound, a
-    `durable` above the entry, a payload that is not one run of bytes.
+    Raises `ValueError` if a field does not fit the format: a payload above `MAX_PAYLOAD_BYTES`, a name above
+    `MAX_NAME_BYTES` or with a lone surrogate, a number that is negative or too large, a position that is only a bound,
+    a `durable` above the entry, a payload that is not contiguous.
     """
     return finish(draft(frame), frame.payload, frame.durable), frame.payload
 
@@ -164,12 +165,13 @@ class Draft:
 
 
 def draft(frame: Frame) -> Draft:
-    """All of `frame` but `durable`, without a look at the payload's bytes. Raises as `encode_parts`."""
+    """All of `frame` except `durable`, without reading the bytes of the payload. Raises the errors of
+    `encode_parts`."""
     payload = frame.payload
     size = len(payload)
     if isinstance(payload, memoryview):
         if not payload.c_contiguous:
-            raise ValueError("a payload must be one run of bytes")
+            raise ValueError("a payload must be contiguous bytes")
         size = payload.nbytes
     if size > MAX_PAYLOAD_BYTES:
         raise ValueError(f"a payload of {size} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
@@ -192,11 +194,11 @@ def draft(frame: Frame) -> Draft:
 
 
 def finish(draft: Draft, payload: bytes | memoryview, durable: int) -> bytes:
-    """The header of a draft's frame, with which it is complete. Raises `ValueError` for an impossible `durable`."""
+    """The header that completes a draft's frame. Raises `ValueError` for an impossible `durable`."""
     body = bytearray(draft.body)
     (entry,) = _U64.unpack_from(body, _ENTRY_IN_BODY)
     if not 0 <= durable <= entry:
-        raise ValueError(f"entry {entry} cannot have been written behind {durable} durable ones")
+        raise ValueError(f"entry {entry} cannot have been written after {durable} durable ones")
     _U64.pack_into(body, _DURABLE_IN_BODY, durable)
     crc = crc32(payload, crc32(body))
     return _PREFIX.pack(draft.size - _PREFIX.size, crc) + body
@@ -229,10 +231,10 @@ def _encode_name(name: str) -> bytes:
 
 
 def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
-    """The header of the frame at `offset`, its CRC checked over the whole frame.
+    """The header of the frame at `offset`, after checking the CRC of the whole frame.
 
-    Raises `IncompleteFrame` when the buffer ends before the frame, `CorruptFrame` for anything else that is not a
-    frame; nothing else, on any bytes.
+    Raises `IncompleteFrame` if the buffer ends before the frame, and `CorruptFrame` for anything else that is not a
+    frame. It raises nothing else, whatever the bytes.
     """
     view = memoryview(buffer)
     assert 0 <= offset <= len(view), (offset, len(view))
@@ -252,7 +254,7 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
 
 
 def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
-    """The fields of a frame whose CRC holds. What is wrong here was never written by `encode`."""
+    """The fields of a frame whose CRC matches. Whatever is wrong here was never written by `encode`."""
     version, kind, flags, count, publish_ms, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
     if version != FORMAT_VERSION:
         raise CorruptFrame(f"format version {version} is unknown")
@@ -261,7 +263,7 @@ def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
     if flags & ~_ALL_FLAGS:
         raise CorruptFrame(f"flags {flags:#04x} are unknown")
     if durable > entry:
-        raise CorruptFrame(f"entry {entry} cannot have been written behind {durable} durable ones")
+        raise CorruptFrame(f"entry {entry} cannot have been written after {durable} durable ones")
     at = start + MIN_FRAME_BYTES
     txn_id = writer = producer = sequence = None
     if flags & _HAS_TXN:
@@ -298,7 +300,8 @@ def _decode_name(view: memoryview, at: int, end: int) -> tuple[str, int]:
 
 
 def decode(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
-    """The frame at `offset` and the offset behind it. Its payload is a view into `buffer`. Raises as `peek`."""
+    """The frame at `offset`, and the offset after it. Its payload is a view into `buffer`. Raises the errors of
+    `peek`."""
     header = peek(buffer, offset)
     frame = Frame(
         position=header.position,
@@ -316,7 +319,7 @@ def decode(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
 
 
 def decode_all(buffer: bytes | memoryview) -> Iterator[Frame]:
-    """All frames of `buffer`, which must end where a frame ends. Raises as `peek`."""
+    """All frames of `buffer`, which must end where a frame ends. Raises the errors of `peek`."""
     offset = 0
     while offset < len(buffer):
         frame, offset = decode(buffer, offset)

@@ -2,8 +2,9 @@
 
     | 16 bits coordinator id | 112 bits number, from leased blocks, starting at 1 |
 
-Text form: 32 lower-case hex digits, so that key order is numeric order. The first four tell which coordinator began the
-transaction: its coordinator id, which it was started with or has found free (`coordinator.presence`).
+The text form is 32 lower-case hexadecimal digits, so key order is numeric order. The first four are the id of the
+coordinator that began the transaction: one that it was started with, or one that it found free
+(`coordinator.presence`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Self
 
 _COORDINATOR_DIGITS = 4
 COORDINATORS = 1 << 4 * _COORDINATOR_DIGITS
-"""How many coordinator ids there are, from 0 on."""
+"""The number of coordinator ids, which begin at 0."""
 _SEQUENCE_BITS = 112
 _TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class TxnId(str):
-    """The id is its text: it is in every key and in every answer, and is compared and looked up as such."""
+    """The id is a text, because it is in every key and every answer, and is compared and looked up as text."""
 
     __slots__ = ()
 
@@ -43,7 +44,7 @@ class TxnId(str):
     @classmethod
     @lru_cache(maxsize=4096)  # The same id is parsed as a parameter, as a key, and for its records.
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError` unless `text` is 32 lower-case hex digits."""
+        """Raises `ValueError` unless `text` is 32 lower-case hexadecimal digits."""
         if not _TEXT.fullmatch(text):
-            raise ValueError(f"{text!r} is not a transaction id: 32 lower-case hex digits are expected")
+            raise ValueError(f"{text!r} is not a transaction id: 32 lower-case hexadecimal digits are expected")
         return super().__new__(cls, text)

@@ -1,4 +1,4 @@
-"""Wire models that both services answer with."""
+"""Wire models that both services use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 def example(**members: Any) -> ConfigDict:
-    """What the OpenAPI page shows of a model."""
+    """The example of a model on the OpenAPI page."""
     return ConfigDict(json_schema_extra={"example": members})
 
 
@@ -18,7 +18,8 @@ class Process(BaseModel):
 
 
 class Cluster(BaseModel):
-    """Who serves where, and the revision of the metadata store at which this was read (for `snapshot` reads)."""
+    """The services with their URLs, and the revision of the metadata store at which this was read (for `snapshot`
+    reads)."""
 
     model_config = example(
         coordinators=[{"id": "c1", "url": "http://127.0.0.1:8470"}],
@@ -32,7 +33,7 @@ class Cluster(BaseModel):
 
 
 class Liveness(BaseModel):
-    """The process answers; whether it can serve is said by `Health`."""
+    """The process is running. Whether it can serve requests is in `Health`."""
 
     model_config = example(status="ok")
 
@@ -40,7 +41,7 @@ class Liveness(BaseModel):
 
 
 class Health(BaseModel):
-    """`ready` is false while something is missing; `waiting_for` says what."""
+    """`ready` is false while something is missing; `waiting_for` says what, and why."""
 
     model_config = example(ready=True, waiting_for={})
 

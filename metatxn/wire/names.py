@@ -14,30 +14,32 @@ DEFAULT_NAMESPACE = "public/default"
 
 
 def topic_name(text: str) -> str:
-    """`tenant/namespace/topic`; a bare name means `public/default/<name>`. Raises `ValueError`."""
+    """`tenant/namespace/topic`; a bare name means `public/default/<name>`. Raises `ValueError` for any other text."""
     parts = text.split("/")
     if len(parts) == 1:
         parts = [*DEFAULT_NAMESPACE.split("/"), text]
     if len(parts) != 3 or not all(parts):
         raise ValueError("a topic is named tenant/namespace/topic, or by a bare name without a slash")
     if any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in text):
-        raise ValueError("must not hold control characters")
+        raise ValueError("must not contain control characters")
     return "/".join(parts)
 
 
 def segment_id(topic: str, low: int, high: int, number: int) -> str:
-    """`segment://tenant/namespace/topic/<lo>-<hi>-<n>`, with the inclusive hash range in hex; `n` is never reused."""
+    """`segment://tenant/namespace/topic/<lo>-<hi>-<n>`, with the inclusive hash range in hexadecimal; `n` is never
+    reused."""
     return f"segment://{topic}/{low:04x}-{high:04x}-{number}"
 
 
 def topic_of_segment(segment: str) -> str:
-    """The topic in a segment's id; of what is no such id something that no topic is called."""
+    """The topic in a segment's id. For a text that is not a segment id, it is a name that no topic can have."""
     return segment.removeprefix("segment://").rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """Opaque to clients: one URL-safe string that names segment, ledger, entry and index in the entry's batch."""
+    """The id of a message: one URL-safe string, opaque to clients, that names the segment, ledger, entry and index in
+    the entry's batch."""
 
     segment: str
     position: Position
@@ -48,7 +50,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError`."""
+        """Raises `ValueError` if `text` is not a message id."""
         match _decode(text, "message id"):
             case [str(segment), str(position), int(index)] if index >= 0:
                 return cls(segment, Position.parse(position), index)
@@ -57,10 +59,11 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlace:
-    """Where a read of a segment goes on: `ledger:entry`, or `ledger:entry@revision` behind a snapshot page.
+    """The place where a read of a segment continues: `ledger:entry`, or `ledger:entry@revision` after a page of a
+    snapshot.
 
-    What a snapshot has passed over may become visible later, *below* the place it has come to. So the place of a
-    snapshot holds its revision, and is good for no other read.
+    Entries that a snapshot has passed over may become visible later, *below* the place that the snapshot has reached.
+    So the place of a snapshot contains its revision, and is not valid for any other read.
     """
 
     position: Position
@@ -71,17 +74,20 @@ class ReadPlace:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError`."""
+        """Raises `ValueError` if `text` is not such a place."""
         position, at, revision = text.partition("@")
         if at and not (revision.isascii() and revision.isdecimal() and len(revision) < 20):
-            raise ValueError(f"{text!r} is not a place to go on from: <ledger>:<entry>[@<revision>] is expected")
+            raise ValueError(
+                f"{text!r} is not a place where a read can continue: <ledger>:<entry>[@<revision>] is expected"
+            )
         return cls(Position.parse(position), int(revision) if at else None)
 
 
 @dataclass(frozen=True, slots=True)
 class BrowseToken:
-    """How far a browse of a topic has come: per segment the entry that was read up to, and how many messages of the
-    entry behind it. `revision` as in `ReadPlace`. With `ends` it stands in the compacted view up to these places."""
+    """How far a browse of a topic has come: for each segment the entry up to which it was read, and the number of
+    messages already taken from the entry after it. `revision` is as in `ReadPlace`. With `ends`, the browse is in the
+    compacted view up to these positions."""
 
     places: dict[str, tuple[Position, int]]
     revision: int | None = None
@@ -96,8 +102,8 @@ class BrowseToken:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError`."""
-        wrong = ValueError(f"{text!r} is not a browse token: pass `next` of an earlier answer")
+        """Raises `ValueError` if `text` is not a browse token."""
+        wrong = ValueError(f"{text!r} is not a browse token: pass the `next` of an earlier answer")
         view: dict[str, Any] | None = None
         match _decode(text, "browse token"):
             case [dict(found), None | int() as revision] if found:
@@ -120,16 +126,16 @@ class BrowseToken:
 
 
 def page_token(name: str) -> str:
-    """Where a list by name goes on."""
+    """The token with which a list ordered by name continues after `name`."""
     return _encode([name])
 
 
 def parse_page_token(text: str) -> str:
-    """Raises `ValueError`."""
+    """Raises `ValueError` if `text` is not a page token."""
     match _decode(text, "page token"):
         case [str(name)]:
             return name
-    raise ValueError(f"{text!r} is not a page token: pass `next_page_token` of an earlier answer")
+    raise ValueError(f"{text!r} is not a page token: pass the `next_page_token` of an earlier answer")
 
 
 def _encode(value: Any) -> str:

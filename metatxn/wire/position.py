@@ -1,6 +1,6 @@
-"""Where an entry lies: `ledger:entry`, ordered by ledger, then by entry.
+"""The address of an entry: `ledger:entry`, ordered by ledger, then by entry.
 
-Entry -1 is the place just before the first entry of a ledger. It is a bound, never the position of a frame.
+Entry -1 is the position just before the first entry of a ledger. It is a bound, never the position of a frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads what `str` wrote, e.g. `3:17` or `3:-1`. Raises `ValueError` for anything else."""
+        """Reads what `str` wrote, such as `3:17` or `3:-1`. Raises `ValueError` for anything else."""
         match = _TEXT.fullmatch(text)
         if match is None or int(match[1]) >= _LIMIT or int(match[2]) >= _LIMIT:
             raise ValueError(f"{text!r} is not a position: <ledger>:<entry> is expected, such as 3:17")
@@ -34,7 +34,8 @@ class Position:
 
     @property
     def before(self) -> Position:
-        """One entry down, at least the place before the first entry: that place itself has nothing before it."""
+        """The position one entry down, at the lowest the one before the first entry, which has nothing before it
+        itself."""
         assert self.entry >= 0, self
         return Position(self.ledger, self.entry - 1)
 

@@ -1,4 +1,4 @@
-"""Errors on the wire: `application/problem+json` (RFC 9457) with our members."""
+"""Errors on the wire: `application/problem+json` (RFC 9457) with members of our own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(BaseModel):
-    """One error answer. Further members carry the ids that help: `txn_id`, `segment`, `field`, `children`, …"""
+    """One error answer. Further members carry the relevant ids: `txn_id`, `segment`, `field`, `children`, …"""
 
     model_config = ConfigDict(
         extra="allow",
@@ -39,14 +39,14 @@ class Problem(BaseModel):
     code: ErrorCode
     retriable: bool
     definite: bool
-    action: str = Field(description="What the caller should do, one sentence.")
+    action: str = Field(description="One sentence that tells the caller what to do.")
 
 
 _OWN_MEMBERS = {*Problem.model_fields, "retry_after_s", "self"}
 
 
 def problem_of(error: MetatxnError) -> Problem:
-    """How a service answers an error of the public contract, which has a code."""
+    """The answer of a service for an error of the public contract, which has a code."""
     assert error.code is not None
     return Problem(
         status=error.status,
@@ -61,8 +61,8 @@ def problem_of(error: MetatxnError) -> Problem:
 
 
 def from_problem(problem: Mapping[str, Any], retry_after_s: float | None = None) -> MetatxnError:
-    """The error a `problem+json` body describes. Of a code that this version does not know it is a plain
-    `MetatxnError` with that `code` among its members; what the problem says of itself holds all the same."""
+    """The error that a `problem+json` body describes. For a code that this version does not know, it is a plain
+    `MetatxnError` with that `code` among its members; the facts that the problem states are kept all the same."""
     code = problem["code"]
     kind = BY_CODE.get(code, MetatxnError)
     members = {name: value for name, value in problem.items() if name not in _OWN_MEMBERS}

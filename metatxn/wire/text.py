@@ -1,4 +1,4 @@
-"""What text the services take, wherever it comes from. For use as validators of wire models and parameters."""
+"""The text that the services accept, wherever it comes from. These functions validate wire models and parameters."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def encodable(value: str) -> str:
-    """Raises `ValueError` for half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
+    """Raises `ValueError` for half of a surrogate pair, which JSON can express and UTF-8 cannot."""
     if _SURROGATE.search(value):
-        raise ValueError("holds half of a surrogate pair, which is no text")
+        raise ValueError("contains half of a surrogate pair, which is not valid text")
     return value
 
 
 def no_control_characters(value: str) -> str:
-    """Raises `ValueError` for control characters, and as `encodable`."""
+    """Raises `ValueError` for control characters, and the errors of `encodable`."""
     if _CONTROL.search(value):
-        raise ValueError("must not hold control characters")
+        raise ValueError("must not contain control characters")
     return encodable(value)

@@ -190,7 +190,7 @@ def test_options_before_the_command(dev: DevServer) -> None:
         (["topic", "consume", "missing"], "missing"),
         (["topic", "show", "missing"], "Create it first"),
         (["topic", "produce", "missing", "1"], "missing"),
-        (["txn", "show", "zz"], "32 lower-case hex digits"),
+        (["txn", "show", "zz"], "32 lower-case hexadecimal digits"),
         (["txn", "commit", "f" * 32], "f" * 32),
         (["txn", "list", "--state", "running"], "open, committed or aborted"),
         (["txn", "begin", "--timeout-ms", "0"], "timeout_ms"),
@@ -228,7 +228,7 @@ def test_another_server_on_the_port() -> None:
             line = error_line(run("topic", "list", "--url", f"http://127.0.0.1:{server.server_port}"))
         finally:
             server.shutdown()
-    assert "no metatxn service" in line
+    assert "not from a metatxn service" in line
 
 
 @pytest.mark.parametrize("group", [[], ["dev"], ["coordinator"], ["broker"], ["txn"], ["topic"], ["topic", "produce"]])

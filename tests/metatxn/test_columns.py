@@ -150,8 +150,8 @@ def test_ten_thousand_columns() -> None:
     [
         ([1, 2], pa.field("a", pa.date32()), "Unsupported cast"),
         (["1", "x"], pa.field("a", pa.int64()), "Failed to parse string: 'x'"),
-        ([1, None], pa.field("a", pa.int64(), nullable=False), "it is missing, or holds nulls"),
-        ([1, 2], pa.field("b", pa.int64(), nullable=False), "it is missing, or holds nulls"),
+        ([1, None], pa.field("a", pa.int64(), nullable=False), "it is missing, or contains nulls"),
+        ([1, 2], pa.field("b", pa.int64(), nullable=False), "it is missing, or contains nulls"),
     ],
 )
 def test_a_table_that_does_not_fit_is_named(column: list[Any], field: pa.Field[Any], problem: str) -> None:

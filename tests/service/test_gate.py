@@ -442,7 +442,7 @@ async def test_a_token_for_tls_is_never_sent_without(serve: Callable[..., Served
         return httpx.Response(307, headers={"Location": "http://plain/v1/elsewhere"})
 
     client = metatxn.connect("https://tls", token="secret", transport=httpx.MockTransport(lie))
-    with client, pytest.raises(metatxn.ServiceUnreachable, match="has no TLS"):
+    with client, pytest.raises(metatxn.ServiceUnreachable, match="does not use TLS"):
         client.begin()
     assert asked == ["https://tls/v1/cluster"]
 

@@ -25,7 +25,7 @@ def test_nobody_is_told_to_abort_what_is_decided(state: TxnState) -> None:
     header = Header(state=state, timeout_ms=2, created_ms=1, finalized_ms=3)
     problem = problem_of(refusal(TxnId(0, 7), header))
     assert problem.code is ErrorCode.TXN_CONFLICT
-    assert "Abort" not in problem.action and "new one" in problem.action and "read its state" in problem.action
+    assert "Abort" not in problem.action and "new transaction" in problem.action and "Read its state" in problem.action
 
 
 def test_a_refusal_of_a_part_says_nothing_of_the_whole() -> None:

@@ -186,7 +186,7 @@ def test_the_coordinator_has_the_top_16_bits() -> None:
     "text", ["", "0" * 31, "0" * 33, "A" * 32, "g" * 32, " " + "0" * 31, "٠" * 32, "0" * 32 + "\n"]
 )
 def test_malformed_ids(text: str) -> None:
-    with pytest.raises(ValueError, match="32 lower-case hex digits"):
+    with pytest.raises(ValueError, match="32 lower-case hexadecimal digits"):
         TxnId.parse(text)
 
 

@@ -90,8 +90,8 @@ CLIENT = (
         "stays-with-the-dead",
         "when a process does not answer it is the next one's turn",
         _CLUSTER,
-        'the list is read anew."""\n        urls = self._urls.get(role, [])\n',
-        'the list is read anew."""\n        urls: list[str] = []\n',
+        'the list is read again."""\n        urls = self._urls.get(role, [])\n',
+        'the list is read again."""\n        urls: list[str] = []\n',
         tests=("tests/metatxn/test_http.py::test_next_coordinator_is_asked_when_one_is_gone",),
     ),
     Mutant(
