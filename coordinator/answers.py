@@ -1,10 +1,8 @@
-"""What a verb answers about a transaction, and how a decided or prepared one refuses it.
+"""The answers about a transaction, and the refusals of a decided or prepared one.
 
-code                  when (CONTRACT.md, error table)
-EXPIRED_TRANSACTION   aborted by timeout or fencing; wins over the two below
-INVALID_TXN_STATE     decided the other way; the detail names the state and its time
-TXN_CONFLICT          prepared: nothing may change it any more but its decision
-TXN_NOT_FOUND         never began, or its header was collected
+code when (CONTRACT.md, error table) EXPIRED_TRANSACTION aborted by timeout or fencing; wins over the two below
+INVALID_TXN_STATE decided the other way; the detail names the state and its time TXN_CONFLICT prepared: only its
+decision may still change it TXN_NOT_FOUND never began, or its header was collected
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
 
 Members = dict[str, Any]
-"""A `TransactionHeader` as its JSON members, without those that it lacks: a fraction of the work of a model."""
+"""A `TransactionHeader` as its JSON members, without those that have no value. It costs a fraction of a model."""
 
 
 def members(
@@ -28,7 +26,7 @@ def members(
 ) -> Members:
     """The public form of a header. `deadline_ms` is the one in force, for an open transaction that has moved it.
 
-    A final one has none: a keep-alive may have moved it, and what that wrote is gone since the decision.
+    A final header has none: a keep-alive may have moved the deadline, and its record is deleted by the decision.
     """
     if header.state.final:
         deadline_ms = None
@@ -55,7 +53,7 @@ def members(
 
 
 def members_alike(txn_ids: Sequence[TxnId], header: Header, revision: Revision) -> list[Members]:
-    """`members` of transactions with equal headers at one revision."""
+    """The `members` of transactions with equal headers at one revision."""
     alike = members(txn_ids[0], header, revision)
     return [{**alike, "txn_id": txn_id} for txn_id in txn_ids]
 
@@ -70,7 +68,7 @@ def describe(
 def describe_records(
     records: TransactionRecords, *, deadline_ms: int | None = None, prepared: bool = False
 ) -> TransactionHeader:
-    """A transaction as it was read, but for a deadline or a prepare that was just applied to it."""
+    """A transaction as it was read, except for a deadline or a prepare that was just applied to it."""
     return describe(
         records.txn_id,
         records.header,
@@ -88,7 +86,7 @@ def unknown_transaction(txn_id: TxnId) -> errors.MetatxnError:
 
 
 def already_decided(txn_id: TxnId, header: Header) -> errors.MetatxnError:
-    """Why a final transaction refuses a verb that is not its own end."""
+    """Why a final transaction refuses a request other than its own end."""
     assert header.state.final
     if header.expired_by:
         return errors.ExpiredTransaction(
@@ -107,7 +105,7 @@ def already_decided(txn_id: TxnId, header: Header) -> errors.MetatxnError:
 
 
 def other_writers(txn_id: TxnId, header: Header) -> errors.MetatxnError:
-    """The same transaction cannot be committed again with another list of writers: the first list has decided."""
+    """A transaction cannot be committed again with another list of writers: the first list has decided."""
     counted = "all" if header.writers is None else f"{len(header.writers)} named"
     return errors.InvalidTransactionState(
         f"transaction {txn_id} was COMMITTED at {header.finalized_ms} with other writers ({counted} writers count)",

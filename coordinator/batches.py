@@ -1,12 +1,13 @@
-"""Many begins, commits and aborts in one call, each of them answered as it would be by itself.
+"""Many begins, commits and aborts in one request, each of them answered as a single request would be.
 
 Items that touch the same transaction, or the same transaction key, form a *lane* and are done one after another, in the
-order of the list. The lanes run side by side, and what the ends need to read is read for all of them before.
+order of the list. The lanes run concurrently, and the records that commits and aborts need are read for all of them
+first.
 
-An item that is alone in its lane, and with which nothing can be wrong but a check of its one write, is *plain*. Plain
-items go together, `TOGETHER` of them in one apply: that spares most of the work, in this process and in the store. What
-is too much for one apply goes in halves. When a check of one does not hold, nothing has happened to any of them, and
-each goes by itself.
+An item is *plain* if it is alone in its lane, and can only fail by a check of its one write. Plain items are done
+together, `TOGETHER` of them in one apply, which saves most of the work, in this process and in the store. If they are
+too much for one apply, they are divided into halves. If a check of one item does not hold, the apply has no effect on
+any of them, and each is done separately.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ class Done(NamedTuple):
 ItemAnswer = Done | Failure
 
 TOGETHER = 42
-"""The ends of so many check 168 keys: three such applies fill a request of 512 operations. An etcd with the default
-`--max-txn-ops` takes half of one."""
+"""This many ends check 168 keys, and three such applies fill a request of 512 operations. An etcd with the default
+`--max-txn-ops` accepts half of one."""
 LANES_AT_ONCE = 256
-"""Of one batch: enough to fill the requests to a store, and not so many that everybody else has to wait."""
+"""The number of lanes of one batch that run concurrently: enough to fill the requests to a store, and not so many that
+all others have to wait."""
 
 
 async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> list[ItemAnswer]:
     """One answer for each item, in the order of the items.
 
-    Raises INVALID_ARGUMENT naming the field of a bad item, and the store's errors when it cannot be read: then nothing
-    was done.
+    Raises INVALID_ARGUMENT, which names the field of a bad item, and the store's errors if it cannot be read. In both
+    cases the request had no effect.
     """
     wanted = [_wanted(number, item, transactions.store) for number, item in enumerate(items)]
     ended = dict.fromkeys(item.txn_id for item in wanted if isinstance(item, End))
@@ -97,7 +99,7 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
 
     async def in_turn(lane: Sequence[int]) -> None:
         for number in lane:
-            # What was read before is out of date for all but the first.
+            # The records read before are out of date for all but the first item.
             item, still_known = wanted[number], known if number == lane[0] else {}
             answers[number] = _item_answer(await answered(_by_itself(transactions, item, still_known)))
 
@@ -127,7 +129,7 @@ def _wanted(number: int, item: BatchItem, store: MetadataStore) -> Wanted:
 
 
 def _lanes(wanted: Sequence[Wanted], known: Known, caller: Principal) -> Iterable[list[int]]:
-    """The numbers of the items that touch each other."""
+    """The indexes of the items that touch each other."""
     lanes: dict[Hashable, list[int]] = {}
     for number, item in enumerate(wanted):
         lanes.setdefault(_touched(number, item, known, caller), []).append(number)
@@ -148,7 +150,7 @@ def _is_plain_begin(request: BeginRequest, caller: Principal) -> bool:
 
 
 def _plain_end(end: End, known: Known, caller: Principal) -> TransactionRecords | None:
-    """What it ends, when it is plain."""
+    """The transaction that a plain item ends."""
     records = _presumed(end, known)
     if records is None or records.header.state.final or (isinstance(end, Abort) and end.force):
         return None
@@ -156,7 +158,7 @@ def _plain_end(end: End, known: Known, caller: Principal) -> TransactionRecords 
 
 
 def _presumed(end: End, known: Known) -> TransactionRecords | None:
-    """Under a key it matters whether a transaction is prepared, so it is read in full."""
+    """For a transaction under a key it matters whether it is prepared, so it is read in full."""
     records = known.get(end.txn_id)
     return records if records and records.header.key is None else None
 

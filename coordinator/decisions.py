@@ -1,7 +1,7 @@
-"""The one write that decides a transaction, whoever asks for it: a user, the sweep, a newer epoch, an administrator.
+"""The one write that decides a transaction, whether a user, the sweep, a newer epoch or an administrator requests it.
 
-header at the version read → final │ lease, prepared, writers at the versions read → gone │ deadline entry → gone
-with a transaction key, in the same apply: the key's record at the version read → no longer holds this transaction
+header at the version read → final │ lease, prepared, writers at the versions read → gone │ deadline entry → gone with a
+transaction key, in the same apply: the key's record at the version read → no longer holds this transaction
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from metatxn.wire.ids import TxnId
 log = structlog.get_logger()
 
 Decision = tuple[Sequence[TransactionRecords], Header]
-"""Transactions with equal headers as they were read, and what each of them shall become."""
+"""Transactions with equal headers as they were read, and what each of them becomes."""
 
 
 class KeyMovedOn(Exception):
-    """The transaction's key no longer holds it at its epoch, so it cannot commit."""
+    """The transaction's key no longer holds the transaction at its epoch, so the transaction cannot be committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Decisions:
         return records
 
     async def decide(self, records: TransactionRecords, final: Header) -> TransactionHeader:
-        """Raises `Overtaken` (read again), `KeyMovedOn` (a commit only), and the store's errors."""
+        """Raises `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's errors."""
         batch = records.finalize(self.store.batch(), final)
         await self._let_go_of_key(batch, records, final)
         applied = await self.apply(batch, ([records], final))
         return describe(records.txn_id, final, applied.revision)
 
     async def decide_together(self, decided: Sequence[Decision]) -> list[Members]:
-        """As `decide`, all of them in one apply or none. For transactions without a key."""
+        """Like `decide`, for all of them in one apply or for none. For transactions without a key."""
         batch = self.store.batch()
         for alike, final in decided:
             assert final.key is None, final
@@ -72,7 +72,7 @@ class Decisions:
         ]
 
     async def apply(self, batch: Batch, *decided: Decision) -> Applied:
-        """Apply a batch that decides `decided`, and count what became of it."""
+        """Apply a batch that decides `decided`, and count the results."""
         try:
             applied = await self.settling.apply(batch)
         except Overtaken as overtaken:
@@ -100,8 +100,8 @@ class Decisions:
             self.metrics.decided(final, len(alike))
 
     async def _landed(self, alike: Sequence[TransactionRecords], final: Header) -> bool:
-        """Whether a lost decision of ours is what the header says now; only for counting. An apply takes effect as a
-        whole, so one header tells for all of it."""
+        """Whether the header now shows a decision of ours whose reply was lost; used only for counting. An apply takes
+        effect as a whole, so one header is enough for all of it."""
         try:
             record = await self.store.get(alike[0].header_record.key)
         except MetastoreError:

@@ -1,7 +1,8 @@
-"""What a verb may claim about itself after a reply was lost.
+"""What a request may claim about its effect after a reply was lost.
 
-"Nothing happened" (`definite: true`) is a promise. Once a write of a call was sent and its answer lost, an error that
-ends the call must not make that promise, however definite the error itself is: the earlier copy may have landed.
+"The request had no effect" (`definite: true`) is a guarantee. Once a write of a request was sent and its answer lost,
+an error that ends the request must not give that guarantee, however definite the error itself is: the earlier copy may
+have taken effect.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from metastore.errors import MetastoreError, OutcomeUnknown
 from metatxn.wire import errors
 
 ACTION_AFTER_BEGIN = (
-    "Read this transaction and use it if it is there; otherwise begin another one: this one times out by itself."
+    "Read this transaction, and use it if it exists. Otherwise begin another one; this one ends by its timeout."
 )
 
 
 class Doubt:
     """A block in which a refusal or a store error becomes OUTCOME_UNKNOWN while a reply is lost.
 
-    `action` is what the caller shall do then, and `members` go into the answer.
+    `action` is what the caller should do in that case, and `members` are added to the answer.
     """
 
     def __init__(self, action: str | None = None, **members: str) -> None:
@@ -36,7 +37,7 @@ class Doubt:
         self.lost = self.lost or overtaken.perhaps_ours
 
     def settle(self) -> None:
-        """The records were read since, and they say what became of the lost write."""
+        """The records were read since then, and show what became of the lost write."""
         self.lost = False
 
     def __enter__(self) -> Self:

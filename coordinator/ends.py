@@ -1,4 +1,4 @@
-"""The two ends of a transaction: what it shall become, and what they answer when it is decided already."""
+"""The two ends of a transaction: what it becomes, and how a repeated request is answered if it is already decided."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """`writers` are those that count, as a `writer_set`; None: the remembered ones, or else all."""
+    """`writers` are those that count, as a `writer_set`. None: the remembered ones, or all if none are remembered."""
 
     txn_id: TxnId
     writers: tuple[str, ...] | None = None
@@ -32,7 +32,7 @@ class Commit:
         return Commit, self.writers
 
     def refuse(self, caller: Principal) -> None:
-        """Raises NOT_ALLOWED, whatever the records say."""
+        """Raises NOT_ALLOWED, whatever the records contain."""
 
     def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
         """What the open transaction becomes. Raises NOT_ALLOWED."""
@@ -40,7 +40,8 @@ class Commit:
         return committed(records.header, now_ms, counted)
 
     def again(self, records: TransactionRecords) -> TransactionHeader:
-        """The answer for a final transaction (DESIGN §5.11). Raises INVALID_TXN_STATE, EXPIRED_TRANSACTION."""
+        """The answer for a transaction that is already final (DESIGN §5.11). Raises INVALID_TXN_STATE,
+        EXPIRED_TRANSACTION."""
         header = records.header
         if header.state is not TxnState.COMMITTED:
             raise answers.already_decided(self.txn_id, header)
@@ -51,7 +52,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """`force` is an administrator's word and changes only who may abort a prepared transaction."""
+    """`force` is for administrators, and only changes who may abort a prepared transaction."""
 
     txn_id: TxnId
     reason: str | None = None

@@ -1,17 +1,17 @@
-"""Forgetting what is finished (DESIGN §5.7): the headers of decided transactions, once nobody needs them.
+"""Garbage collection (DESIGN §5.7): it deletes the headers of decided transactions once they are no longer needed.
 
-A header goes when its decision is older than the retention time *and* the store proves, in the apply that deletes it,
-that no operation record of the transaction is left. Operation records are never deleted here: a broker that was
+A header is deleted when its decision is older than the retention time *and* the store proves, in the apply that deletes
+it, that no operation record of the transaction is left. Operation records are never deleted here: a broker that was
 down for a month still finds them, and the header that says what to do.
 
-Before any header of a slice goes, `/gc/horizon` is moved to the highest decision revision in it, so that a snapshot
-read that would miss one of them is refused. Two sweeps at once are safe: every step is checked. Each begins with its
-own share (`shares`), and takes what is left of another's once that is overdue.
+Before any header of a slice is deleted, `/gc/horizon` is moved to the highest decision revision in the slice, so that a
+snapshot read that would miss one of them is refused. Two concurrent sweeps are safe, because every step is checked.
+Each begins with its own share (`shares`), and takes what is left of another's share once that is overdue.
 
-A hundred thousand headers may fall due together. They go a few at a time, with a pause behind them that is at least as
-long as they took, so that commits find room; only what is overdue goes without, because a sweep that is slower than
-what it has to sweep would never end. A slice is looked for in a window of time that is about as long as it needs: etcd
-counts all keys of a range that is read, whatever the limit.
+A hundred thousand headers may become due together. They are deleted a few at a time, each time followed by a pause at
+least as long as the deletion took, so that commits are not delayed. Only overdue headers are deleted without pauses,
+because a sweep that is slower than new headers become due would never end. A slice is read from a window of time that
+is about as long as needed, because etcd counts all keys of a range that is read, whatever the limit.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ DEFAULT_INTERVAL_MS = 60_000
 DEFAULT_RETENTION_MS = 3_600_000
 SLICE = 100
 TOGETHER = 25
-"""Headers in one apply: each brings a check of its own that no operation is left."""
+"""The number of headers in one apply; each adds a check of its own that no operation record is left."""
 PAUSE_MS = 10
-"""At least, between two applies."""
+"""The shortest pause between two applies."""
 FIRST_WINDOW_MS = 1_000
 
 _MOST_RIVALS = 30
-"""Sweeps that move the horizon while one tries to; the next sweep goes on."""
+"""The number of other sweeps that may move the horizon while one tries to; after that, the next sweep continues."""
 
 OVERDUE_INTERVALS = 2
-"""After how many sweeps a header that may go is everybody's."""
+"""The number of sweeps after which any process may delete a header that is due."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one sweep did; `kept` are headers past retention that still have operation records."""
+    """The result of one sweep; `kept` are headers past the retention time that still have operation records."""
 
     deleted: int
     kept: int
 
 
 class GcSweep(PeriodicSweep):
-    """`start` and `stop` the loop, or call `collect_once`."""
+    """Use `start` and `stop` for the loop, or call `collect_once`."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class GcSweep(PeriodicSweep):
         return True
 
     async def collect_once(self) -> Collected:
-        """Delete every header that may go now and is this process's, or overdue, in slices.
+        """Delete, in slices, every header that is due and is in this process's share or overdue.
 
-        Raises the store's errors; doing it again goes on.
+        Raises the store's errors; the next call continues.
         """
         until_ms = self._clock() - self._retention_ms
         overdue_ms = until_ms - self._overdue_ms
@@ -122,7 +122,7 @@ class GcSweep(PeriodicSweep):
         return Collected(deleted, kept)
 
     async def _collect(self, due: Sequence[listing.Row], overdue_ms: int) -> tuple[int, int]:
-        """How many headers of one slice were deleted, and how many must stay. A stop leaves the rest alone."""
+        """The numbers of headers of one slice that were deleted and that must stay. A stop leaves the rest alone."""
         if not due:
             return 0, 0
         snapshot = await self._store.get_many([paths.header(row.txn_id) for row in due])
@@ -147,7 +147,7 @@ class GcSweep(PeriodicSweep):
         return deleted, kept
 
     async def _advance_horizon(self, reached: GcHorizon) -> None:
-        """Never backwards: whoever is behind another sweep leaves the horizon where it is."""
+        """The horizon never moves backwards: a sweep that is behind another one leaves it where it is."""
         record = await self._store.get(paths.GC_HORIZON)
         for _ in range(_MOST_RIVALS):
             known = GcHorizon.decode(record.value) if record else None
@@ -168,7 +168,7 @@ class GcSweep(PeriodicSweep):
         raise StoreUnavailable("other sweeps moved the horizon each time that this one tried to")
 
     async def _delete(self, headers: Sequence[tuple[TxnId, Record]]) -> int:
-        """How many were deleted: all in one apply, or, when one of them cannot go, each by itself."""
+        """The number of headers deleted: all in one apply, or each separately if one of them cannot be deleted."""
         batch = self._store.batch()
         for txn_id, record in headers:
             operations = paths.ops_of_transaction(txn_id)
@@ -178,7 +178,7 @@ class GcSweep(PeriodicSweep):
         except CheckFailed as lost:
             if len(headers) > 1:
                 return sum(await asyncio.gather(*(self._delete([header]) for header in headers)))
-            # Operations are left, and their brokers will delete them; or another sweep was faster.
+            # Operation records are left, which their brokers will delete; or another sweep was faster.
             return int(lost.current is None)
         for txn_id, _ in headers:
             log.debug("header collected", txn_id=str(txn_id))

@@ -1,4 +1,4 @@
-"""Who holds back whose readers: transactions that are open for too long, and every segment that they touch.
+"""Transactions that have been open for too long, and every segment whose readers they may hold back.
 
 Only the deadline index, the headers of one page and the first operation of each participant are read: a transaction
 with a hundred thousand operations on one segment costs one small range.
@@ -18,9 +18,9 @@ from metatxn.wire.ids import TxnId
 
 MAX_AGE_MS = 60_000
 MAX_TOUCHED = 1_000
-"""How many segments and subscriptions are shown of one transaction."""
+"""The most segments and subscriptions that are shown for one transaction."""
 MAX_TOUCHED_OF_ALL = 10_000
-"""How many of all those on a page, shared out evenly, but for the first ten of each."""
+"""The most of these on a page, divided evenly among the transactions, except for the first ten of each."""
 
 
 async def hanging_transactions(
@@ -29,10 +29,10 @@ async def hanging_transactions(
     limit: int = paging.DEFAULT_LIMIT,
     page_token: str | None = None,
 ) -> HangingPage:
-    """Transactions begun at least `max_age_ms` ago and still open, the oldest of the page first.
+    """Transactions that began at least `max_age_ms` ago and are still open, the oldest of the page first.
 
-    The pages go by deadline: that is the order in which the store knows the open ones. Raises INVALID_ARGUMENT for a
-    page token of another list.
+    The pages are ordered by deadline, the order in which the store indexes open transactions. Raises INVALID_ARGUMENT
+    for a page token of another list.
     """
     page = await listings.transactions(Filter(state="OPEN", older_than_ms=max_age_ms), limit, page_token)
     now_ms = listings.clock()

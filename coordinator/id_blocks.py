@@ -1,10 +1,10 @@
 """Transaction ids from leased blocks (DESIGN §4): one store request per block, and no id twice.
 
-Two processes may serve under one coordinator id: their blocks come from the same record. A block that a process had
-not used up when it died is lost, never given out again.
+Two processes may serve under one coordinator id, because their blocks come from the same record. A block that a process
+had not used up when it died is lost, and is never given out again.
 
-A store that was restored from a backup does give out blocks again, and processes that have survived the restore may
-still use them. Whoever then meets an id in use lets go of the whole block.
+A store that was restored from a backup does give out blocks again, while processes that survived the restore may still
+use them. A process that then finds an id in use discards the whole block.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from metastore.txn import paths
 from metatxn.wire.ids import TxnId
 
 BLOCK_SIZE = 10_000
-"""Ten of the largest batches: everybody waits while a block is leased."""
+"""Enough for ten of the largest batches. All requests wait while a block is leased."""
 _LEASE_ATTEMPTS = 3
 _MOST_BLOCKS = 1_000
-"""One caller waits for no more: others that wait with it may be first at the ids of every new block."""
+"""One caller waits for no more blocks than these: other waiting callers may be faster at the ids of every new block."""
 
 log = structlog.get_logger()
 
@@ -44,18 +44,18 @@ class IdBlocks:
         self._lease: asyncio.Task[None] | None = None
 
     def serve_as(self, coordinator_id: int) -> None:
-        """From now on the ids are of this coordinator id; what is left of a block of another one is lost."""
+        """From now on the ids belong to this coordinator id; the rest of a block of another one is lost."""
         if coordinator_id != self._coordinator_id:
             self._coordinator_id = coordinator_id
             self._take_from(range(0))
 
     async def next(self) -> TxnId:
-        """The next id; raises as `take`."""
+        """The next id. Raises the errors of `take`."""
         return (await self.take(1))[0]
 
     async def take(self, count: int) -> list[TxnId]:
-        """The next so many ids, perhaps of several blocks. Raises `StoreUnavailable` and its like when a block is
-        needed and none can be had.
+        """The next `count` ids, perhaps of several blocks. Raises `StoreUnavailable` and similar errors if a block is
+        needed and cannot be leased.
 
         Callers that find the block empty at the same time wait for one lease together.
         """
@@ -67,12 +67,12 @@ class IdBlocks:
             if self._lease is None:
                 self._lease = asyncio.create_task(self._lease_block(), name="lease transaction ids")
                 self._lease.add_done_callback(self._lease_ended)
-            # Shielded: a caller that goes away must not take the block from those who wait with it.
+            # Shielded, because a caller that disconnects must not cancel the lease for others that wait for it.
             await asyncio.shield(self._lease)
-        raise StoreUnavailable("others have taken the transaction ids of every block that was leased")
+        raise StoreUnavailable("other requests took the transaction ids of every block that was leased")
 
     def in_use(self, txn_ids: Iterable[TxnId]) -> None:
-        """Some of these were given out before: no more of their block."""
+        """Some of these ids were given out before, so the rest of their block is not used."""
         if any(txn_id.coordinator == self._coordinator_id and txn_id.sequence in self._block for txn_id in txn_ids):
             log.warning(
                 "transaction ids are in use that the store gave out as new: was it restored from a backup?",
@@ -93,14 +93,14 @@ class IdBlocks:
                 key = paths.id_sequence(coordinator_id)
                 block = await self._store.lease_ids(key, self._block_size, first=first)
             except OutcomeUnknown:
-                continue  # Perhaps a block is wasted; nobody was given an id of it.
+                continue  # Perhaps a block is wasted, but no id of it was given out.
             if coordinator_id == self._coordinator_id:
                 self._take_from(block)
                 return
-        # Nothing was begun, so to those who wait this is definite.
+        # Nothing was begun, so for the waiting callers this is definite.
         raise StoreUnavailable("the store did not answer when a block of transaction ids was leased")
 
     def _lease_ended(self, lease: asyncio.Task[None]) -> None:
         self._lease = None
         if not lease.cancelled():
-            lease.exception()  # Those who wait hear of it; when they have all gone, nobody needs to.
+            lease.exception()  # The waiting callers get it; if all of them have gone, nobody needs it.

@@ -6,9 +6,9 @@
     other state  the final-state index                          time of the decision
     none         all headers                                    transaction id
 
-The other filters are looked at row by row, so one page examines a bounded number of rows and bytes (one transaction may
-be as large as a thousand others): it may hold fewer items than asked for, even none, and still have a next page. What
-changes while one pages through may be missed or seen twice.
+The other filters are applied row by row, so one page examines a bounded number of rows and bytes (one transaction may
+be as large as a thousand others). It may hold fewer items than requested, even none, and still have a next page.
+Transactions that change while the pages are read may be missed or listed twice.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from metatxn.wire.coordinator import (
 from metatxn.wire.ids import TxnId
 
 ROWS_PER_PAGE = 2_000
-"""After how many rows a page ends, however few of them it shows."""
+"""The number of rows after which a page ends, however few of them it shows."""
 PAGE_BYTES = 1 << 20
-"""A page ends with the transaction whose records take it beyond this, whether it shows them or not."""
+"""A page ends with the transaction whose records exceed this size, whether it is shown or not."""
 _SMALLEST_SLICE = 50
 _PORTIONS = (4, 8, 16)
-"""How many transactions are read at once, first, second and ever after: a portion is read whole."""
+"""The number of transactions that are read at once the first, the second and every later time. A portion
+is always read completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which transactions a list shows; `older_than_ms` is an age."""
+    """The transactions that a list shows; `older_than_ms` is an age."""
 
     state: State | None = None
     older_than_ms: int | None = None
@@ -68,7 +69,7 @@ class Filter:
 
 
 class Listings:
-    """Everything here only reads."""
+    """The methods of this class only read."""
 
     def __init__(self, store: MetadataStore, clock: Clock, metrics: CoordinatorMetrics | None = None) -> None:
         self.store = store
@@ -104,7 +105,8 @@ class Listings:
         return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
 
     def _range_of(self, wanted: Filter, limit: int) -> tuple[str, Callable[[str], Awaitable[list[Row]]]]:
-        """The narrowest range that holds everything wanted: its name in page tokens, and how to read a slice of it."""
+        """The narrowest range that contains everything wanted: its name in page tokens, and how to read a slice of
+        it."""
         store = self.store
         if wanted.segment is not None:
             segment = wanted.segment
@@ -119,14 +121,14 @@ class Listings:
         return name, lambda after: listing.decided_by_time(store, state, after=after, limit=limit)
 
     async def _read(self, rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
-        """Rows whose header is still there, with the records as they are now."""
+        """The rows whose header still exists, with the records as they are now."""
         found = await TxnStore(self.store).read_many([row.txn_id for row in rows])
         return [(row, records) for row, records in zip(rows, found, strict=True) if records]
 
     async def operations(
         self, txn_id: TxnId, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
     ) -> OperationPage:
-        """Operation records that no participant has cleaned up yet. Raises TXN_NOT_FOUND, INVALID_ARGUMENT."""
+        """Operation records that no broker has cleaned up yet. Raises TXN_NOT_FOUND, INVALID_ARGUMENT."""
         name = f"ops {txn_id}"
         after = paging.position_of(name, page_token)
         if await TxnStore(self.store).read(txn_id) is None:
@@ -140,7 +142,7 @@ class Listings:
     async def transaction_keys(
         self, owner: str | None = None, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
     ) -> TransactionKeyPage:
-        """Keys in use; without `owner` those of every owner. Deleted ones are left out."""
+        """Keys in use, of one `owner` or of all. Deleted keys are left out."""
         after = paging.position_of("keys", page_token)
         found, more = await key_records.list_keys(self.store, owner, after=after, limit=limit)
         return TransactionKeyPage(

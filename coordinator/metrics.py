@@ -1,4 +1,4 @@
-"""The coordinator's metrics, with the names of the public contract. Each one is measured where it happens."""
+"""The coordinator's metrics, with the names of the public contract. Each one is measured where it occurs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metastore.txn.states import ExpiredBy, TxnState
 
 
 class _Counted(Collector):
-    """A counter that something else counts."""
+    """A counter whose value is counted elsewhere."""
 
     def __init__(self, name: str, documentation: str, count: Callable[[], int]) -> None:
         self._name = name
@@ -25,7 +25,7 @@ class _Counted(Collector):
 
 
 class CoordinatorMetrics:
-    """What one process did; nothing here is read from the store (`survey` adds what is)."""
+    """The activity of one process. Nothing here is read from the store; `survey` adds the metrics of the store."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -66,7 +66,7 @@ class CoordinatorMetrics:
         )
         self.index_query = Histogram(
             "pulsar_txn_metadata_store_index_query_seconds",
-            "One page of an index: of the sweeps by deadline and by decision, of the lists also by segment.",
+            "One page of an index: by deadline and by decision for the sweeps, and also by segment for the lists.",
             registry=self.registry,
             buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
         )
@@ -82,11 +82,13 @@ class CoordinatorMetrics:
         self._durations = {result: duration.labels(result) for result in results}
 
     def show_resyncs(self, resyncs: Callable[[], int]) -> None:
-        """`resyncs` is asked at every scrape how many gaps the process's watch has had."""
-        self.registry.register(_Counted("metatxn_watch_resyncs", "Times a watch had to list again.", resyncs))
+        """`resyncs` is called at every scrape and returns the number of gaps in the process's watch."""
+        self.registry.register(
+            _Counted("metatxn_watch_resyncs", "The number of times that a watch had to list everything again.", resyncs)
+        )
 
     def decided(self, final: Header, count: int) -> None:
-        """So many transactions have become `final`."""
+        """This many transactions have become `final`."""
         assert final.finalized_ms is not None
         self._cas_results["ok"].inc(count)
         result = _ended_result(final)

@@ -16,16 +16,16 @@ Owned = TypeVar("Owned", BeginRequest, ConnectRequest)
 
 
 def owned(request: Owned, caller: Principal) -> Owned:
-    """The request with the caller as the owner. Raises NOT_ALLOWED when it names another one.
+    """The request with the caller as the owner. Raises NOT_ALLOWED if it names another one.
 
-    While nobody is authenticated the owner is whatever the request says: a name, and no protection.
+    While authentication is off, the owner is whatever the request says: a name without protection.
     """
     if caller.name is None or request.owner == caller.name:
         return request
     if request.owner is not None:
         raise answers.not_allowed(
             f"owner: {request.owner!r} is not the caller, {caller.name!r}",
-            action="Leave owner out: it is the caller.",
+            action="Leave owner out; the caller is the owner.",
             field="owner",
         )
     return request.model_copy(update={"owner": caller.name})
@@ -38,21 +38,22 @@ def require_owner(records: TransactionRecords, caller: Principal) -> None:
 
 
 def visible_owner(wanted: str | None, caller: Principal) -> str | None:
-    """Whose things a list may show: everybody's to a superuser, else the caller's. Raises NOT_ALLOWED."""
+    """The owner whose items a list may show: all for an administrator, or else only the caller's. Raises
+    NOT_ALLOWED."""
     if caller.superuser:
         return wanted
     if wanted not in (None, caller.name):
-        raise other_owner(f"what owner {wanted!r} has", caller)
+        raise other_owner(f"what belongs to owner {wanted!r}", caller)
     return caller.name
 
 
 def require_force(records: TransactionRecords, caller: Principal) -> None:
-    """An administrator aborts somebody else's prepared transaction only by saying so: the other half of that external
-    commit may be done. Raises NOT_ALLOWED."""
+    """An administrator must set `force` to abort another owner's prepared transaction, because the other half of that
+    external commit may be done. Raises NOT_ALLOWED."""
     if records.prepared_record and caller.name is not None and records.header.owner not in (None, caller.name):
         raise answers.not_allowed(
             f"transaction {records.txn_id} is prepared, and its owner {records.header.owner!r} is not {caller.name!r}",
-            action="Let its owner decide it, or send force=true to abort it all the same.",
+            action="Let its owner decide it, or send force=true to abort it anyway.",
             txn_id=str(records.txn_id),
         )
 

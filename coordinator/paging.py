@@ -1,8 +1,8 @@
-"""Page tokens that any coordinator understands: nothing is remembered between two pages.
+"""Page tokens that any coordinator understands, because nothing is remembered between two pages.
 
-    base64url( <list> \\n <position of the last row that was looked at> )
+    base64url( <list> \n <position of the last row that was looked at> )
 
-The list's name is in the token, so that a token cannot go on in another list, where its position means nothing.
+The list's name is in the token, so that a token cannot be used for another list, where its position means nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POSITIONS = {
     "ops": r"[^/]+",
     "keys": r"[^/]*&[^/]+",
 }
-"""The lists, and the shape of a position in each."""
+"""The lists, and the form of a position in each of them."""
 
 
 def make_token(listing: str, position: str) -> str:
@@ -34,7 +34,8 @@ def make_token(listing: str, position: str) -> str:
 
 
 def position_of(listing: str, token: str | None) -> str:
-    """Where to go on; "" without a token. Raises INVALID_ARGUMENT for a token that `make_token` did not make."""
+    """The position at which to continue; "" without a token. Raises INVALID_ARGUMENT for a token that `make_token` did
+    not make."""
     if not token:
         return ""
     try:

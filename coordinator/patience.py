@@ -1,8 +1,9 @@
-"""How long a call goes on trying. No loop over the store goes round for ever, whatever the store or its rivals do.
+"""How long a request keeps trying. No loop over the store runs without end, whatever the store or other requests do.
 
-Being overtaken once or twice is ordinary, so the first rounds follow each other at once. After that the pauses grow, so
-that rivals let each other through, and so that what can never succeed costs the store some dozens of requests, not
-hundreds a second. The pauses are drawn: rivals that lost to the same winner would meet again otherwise.
+Being overtaken once or twice is normal, so the first rounds follow each other immediately. After that the pauses grow,
+so that competing requests let each other through, and so that a request that can never succeed costs the store some
+dozens of requests instead of hundreds per second. The pauses are random: otherwise requests that lost to the same
+winner would collide again.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from metatxn.service.departure import caller_left
 from metatxn.wire import errors
 
 Clock = Callable[[], int]
-"""Now, in epoch milliseconds."""
+"""Now, in milliseconds since the epoch."""
 
 Pause = Callable[[float], Awaitable[None]]
-"""Wait for some seconds."""
+"""Wait for a number of seconds."""
 
 PATIENCE_MS = 10_000
 LEAST_ROUNDS = 3
-"""Also when the time is over: a process that was frozen for long still finds out what became of its request."""
+"""This many even if the time is over: a process that was frozen for long still finds out what became of its request."""
 MOST_ROUNDS = 30
-"""Also when the clock is set back."""
+"""No more than this even if the clock is set back."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
 class Patience:
-    """`while await patience.lasts():` goes round until its body returns or raises, and behind it stands the error for
+    """`while await patience.lasts():` repeats its body until it returns or raises; after the loop comes the error for
     the case that it never did."""
 
     def __init__(self, clock: Clock, pause: Pause) -> None:
@@ -40,7 +41,8 @@ class Patience:
         self.rounds = 0
 
     async def lasts(self) -> bool:
-        """Whether to try, once more; waits before it says so. False, too, when nobody waits for the answer any more."""
+        """Whether to try once more; waits before it returns. Also False if the client no longer waits for the
+        answer."""
         if self.rounds >= LEAST_ROUNDS:
             if self.rounds >= MOST_ROUNDS or self._clock() >= self._until_ms:
                 return False
@@ -52,6 +54,6 @@ class Patience:
         return True
 
     def over(self, what: str) -> errors.MetatxnError:
-        """The error for a call whose records, `what`, were changed by others each time."""
+        """The error for a request whose records, `what`, were changed by others each time."""
         detail = f"{what} was changed by others each of the {self.rounds} times that this was tried"
         return errors.StoreUnavailable(detail)

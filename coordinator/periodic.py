@@ -1,4 +1,4 @@
-"""A sweep that runs again and again until it is stopped, whatever happens to it."""
+"""A sweep that is repeated until it is stopped, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ log = structlog.get_logger()
 
 
 class PeriodicSweep(ABC):
-    """Runs `sweep` every `interval_ms`; after a failure it waits twice as long, up to ten seconds or the interval."""
+    """Runs `sweep` every `interval_ms`. After a failure it waits twice as long each time, up to ten seconds or the
+    interval."""
 
     def __init__(self, name: str, interval_ms: int) -> None:
         self._name = name
@@ -25,11 +26,11 @@ class PeriodicSweep(ABC):
 
     @abstractmethod
     async def sweep(self) -> bool:
-        """One sweep. False: some of it failed, and it should be done again, a little later than usual."""
+        """One sweep. Returns False if some of it failed and it should be repeated a little later than usual."""
 
     @property
     def stopping(self) -> bool:
-        """A sweep in slices ends after the one under way."""
+        """Whether a stop was requested: a sweep in slices then ends after the current one."""
         return self._stopping.is_set()
 
     def start(self) -> None:
@@ -38,7 +39,7 @@ class PeriodicSweep(ABC):
         self._loop = asyncio.create_task(self._run(), name=self._name)
 
     async def stop(self) -> None:
-        """Finish the slice under way."""
+        """Stop after the current slice."""
         self._stopping.set()
         if self._loop:
             await self._loop
@@ -58,12 +59,12 @@ class PeriodicSweep(ABC):
         except MetastoreError as error:
             log.warning("the store failed a sweep", sweep=self._name, error=str(error))
         except Exception:
-            # Whatever it was, the next sweep must come: a dead one would leave readers waiting for ever.
+            # Whatever it was, the next sweep must run: without sweeps, readers would wait forever.
             log.exception("sweep failed", sweep=self._name)
         return False
 
     async def stopped_within(self, wait_ms: int) -> bool:
-        """A pause that a stop ends: true then."""
+        """A pause that a stop ends; it then returns true."""
         try:
             await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
         except TimeoutError:

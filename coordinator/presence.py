@@ -1,16 +1,17 @@
-"""That this coordinator serves, for all to see, under which coordinator id, and who else does.
+"""The announcement of this coordinator in the store, its coordinator id, and the other coordinators.
 
-The announcements are listed and watched before this process makes its own. So once the own one is seen, the store takes
-writes, keeps the lease and delivers what changes: that is what being ready means here. A process that was frozen until
-its lease ended sees that it is gone, and is not ready until it is announced again. A watch can die later, too, and says
-nothing of it: whoever asks whether this process is ready has what it shows compared with what is there. Liveness only:
-nothing that must be true rests on it.
+The announcements are listed and watched before this process makes its own. So once it sees its own announcement, the
+store accepts writes, keeps the lease and delivers changes: that is what being ready means here. A process that was
+frozen until its lease ended sees that its announcement is gone, and is not ready until it is announced again. A watch
+can also fail later without a sign, so the readiness check compares what the watch shows with what is in the store. All
+this is for liveness only: no correctness depends on it.
 
-**The coordinator id** is the high part of the ids of transactions that begin here, so that they tell where they began.
-Unless it was chosen, it is the lowest that nobody else is announced with. Of two that announce the same one the first
-keeps it: each lists the others behind its own announcement, so the second has seen the first, and announces another.
-A process whose announcement had gone, and came back, is a second one, too. Should two of them share an id all the same
-(chosen so, or until the frozen one has looked), no two transactions do: see `IdBlocks`.
+**The coordinator id** is the high part of the ids of transactions that begin here, so that they show where they began.
+Unless it was chosen, it is the lowest one that no other process is announced with. If two processes announce the same
+id, the first one keeps it: each lists the others after its own announcement, so the second has seen the first, and
+announces another id. A process whose announcement was gone and came back counts as the second one, too. If two
+processes share an id anyway (because it was chosen, or until the frozen one has looked), no two transactions do: see
+`IdBlocks`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from metatxn.wire.ids import COORDINATORS
 
 TTL_MS = 10_000
 _CLAIMS = 100
-"""How many coordinators may start at the same moment: each time round, one of them at least has its id."""
+"""The number of coordinators that may start at the same moment: in each round at least one of them gets its id."""
 _SEEN_WITHIN_SECONDS = 5
 _CAUGHT_UP_WITHIN_SECONDS = 2
 
@@ -42,8 +43,8 @@ log = structlog.get_logger()
 
 
 class Presence:
-    """`start` and `stop`. `chosen` is the coordinator id that was asked for; `serve_as` is told the one that it is,
-    once nobody else has it."""
+    """Use `start` and `stop`. `chosen` is the coordinator id that was requested; `serve_as` is called with the actual
+    one, once no other process has it."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Presence:
         self._running = AsyncExitStack()
 
     async def start(self, url: str) -> None:
-        """Returns once the announcement is seen, or after some seconds without. Raises the store's errors."""
+        """Returns once the announcement is seen, or after some seconds without it. Raises the store's errors."""
         self._url = url
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._mirror.running())
@@ -83,7 +84,7 @@ class Presence:
             log.warning("the watch does not show this coordinator")
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Stop. Idempotent."""
         await self._running.aclose()
 
     @property
@@ -94,7 +95,7 @@ class Presence:
         return {"watch": "it does not show that this coordinator is announced"}
 
     async def behind(self) -> dict[str, str]:
-        """For `/readyz`: empty when the watch shows all announcements that the store has, or does so soon. Raises the
+        """For `/readyz`: empty if the watch shows all announcements that are in the store, or does so soon. Raises the
         store's errors."""
         there = await self._store.range(paths.COORDINATORS, prefix_end(paths.COORDINATORS))
         versions = {record.key: record.version for record in there.records}
@@ -104,21 +105,21 @@ class Presence:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            return {"watch": "it does not show what has changed in the store"}
+            return {"watch": "it does not show the latest changes in the store"}
         return {}
 
     @property
     def revision(self) -> Revision:
-        """As of which the watch shows the announcements."""
+        """The revision up to which the watch shows the announcements."""
         return self._mirror.revision
 
     @property
     def resyncs(self) -> int:
-        """Gaps that the watch has had."""
+        """The number of gaps in the watch."""
         return self._mirror.resyncs
 
     def share(self) -> Share:
-        """Of the sweeps' work, as things are now."""
+        """This process's share of the sweeps' work, as of now."""
         return share_of(self._own, self._mirror.records)
 
     def _shown_versions(self) -> dict[str, Version]:
@@ -137,8 +138,8 @@ class Presence:
     # -- the coordinator id ------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        """Announce this process unless it is, and under another id when somebody has this one. Raises the store's
-        errors."""
+        """Announce this process unless it is announced, under another id if another process has this one. Raises the
+        store's errors."""
         announced = await self._announced()
         for _ in range(_CLAIMS):
             if self._record and not self._is_anothers(announced):
@@ -149,14 +150,14 @@ class Presence:
             value = CoordinatorRecord(url=self._url, coordinator_id=self.coordinator_id).encode()
             self._record = await self._store.ephemeral(self._own, value, TTL_MS)
             announced = await self._announced()
-        raise StoreUnavailable("others have announced every coordinator id that this one has tried")
+        raise StoreUnavailable("other coordinators have announced every coordinator id that this one has tried")
 
     async def _announced(self) -> Mapping[str, Record]:
         found = await self._store.scan(paths.COORDINATORS)
         return {record.key: record for record in found.records}
 
     def _is_anothers(self, announced: Mapping[str, Record]) -> bool:
-        """Somebody else was announced with the id before. Whoever has chosen it shares it, and is told so."""
+        """Another process was announced with the id before. A chosen id is then shared, which is logged."""
         own = announced.get(self._own)
         others = (record for key, record in announced.items() if key != self._own and not (own and _first(own, record)))
         if all(_coordinator_id(record) != self.coordinator_id for record in others):
@@ -170,7 +171,7 @@ class Presence:
         return next((number for number in range(COORDINATORS) if number not in taken), 0)
 
     async def _keep_id(self) -> None:
-        """Look again whenever the announcement is back: it may have been gone, and the id given to another one."""
+        """Check again whenever the announcement is back: it may have been gone, and the id given to another process."""
         backoff = Backoff()
         while True:
             await self._back.wait()
@@ -190,7 +191,7 @@ class Presence:
             return
         try:
             await record.close()
-        except MetastoreError as error:  # The store forgets by itself after the time to live.
+        except MetastoreError as error:  # The store deletes the announcement by itself after the time to live.
             log.warning("coordinator still announced", error=str(error))
 
 

@@ -1,7 +1,7 @@
 """The coordinator as a process part: HTTP, the sweeps, and its announcement in the store.
 
-It keeps nothing of its own. Any number of them may serve one store, and a client may talk to a different one with every
-request; one that is killed leaves nothing to recover.
+A coordinator stores nothing itself. Any number of them may serve one store, and a client may talk to a different one
+with every request. One that is killed leaves nothing to recover.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from metatxn.service.server import HttpServer
 
 DEFAULT_PORT = 8470
 STOP_GRACE_S = PATIENCE_MS / 1000 + 5
-"""A verb whose reply was lost may ask the store for so long what became of it, and then wait for one more answer."""
+"""A request whose reply was lost may query the store for this long about the outcome, and then wait for one more
+answer."""
 
 _DESCRIPTION = """Transactions over many streams, decided by one compare-and-set in a metadata store.
 
-Every error is `application/problem+json` with `code`, `retriable`, `definite` and `action`. Every verb but begin
-without `version` and connect may be repeated."""
+Every error is `application/problem+json` with `code`, `retriable`, `definite` and `action`. Every request may be
+repeated, except begin without `version`, and connect without `session`."""
 
 log = structlog.get_logger()
 
@@ -51,10 +52,10 @@ def _now_ms() -> int:
 class CoordinatorService:
     """Serve the coordinator's API for `store`, which stays the caller's to close.
 
-    `coordinator_id` is the high part of the ids of transactions begun here; without one it is the lowest that no other
+    `coordinator_id` is the high part of the ids of transactions begun here; by default it is the lowest that no other
     coordinator has (see `presence`). It need not be unique: ids come in blocks from one record per coordinator id in
-    the store. `port` 0 takes a free one. Without `exposure` only this machine may
-    connect; raises `InvalidExposure` for another `host` then.
+    the store. `port` 0 takes a free one. Without `exposure` only this machine may connect, and another `host` raises
+    `InvalidExposure`.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class CoordinatorService:
         return self._server.url
 
     async def start(self) -> None:
-        """Bind, announce, serve, sweep. Raises `OSError` when the port is taken, and the store's errors."""
+        """Bind, announce, serve, sweep. Raises `OSError` if the port is in use, and the store's errors."""
         self._server.bind()
         try:
             await self.guard.start()
@@ -126,7 +127,7 @@ class CoordinatorService:
         log.info("coordinator ready", url=self.url, process_id=self.process_id, coordinator_id=coordinator_id)
 
     async def stop(self) -> None:
-        """Withdraw, then finish the requests and the sweep that are under way. Idempotent."""
+        """Withdraw the announcement, then finish the requests and the sweep in progress. Idempotent."""
         log.info("coordinator stopping", process_id=self.process_id)
         await self.presence.stop()
         await self.guard.stop()

@@ -1,15 +1,15 @@
-"""Sending a checked write until it is known what became of it (DESIGN §5.11).
+"""Sending a checked write until its outcome is known (DESIGN §5.11).
 
-A lost reply is not a failure: the request may still be on its way. So the records are read again; while they still
-allow the batch, the *identical* batch is sent again. Its checks see to it that it takes effect at most once, whichever
-of the copies arrives. Once a check no longer holds no copy can take effect any more, because versions never come back,
-and the records say which one did, if any.
+A lost reply is not a failure: the request may still arrive. So the records are read again; while they still allow the
+batch, the *identical* batch is sent again. Its checks ensure that it takes effect at most once, whichever of the copies
+arrives. Once a check no longer holds, no copy can take effect any more, because versions never come back; and the
+records show which one did, if any.
 
-Absence does come back: a record that was created may have ended and been collected, before its creator, frozen since,
-asks whether it is there, or before a second copy arrives. So what checks nothing but absence is sent once, and what
-follows it creates other records (`Settling.create`).
+Absence does come back: a record that was created may have ended and been collected before its creator, which was frozen
+meanwhile, asks whether it exists, or before a second copy arrives. So a batch that checks nothing but absence is sent
+once, and a retry creates other records (`Settling.create`).
 
-Nothing is tried for ever (`patience`).
+No write is retried without end (`patience`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ log = structlog.get_logger()
 class Overtaken(Exception):
     """A check of the batch no longer holds. Read again.
 
-    `perhaps_ours` tells that a reply was lost before, so that what made the check fail may be this very batch. When it
-    is false the batch certainly did nothing, and `check` is the one that failed.
+    `perhaps_ours` says that a reply was lost before, so the check may have failed because of this very batch. If it is
+    false, the batch certainly had no effect, and `check` is the one that failed.
     """
 
     def __init__(self, check: Check | None, *, perhaps_ours: bool) -> None:
@@ -55,7 +55,7 @@ class Overtaken(Exception):
 
 
 class Unanswered(OutcomeUnknown):
-    """Nobody knows whether the records of `batch`, which were to be created, are there."""
+    """It is unknown whether the records of `batch`, which were to be created, exist."""
 
     def __init__(self, lost: OutcomeUnknown, batch: Batch) -> None:
         super().__init__(f"the store did not say whether the write took effect: {lost}")
@@ -63,7 +63,7 @@ class Unanswered(OutcomeUnknown):
 
 
 class Settling:
-    """Applies batches to one store so that an unknown outcome is resolved before the caller hears of it."""
+    """Applies batches to one store so that an unknown outcome is resolved before the caller gets an answer."""
 
     def __init__(self, store: MetadataStore, clock: Clock, *, pause: Pause = asyncio.sleep) -> None:
         self.store = store
@@ -71,14 +71,15 @@ class Settling:
         self._pause = pause
 
     def patience(self) -> Patience:
-        """For one call."""
+        """The patience for one request."""
         return Patience(self._clock, self._pause)
 
     async def apply(self, batch: Batch) -> Applied:
-        """Apply `batch`, which must check a version of every record it writes, or of another one that it writes too.
+        """Apply `batch`, which must check a version of every record it writes, or of another record that it also
+        writes.
 
-        Raises `Overtaken` (read again), `OutcomeUnknown` (patience is over and nobody knows), or what the store
-        raised for the first request when that request certainly did nothing.
+        Raises `Overtaken` (read again), `OutcomeUnknown` (the patience is over and the outcome is unknown), or the
+        store's error for the first request if that request certainly had no effect.
         """
         try:
             return await self.store.apply(batch)
@@ -98,19 +99,20 @@ class Settling:
             except CheckFailed:
                 raise Overtaken(None, perhaps_ours=True) from None
             except MetastoreError as error:
-                # Whatever this one says about the copy just sent, the first copy may still be on its way.
+                # Whatever this error says about the copy just sent, the first copy may still arrive.
                 log.info("outcome still unknown", error=str(error))
         raise Unanswered(lost, batch) from lost
 
     async def create(self, make: MakeBatch, taken: Callable[[Batch], None]) -> tuple[Batch, Applied]:
-        """Apply what `make` makes: records of which nothing is checked but their absence, under names that nobody else
-        was given. Returns the batch that took effect.
+        """Apply what `make` makes: records for which only their absence is checked, under names that were given to no
+        other request. Returns the batch that took effect.
 
-        `make` is asked for others when the first ones are not to be found after a lost reply; should those still
-        arrive, nobody has been told of them. It is asked, too, when names are in use, which `taken` is told first.
+        After a lost reply, if the records are not found, `make` is called for other ones; should the first ones still
+        arrive, no caller was told about them. It is also called if names are in use, after `taken` was called with
+        them.
 
-        Raises `Unanswered`; or, when certainly nothing was created, what the store or `make` raised, and
-        `StoreUnavailable` when names were in use each time.
+        Raises `Unanswered`. If certainly nothing was created, it raises the error of the store or of `make`, or
+        `StoreUnavailable` if names were in use each time.
         """
         unsent: Batch | None = None
         lost: Unanswered | None = None
@@ -137,9 +139,9 @@ class Settling:
         )
 
     async def _found(self, created: Batch) -> Applied | None:
-        """When all that was to be created is there, to the last byte: then it is ours. What somebody else has created
-        under these names is not taken for it: only what began in the same millisecond with the same timeout is equal.
-        """
+        """Whether all records that were to be created exist, identical to the last byte: then they are ours. Records of
+        another creator under these names are not taken for ours: only those that began in the same millisecond with the
+        same timeout are equal."""
         names = [check.key for check in created.checks if isinstance(check, Absent)]
         assert len(names) == len(created.checks), "nothing but absence is checked"
         found = (await self.store.get_many(names)).records

@@ -1,9 +1,9 @@
 """How the coordinators of one store divide the work of their sweeps.
 
-Each has the transactions whose number, divided by how many coordinators are announced, leaves its own place among them.
-What nobody has done some time after it was due is everybody's, so a coordinator that died, hangs or counts differently
-delays its share and leaves nothing behind. Two that do the same work are harmless: every step is checked (DESIGN
-§5.17). This only saves work, so the announcements, which prove nothing, are good enough for it.
+Each has the transactions whose number, modulo the number of announced coordinators, is its own place among them. Work
+that was not done some time after it was due belongs to all of them, so a coordinator that died, hangs or counts
+differently delays its share, but nothing is left undone. It is harmless if two do the same work, because every step is
+checked (DESIGN §5.17). The division only saves work, so the announcements, which prove nothing, are good enough for it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable
 from metatxn.wire.ids import TxnId
 
 Share = Callable[[TxnId], bool]
-"""Whether a transaction is this process's to sweep."""
+"""Whether a transaction is in this process's share of the sweeps."""
 
 
 def everything() -> Share:
-    """The share of a process that is alone."""
+    """The share of the only process."""
     return lambda txn_id: True
 
 
 def share_of(own: str, announced: Iterable[str]) -> Share:
-    """The share of `own` among `announced`; everything, while it is not among them."""
+    """The share of `own` among `announced`; everything, while `own` is not among them."""
     processes = sorted(announced)
     if own not in processes:
         return everything()

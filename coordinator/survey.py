@@ -1,8 +1,8 @@
-"""What the metrics tell about the whole store: how much is open, since when, what is left, which keys are in use.
+"""The metrics of the whole store: open transactions and their age, remaining operation records, and keys in use.
 
-A scrape never reads the store. Every quarter of a minute one survey does, in pages and each range only up to a bound,
+A scrape never reads the store. A survey does so every quarter of a minute, in pages and up to a bound for each range,
 and its result is shown until the next one. A header's `created_ms` never changes, so it is read once for each
-transaction that two surveys find open; nothing but a metric rests on what is remembered here.
+transaction that several surveys find open; only metrics depend on what is remembered here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 15_000
 MAX_COUNTED = 100_000
-"""Where counting ends: whoever sees this number knows that it is at least so many."""
+"""Where counting ends: this number means "at least this many"."""
 
 MAX_LABELLED_KEYS = 100
-"""A time series per transaction key would be one per job that ever ran."""
+"""The most keys with a time series of their own; otherwise there would be one for each job that ever ran."""
 _PAGE = 1_000
 
 
@@ -43,7 +43,7 @@ class KeyUse:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One survey. `last_used` and `longest_unused` are at most `MAX_LABELLED_KEYS` each."""
+    """The result of one survey. `last_used` and `longest_unused` have at most `MAX_LABELLED_KEYS` each."""
 
     open: int
     oldest_open_s: float
@@ -54,7 +54,7 @@ class Found:
 
 
 class Survey(PeriodicSweep, Collector):
-    """`start` and `stop` the loop, or call `look_once`; before the first look there is nothing to collect."""
+    """Use `start` and `stop` for the loop, or call `look_once`. Before the first survey there is nothing to collect."""
 
     def __init__(
         self, store: MetadataStore, clock: Clock, metrics: CoordinatorMetrics, *, interval_ms: int = DEFAULT_INTERVAL_MS
@@ -71,7 +71,7 @@ class Survey(PeriodicSweep, Collector):
         return True
 
     async def look_once(self) -> None:
-        """Raises the store's errors; what was found before stays then."""
+        """Make one survey. Raises the store's errors; the previous result then remains."""
         open_, oldest_ms = await self._open_transactions()
         operations = await self._count(paths.OPS)
         keys = [self._use(key) async for key in self._live_keys()]
@@ -85,7 +85,7 @@ class Survey(PeriodicSweep, Collector):
         )
 
     async def _open_transactions(self) -> tuple[int, int | None]:
-        """How many are open, and when the oldest of them began."""
+        """The number of open transactions, and when the oldest of them began."""
         known: dict[TxnId, int] = {}
         count, after = 0, ""
         while count < MAX_COUNTED and not self.stopping:
@@ -101,7 +101,7 @@ class Survey(PeriodicSweep, Collector):
     async def _when_created(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, int]:
         created = {txn_id: self._created_ms.get(txn_id) for txn_id in txn_ids}
         read = await TxnStore(self._store).read_plain([txn_id for txn_id, ms in created.items() if ms is None])
-        # One that is missing now was decided and collected meanwhile.
+        # A transaction that is missing now was decided and collected meanwhile.
         return {txn_id: ms for txn_id, ms in created.items() if ms is not None} | {
             txn_id: records.header.created_ms for txn_id, records in read.items()
         }
@@ -145,7 +145,7 @@ class Survey(PeriodicSweep, Collector):
         )
         yield GaugeMetricFamily(
             "pulsar_txn_metadata_store_outstanding_op_records",
-            f"Operation records that no participant has cleaned up yet, counted up to {MAX_COUNTED:,}.",
+            f"Operation records that no broker has cleaned up yet, counted up to {MAX_COUNTED:,}.",
             found.operations,
         )
         yield GaugeMetricFamily("pulsar_txn_transaction_key_count", "Transaction keys in use.", found.keys)

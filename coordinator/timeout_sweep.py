@@ -1,15 +1,16 @@
-"""Aborting what nobody ended (DESIGN §5.16).
+"""The timeout sweep: it aborts transactions past their deadline (DESIGN §5.16).
 
 A transaction is aborted once this process's clock is past its deadline in force by more than `max_clock_skew_ms`: never
 early while no two clocks differ by more than that, and about one sweep interval late beyond it. The deadline by itself
 refuses nothing; only the final header does.
 
-The deadline index alone is read, in slices, so a sweep costs what is due and not what is open. Two sweepers at once are
-safe: every abort is checked against the records that hold the deadline. So that they share the work, each begins with
-its own share (`shares`), and takes what is left of another's once that is overdue.
+Only the deadline index is read, in slices, so the cost of a sweep depends on what is due and not on what is open. Two
+concurrent sweeps are safe, because every abort is checked against the records that hold the deadline. To divide the
+work, each begins with its own share (`shares`), and takes what is left of another's share once that is overdue.
 
-Thousands may fall due together, when whoever began them has died. Those without a key whose deadline was never moved go
-`TOGETHER` in one apply; when one of them is not as it was read, nothing has happened, and each goes by itself.
+Thousands may become due together, when the process that began them has died. Those without a key whose deadline was
+never moved are aborted `TOGETHER` in one apply; if one of them is not as it was read, the apply has no effect, and each
+is aborted separately.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 1_000
 DEFAULT_MAX_CLOCK_SKEW_MS = 500
-"""NTP keeps the clocks of one site within some milliseconds; this leaves room for a bad day and costs half a second."""
+"""NTP keeps the clocks of one site within some milliseconds. This allows for exceptions, and delays timeouts by half a
+second."""
 
 SLICE = 100
 TOGETHER = 25
-"""Aborts in one apply: they check a hundred keys, what any store takes at once."""
+"""The number of aborts in one apply: they check a hundred keys, which every store accepts in one apply."""
 
 OVERDUE_INTERVALS = 2
-"""After how many sweeps a transaction that is due is everybody's."""
+"""The number of sweeps after which any process may abort a transaction that is due."""
 
 Ended = bool | None
 """True: aborted; False: nothing to do; None: failed, and the next sweep will find it again."""
@@ -55,7 +57,7 @@ class Swept:
 
 
 class TimeoutSweep(PeriodicSweep):
-    """`start` and `stop` the loop, or call `sweep_once`."""
+    """Use `start` and `stop` for the loop, or call `sweep_once`."""
 
     def __init__(
         self,
@@ -75,9 +77,10 @@ class TimeoutSweep(PeriodicSweep):
         return (await self.sweep_once()).failed == 0
 
     async def sweep_once(self) -> Swept:
-        """Abort what is due now and this process's, or overdue. One that cannot be aborted is counted and passed over.
+        """Abort the transactions that are due now and are in this process's share, or overdue. One that cannot be
+        aborted is counted and skipped.
 
-        Raises the store's error when the index, or a slice of headers, cannot be read.
+        Raises the store's error if the index, or a slice of headers, cannot be read.
         """
         until_ms = self._transactions.clock() - self._max_clock_skew_ms
         overdue_ms = until_ms - self._overdue_ms
@@ -104,7 +107,7 @@ class TimeoutSweep(PeriodicSweep):
         shared = {records.txn_id for records in plain}
         alone = [row.txn_id for row in due if row.txn_id not in shared]
         parts = [plain[first : first + TOGETHER] for first in range(0, len(plain), TOGETHER)]
-        # At once, so that the store can put them into one request.
+        # Concurrently, so that the store can put them into one request.
         ended = await asyncio.gather(*map(self._expire_together, parts), self._expire_each(alone))
         return list(chain.from_iterable(ended))
 
@@ -133,8 +136,8 @@ class TimeoutSweep(PeriodicSweep):
 
 
 def _is_plain(row: Row, records: TransactionRecords | None) -> bool:
-    """Whether nothing can be wrong with its abort but a check: no key has to let go of it, and its deadline is the one
-    of its begin, so that there is hardly a lease or a prepared record."""
+    """Whether its abort can only fail by a check: no key holds it, and its deadline is the one of its begin, so that a
+    lease or a prepared record is unlikely."""
     if records is None or records.header.state.final:
         return False
     return records.header.key is None and records.header.timeout_ms == row.at_ms

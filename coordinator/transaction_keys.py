@@ -6,7 +6,7 @@
     delete    whatever it holds → ABORTED by fencing │ a tombstone keeps epoch and last_version
 
 Each line is one apply, and each writes the key's record at the version it read, so they happen one after another.
-Epochs start at 0 (initialised at -1, and bumped by the first connect) and never repeat, not even after a delete.
+Epochs start at 0 (initialised at -1, and incremented by the first connect) and never repeat, not even after a delete.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class Begun(NamedTuple):
-    """`created` is false when begin found the same transaction open, or its version already committed."""
+    """`created` is false if begin found the same transaction open, or its version already committed."""
 
     header: TransactionHeader
     created: bool
@@ -64,10 +64,10 @@ class TransactionKeys:
     async def connect(self, key: str, request: ConnectRequest) -> ConnectAnswer:
         """Become the one connection of `key`.
 
-        Raises NOT_ALLOWED for a stale epoch or a session that was taken over from, OUTCOME_UNKNOWN.
+        Raises NOT_ALLOWED for a stale epoch or a session that was taken over from, and OUTCOME_UNKNOWN.
         """
         fenced: TransactionRecords | None = None
-        with Doubt("Connect again, with -1 or with the epoch that the key has now.", transaction_key=key) as doubt:
+        with Doubt("Connect again, with -1 or with the current epoch of the key.", transaction_key=key) as doubt:
             patience = self._decisions.settling.patience()
             while await patience.lasts():
                 held = await read_key(self._store, request.owner, key)
@@ -75,7 +75,7 @@ class TransactionKeys:
                 same = _same_session(held, request)
                 if same:
                     return _connected(same, fenced, holder)
-                # After a lost reply the newer epoch may be the one that this very call has made: see `Doubt`.
+                # After a lost reply, the newer epoch may have been made by this very request: see `Doubt`.
                 _refuse_fenced_session(held, request)
                 if request.epoch != -1:
                     _live_at(held, request.epoch)
@@ -86,7 +86,7 @@ class TransactionKeys:
                 try:
                     await self._apply(batch, unprepared, f"epoch {bumped.epoch} of its transaction key took over")
                 except Overtaken as overtaken:
-                    # A lost bump that landed was never handed to anyone: taking over from it costs one more epoch.
+                    # The epoch of a write whose reply was lost was given to no one: taking over from it costs one more.
                     doubt.note(overtaken)
                     fenced = await self._fenced_after_all(fenced) if doubt.lost else None
                     continue
@@ -95,14 +95,15 @@ class TransactionKeys:
             raise patience.over(f"transaction key {key!r}")
 
     async def _fenced_after_all(self, predecessor: TransactionRecords | None) -> TransactionRecords | None:
-        """`predecessor` if it is fenced now, by the bump whose reply was lost or another one; it may be committed."""
+        """`predecessor` if it is fenced now, by the write whose reply was lost or by another one; it may also be
+        committed."""
         records = predecessor and await TxnStore(self._store).read(predecessor.txn_id)
         return records if records and records.header.expired_by is ExpiredBy.FENCING else None
 
     async def _bumped(
         self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None
     ) -> TransactionKey:
-        """The record after this connection: it still holds a prepared transaction, and no other one."""
+        """The record after this connection: it still holds a prepared transaction, but no other one."""
         old = held.value
         fenced = (old.fenced_sessions if old else None) or ()
         if old and old.session and old.session != request.session:
@@ -121,10 +122,10 @@ class TransactionKeys:
     async def begin(self, request: BeginRequest, key: str, epoch: int) -> Begun:
         """Begin under a key: at most one transaction of a key is open, and a committed version never runs again.
 
-        `epoch` is the one that connect has answered: who does not know it has no business under the key.
+        `epoch` is the one that connect has returned: a caller that does not know it must not work under the key.
 
         Raises NOT_ALLOWED for an epoch that is not the key's, TXN_CONFLICT while a prepared transaction of the key
-        waits for its decision, OUTCOME_UNKNOWN.
+        waits for its decision, and OUTCOME_UNKNOWN.
         """
         txn_id: TxnId | None = None
         header: Header | None = None
@@ -135,7 +136,7 @@ class TransactionKeys:
                     if landed := await self._begun_as(txn_id, header):
                         self._decisions.metrics.created.inc()
                         return Begun(answers.describe_records(landed), created=True)
-                    txn_id = None  # it may have begun, ended and been collected meanwhile: no id begins twice
+                    txn_id = None  # it may have begun, ended and been collected meanwhile: an id never begins twice
                 doubt.settle()
                 held = await read_key(self._store, request.owner, key)
                 live = _live_at(held, epoch)
@@ -165,12 +166,13 @@ class TransactionKeys:
             raise patience.over(f"transaction key {key!r}")
 
     async def _begun_as(self, txn_id: TxnId, header: Header) -> TransactionRecords | None:
-        """The transaction, if it is the one that began with this header; it may be decided since."""
+        """The transaction, if it began with this header; it may have been decided since."""
         records = await TxnStore(self._store).read(txn_id)
         return records if records and records.header.as_begun == header else None
 
     async def _id_besides(self, predecessor: TransactionRecords | None) -> TxnId:
-        """A new id. The predecessor has it only where ids are given out again; then no batch could name both."""
+        """A new id. The predecessor can have the same id only where ids are given out again; a batch could not name
+        both then."""
         txn_id = await self._ids.next()
         if predecessor is None or txn_id != predecessor.txn_id:
             return txn_id
@@ -193,11 +195,11 @@ class TransactionKeys:
     # -- delete and read -----------------------------------------------------------------------------------------
 
     async def delete(self, key: str, owner: str | None = None) -> DeletedTransactionKey:
-        """Abort what the key holds, prepared or not (this is an administrator's verb), and leave a tombstone.
+        """Abort what the key holds, prepared or not (this is an administrator's operation), and leave a tombstone.
 
-        Deleting it again succeeds and changes nothing. Raises NOT_FOUND when it was never used, OUTCOME_UNKNOWN.
+        Deleting it again succeeds and changes nothing. Raises NOT_FOUND if the key was never used, and OUTCOME_UNKNOWN.
         """
-        with Doubt("Delete the key again: repeating it is harmless.", transaction_key=key) as doubt:
+        with Doubt("Delete the key again; a repeated delete does no harm.", transaction_key=key) as doubt:
             patience = self._decisions.settling.patience()
             while await patience.lasts():
                 held = await read_key(self._store, owner, key)
@@ -228,7 +230,7 @@ class TransactionKeys:
         )
 
     async def get(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
-        """Raises NOT_FOUND when the key was never used, or is deleted."""
+        """Raises NOT_FOUND if the key was never used, or is deleted."""
         held = await read_key(self._store, owner, key)
         if held.live is None:
             raise _unknown_key(key)
@@ -237,8 +239,8 @@ class TransactionKeys:
     # -- shared --------------------------------------------------------------------------------------------------
 
     async def _held_transaction(self, held: TransactionKey | None) -> TransactionRecords | None:
-        """The open transaction that a key holds. What is read here is checked by the key's version: whoever decides
-        the transaction writes the key too."""
+        """The open transaction that a key holds. It is checked by the key's version, because every decision of the
+        transaction also writes the key."""
         if held is None or held.txn_id is None:
             return None
         records = await TxnStore(self._store).read(TxnId.parse(held.txn_id))
@@ -257,7 +259,7 @@ class TransactionKeys:
 
 
 def _same_session(held: KeyRecord, request: ConnectRequest) -> TransactionKey | None:
-    """The key's record when this very session holds it already: a repeated take-over finds its epoch again."""
+    """The key's record if this very session already holds it: a repeated takeover gets the same epoch."""
     live = held.live
     if live and request.epoch == -1 and request.session is not None and live.session == request.session:
         return live
@@ -268,17 +270,18 @@ def _refuse_fenced_session(held: KeyRecord, request: ConnectRequest) -> None:
     current = held.value
     if current and request.session is not None and request.session in (current.fenced_sessions or ()):
         raise answers.not_allowed(
-            f"session {request.session!r} was taken over from: a newer connection holds transaction key {held.key!r}",
-            action="Stop; a newer process does this work.",
+            f"session {request.session!r} was taken over from; a newer connection holds transaction key {held.key!r}",
+            action="Stop this process; a newer one does its work.",
             transaction_key=held.key,
         )
 
 
 def _live_at(held: KeyRecord, epoch: int) -> TransactionKey:
-    """The key's record, which is at this epoch. Raises NOT_ALLOWED for any other, and for a key that is not in use."""
+    """The key's record, which is at this epoch. Raises NOT_ALLOWED for any other epoch, and for a key that is not in
+    use."""
     live = held.live
     if live is None or live.epoch != epoch:
-        now = f"its epoch is {live.epoch}" if live else "nobody is connected"
+        now = f"its epoch is {live.epoch}" if live else "no process is connected"
         raise answers.not_allowed(
             f"epoch {epoch} of transaction key {held.key!r} is not current: {now}",
             transaction_key=held.key,
@@ -289,7 +292,7 @@ def _live_at(held: KeyRecord, epoch: int) -> TransactionKey:
 
 def _action_after_begin(request: BeginRequest) -> str:
     if request.version is not None:
-        return "Begin again with the same version: it finds the transaction if it was begun."
+        return "Begin again with the same version, which finds the transaction if it was begun."
     return ACTION_AFTER_BEGIN
 
 

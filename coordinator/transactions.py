@@ -1,11 +1,12 @@
-"""The verbs of a transaction: begin, read, keep alive, remember writers, prepare, commit, abort.
+"""The operations on a transaction: begin, read, keep alive, remember writers, prepare, commit, abort.
 
     (absent) ──begin──▶ OPEN ──commit──▶ COMMITTED        prepare, keep-alive and add-writers need OPEN and unprepared;
                           └────abort───▶ ABORTED          commit and abort end a prepared transaction too
 
-Every verb reads the records, answers when they already say it all, else applies one checked batch; a batch that was
-overtaken is built again from what is there now. Nothing is kept between two calls, so any coordinator can answer any
-call (DESIGN §5.17). The clock decides no more than the numbers in the records: who wins is up to the checks.
+Every operation reads the records, and answers if they already contain the result. Otherwise it applies one checked
+batch; a batch that was overtaken is built again from the current records. Nothing is kept between two requests, so any
+coordinator can answer any request (DESIGN §5.17). The clock only determines numbers in the records; the checks decide
+which request wins.
 """
 
 from __future__ import annotations
@@ -45,14 +46,13 @@ from metatxn.wire.coordinator import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, 
 from metatxn.wire.ids import TxnId
 
 PREPARED_TIMEOUT_MS = MAX_TIMEOUT_MS
-"""How long a prepared transaction waits for its decision unless prepare says otherwise: a day."""
+"""How long a prepared transaction waits for its decision unless prepare gives another time: a day."""
 
 MAX_WRITERS_BYTES = 400 << 10
-"""The names of all writers together, as JSON: they must fit into one record, next to the rest of the header."""
+"""The names of all writers together, as JSON: they must fit into one record, together with the rest of the header."""
 
 _CONNECT_FIRST = (
-    "Connect (POST /v1/transaction-keys/{key}/connect), which takes the key over from whoever works under it, and send "
-    "the epoch that it answers."
+    "Connect (POST /v1/transaction-keys/{key}/connect), which takes over the key, and send the epoch that it returns."
 )
 
 log = structlog.get_logger()
@@ -62,7 +62,7 @@ Answer = TypeVar("Answer")
 
 
 async def answered(call: Awaitable[Answer]) -> Answer | Failure:
-    """What it raises as an answer: of many calls, each fails by itself."""
+    """The answer, or the error instead of raising it: of many requests, each fails separately."""
     try:
         return await call
     except (errors.MetatxnError, MetastoreError) as error:
@@ -70,9 +70,9 @@ async def answered(call: Awaitable[Answer]) -> Answer | Failure:
 
 
 class Transactions:
-    """The transactions of one store, seen by one coordinator.
+    """The transactions of one store, as one coordinator serves them.
 
-    `coordinator_id` is the high part of the ids begun here, until `serve_as` says another one. Processes may share one
+    `coordinator_id` is the high part of the ids begun here, until `serve_as` sets another one. Processes may share one
     (see `IdBlocks`).
     """
 
@@ -96,12 +96,13 @@ class Transactions:
         self.keys = TransactionKeys(self._decisions, self._ids)
 
     def serve_as(self, coordinator_id: int) -> None:
-        """The high part of the ids that begin from now on."""
+        """Set the high part of the ids that begin from now on."""
         self._ids.serve_as(coordinator_id)
 
     def on_behalf_of(self, caller: Principal) -> Self:
-        """The same transactions, as `caller` may begin, see and end them: its own, those of nobody, and a superuser
-        all. Whatever belongs to another owner is refused with NOT_ALLOWED, before anything is done."""
+        """The same transactions, restricted to those that `caller` may begin, see and end: its own and those without an
+        owner, or all for an administrator. Anything that belongs to another owner is refused with NOT_ALLOWED, before
+        it has any effect."""
         if caller is self.caller:
             return self
         seen = copy.copy(self)
@@ -111,11 +112,11 @@ class Transactions:
     # -- begin and read ------------------------------------------------------------------------------------------
 
     async def begin(self, request: BeginRequest | None = None) -> Begun:
-        """Open a transaction; under a transaction key as `TransactionKeys.begin` says.
+        """Begin a transaction; under a transaction key as `TransactionKeys.begin` describes.
 
-        Raises INVALID_ARGUMENT for a key without its `epoch`, for `epoch` or `version` without a key, and for too large
-        `properties` (see `capacity`), NOT_ALLOWED for another `owner` than the caller, and OUTCOME_UNKNOWN with an id
-        that may have been begun (its timeout ends it).
+        Raises INVALID_ARGUMENT for a key without its `epoch`, for `epoch` or `version` without a key, and for
+        `properties` that are too large (see `capacity`); NOT_ALLOWED for another `owner` than the caller; and
+        OUTCOME_UNKNOWN with an id that may have been begun (its timeout ends it).
         """
         request = owned(request or BeginRequest(), self.caller)
         refuse_half_a_key(request)
@@ -137,9 +138,9 @@ class Transactions:
         return Begun(answers.describe(txn_id, header, revision), created=True)
 
     async def begin_together(self, requests: Sequence[BeginRequest]) -> Sequence[Members | Begun | Failure]:
-        """Open transactions in one apply, as `begin` would each of them: without a key, and owned by the caller.
+        """Begin transactions in one apply, each as `begin` would: without a key, and owned by the caller.
 
-        Raises the store's errors, `InvalidBatch` for what is too much for one apply: nothing was begun.
+        Raises the store's errors, and `InvalidBatch` for more than fits into one apply: nothing was begun then.
         """
         groups = [list(alike) for _, alike in groupby(requests, vars)]
         headers = [self._header(owned(alike[0], self.caller)) for alike in groups]
@@ -165,7 +166,8 @@ class Transactions:
         ]
 
     async def _create(self, make: MakeBatch) -> tuple[list[TxnId], Revision]:
-        """The ids of the transactions that began in the batch that took effect. Raises as `Settling.create`."""
+        """The ids of the transactions that began in the batch that took effect. Raises the errors of
+        `Settling.create`."""
         batch, applied = await self._settling.create(make, lambda batch: self._ids.in_use(_begun_in(batch)))
         return _begun_in(batch), applied.revision
 
@@ -188,19 +190,20 @@ class Transactions:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     async def commit(self, txn_id: TxnId, writers: Iterable[str] | None = None) -> TransactionHeader:
-        """Commit (DESIGN §5.11, §5.12). `writers` are those that count; None: the remembered ones, or else all.
+        """Commit (DESIGN §5.11, §5.12). `writers` are those that count. None: the remembered ones, or all if none are
+        remembered.
 
-        Raises INVALID_ARGUMENT for too many writers (nothing happened), EXPIRED_TRANSACTION, INVALID_TXN_STATE when
-        it was aborted or committed with another list, NOT_ALLOWED when its key has moved on, OUTCOME_UNKNOWN.
+        Raises INVALID_ARGUMENT for too many writers (without any effect), EXPIRED_TRANSACTION, INVALID_TXN_STATE if it
+        was aborted or committed with another list, NOT_ALLOWED if its key has moved on, and OUTCOME_UNKNOWN.
         """
         return await self.end(Commit(txn_id, None if writers is None else writer_set(writers, "writers")))
 
     async def abort(self, txn_id: TxnId, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
-        """Abort. One that timed out or was fenced is aborted already, so aborting it succeeds.
+        """Abort. A transaction that timed out or was fenced is already aborted, so aborting it succeeds.
 
-        `force` is an administrator's word and changes only who may abort a prepared transaction; while nobody is
-        authenticated everybody may. Raises INVALID_TXN_STATE when it was committed, OUTCOME_UNKNOWN, NOT_ALLOWED for
-        another owner's, for `force` without the right admin, and for an administrator without it.
+        `force` is for administrators, and only changes who may abort a prepared transaction; while authentication is
+        off, everybody may. Raises INVALID_TXN_STATE if it was committed, OUTCOME_UNKNOWN, and NOT_ALLOWED for a
+        transaction of another owner, for `force` without the right admin, and for an administrator without `force`.
         """
         return await self.end(Abort(txn_id, reason, force))
 
@@ -213,8 +216,8 @@ class Transactions:
     ) -> TransactionHeader:
         """`commit` or `abort`.
 
-        `known` is the transaction as it was read after this had been asked for, to spare the first read; `lost`, what
-        came of trying it together with others.
+        `known` is the transaction as it was read after this request arrived, to save the first read; `lost` is the
+        result of an attempt to end it together with others.
         """
         end.refuse(self.caller)
         was_prepared_when_key_moved_on: bool | None = None
@@ -232,8 +235,8 @@ class Transactions:
                 if records.header.state.final:
                     return self._answer_again(end, records)
                 if was_prepared_when_key_moved_on == bool(records.prepared_record):
-                    # Whoever takes the key away ends its transaction in the same apply, and this was read later. Unless
-                    # it is prepared: when it became so only since, it must be tried as such.
+                    # A takeover of the key ends its transaction in the same apply, and this was read later. Unless
+                    # it is prepared: if it was prepared only since then, it must be ended as such.
                     raise _key_lost(records)
                 try:
                     return await self._decisions.decide(records, end.final(records, self.clock(), self.caller))
@@ -246,11 +249,11 @@ class Transactions:
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]]
     ) -> Sequence[Members | TransactionHeader | Failure]:
-        """End transactions in one apply, as `end` would each of them: open ones without a key, of the caller's.
+        """End transactions in one apply, each as `end` would: open ones without a key, that belong to the caller.
 
-        The records may be presumed (`TxnStore.read_plain`). When one of them is not as it was read nothing happens, and
-        each is ended by itself. Raises the store's errors, `InvalidBatch` for what is too much for one apply: nothing
-        happened.
+        The records may be presumed (`TxnStore.read_plain`). If one of them is not as it was read, the apply has no
+        effect, and each is ended separately. Raises the store's errors, and `InvalidBatch` for more than fits into one
+        apply, which then has no effect.
         """
         now_ms = self.clock()
         decided: list[Decision] = []
@@ -273,8 +276,8 @@ class Transactions:
     async def expire(self, txn_id: TxnId, max_clock_skew_ms: int) -> bool:
         """Abort a transaction whose deadline in force is past by more than the clock skew (DESIGN §5.16).
 
-        False when there is nothing to do: decided, collected, or its deadline was moved; also when it was moved or
-        decided while this ran, because the checks cover the records that hold the deadline.
+        Returns False if there is nothing to do: it is decided or collected, or its deadline was moved. This includes
+        changes while this runs, because the checks cover the records that hold the deadline.
         """
         records = await TxnStore(self.store).read(txn_id)
         now_ms = self.clock()
@@ -287,10 +290,10 @@ class Transactions:
         return True
 
     async def expire_together(self, due: Sequence[TransactionRecords]) -> None:
-        """Abort transactions in one apply, as `expire` would each of them: open ones without a key that are due.
+        """Abort transactions in one apply, each as `expire` would: open ones without a key that are due.
 
-        The records may be presumed (`TxnStore.read_plain`). Raises `Overtaken` when one of them is not as it was read,
-        and the store's errors, `InvalidBatch` for what is too much for one apply.
+        The records may be presumed (`TxnStore.read_plain`). Raises `Overtaken` if one of them is not as it was read,
+        the store's errors, and `InvalidBatch` for more than fits into one apply.
         """
         now_ms = self.clock()
         await self._decisions.decide_together([([records], _timed_out(records, now_ms)) for records in due])
@@ -298,9 +301,9 @@ class Transactions:
     # -- while it is open ----------------------------------------------------------------------------------------
 
     async def keep_alive(self, txn_id: TxnId, timeout_ms: int) -> TransactionHeader:
-        """The deadline becomes `timeout_ms` from now.
+        """Move the deadline to `timeout_ms` from now.
 
-        Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE when it is decided, TXN_CONFLICT when it is prepared.
+        Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE if it is decided, and TXN_CONFLICT if it is prepared.
         """
 
         def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
@@ -311,7 +314,8 @@ class Transactions:
         return await self._change(txn_id, change)
 
     async def add_writers(self, txn_id: TxnId, add: Iterable[str]) -> TransactionHeader:
-        """Remember writers that count; a commit without a list of its own takes them. Raises as `keep_alive`."""
+        """Remember writers that count; a commit without a list of its own uses them. Raises the errors of
+        `keep_alive`."""
         added = writer_set(add, "add")
 
         def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
@@ -325,9 +329,11 @@ class Transactions:
         return await self._change(txn_id, change)
 
     async def prepare(self, txn_id: TxnId, prepared_timeout_ms: int | None = None) -> TransactionHeader:
-        """First phase of an external two-phase commit: only a decision may follow, and a longer deadline holds.
+        """The first phase of an external two-phase commit: only a decision may follow, and a longer deadline is in
+        force.
 
-        Preparing again changes nothing and succeeds. Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE when decided.
+        Preparing it again succeeds and changes nothing. Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE if it is
+        decided.
         """
         timeout_ms = PREPARED_TIMEOUT_MS if prepared_timeout_ms is None else prepared_timeout_ms
 
@@ -345,11 +351,11 @@ class Transactions:
         *,
         when_prepared: Callable[[TransactionRecords], TransactionHeader] | None = None,
     ) -> TransactionHeader:
-        """`change` fills a batch for the side records of an open transaction and says what to answer once it is
-        applied; it leaves the batch empty when there is nothing to change.
+        """`change` fills a batch for the side records of an open transaction, and returns the answer for when the batch
+        is applied; it leaves the batch empty if there is nothing to change.
 
-        What is read after a lost reply never settles the doubt: the change may have landed and been counted, and be
-        gone again with the decision, or written over.
+        What is read after a lost reply never settles the doubt: the change may have taken effect and been counted, and
+        then have been deleted with the decision, or overwritten.
         """
         with Doubt(txn_id=str(txn_id)) as doubt:
             patience = self._settling.patience()
@@ -385,19 +391,22 @@ def _perhaps_begun(lost: Unanswered) -> Iterator[errors.MetatxnError]:
 
 
 def refuse_half_a_key(request: BeginRequest) -> None:
-    """Raises INVALID_ARGUMENT. Without its epoch anybody who knows a key could fence whoever works under it."""
+    """Raises INVALID_ARGUMENT. If the epoch were optional, anybody who knows a key could fence its holder."""
     for field in ("epoch", "version"):
         if getattr(request, field) is not None and request.transaction_key is None:
-            raise answers.invalid(field, "needs a transaction_key")
+            raise answers.invalid(field, "requires a transaction_key")
     if request.transaction_key is not None and request.epoch is None:
-        raise answers.invalid("epoch", "a begin under a transaction key needs the key's epoch", action=_CONNECT_FIRST)
+        raise answers.invalid(
+            "epoch", "a begin under a transaction key requires the key's epoch", action=_CONNECT_FIRST
+        )
 
 
 def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
-    """Sorted and without repetitions, so that equal sets are equal tuples. Raises INVALID_ARGUMENT when too many."""
+    """The names sorted and without repetitions, so that equal sets are equal tuples. Raises INVALID_ARGUMENT if there
+    are too many."""
     names = tuple(sorted(set(writers)))
     if len(names) > MAX_WRITERS:
-        raise answers.invalid(field, f"{len(names)} writers are more than the {MAX_WRITERS} that one list can hold")
+        raise answers.invalid(field, f"{len(names)} writers are more than the {MAX_WRITERS} that one list can contain")
     if len(json.dumps(names, ensure_ascii=False).encode()) > MAX_WRITERS_BYTES:
         raise answers.invalid(field, f"the names of the writers together exceed {MAX_WRITERS_BYTES} bytes")
     return names

@@ -1,4 +1,5 @@
-"""The coordinator's REST endpoints: read the request, call the core, answer. No rule of the protocol lives here."""
+"""The coordinator's REST endpoints: they read the request, call the core, and answer. They contain no rule of the
+protocol."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ from metatxn.wire.problems import problem_of
 ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
 WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)
 ENDS = (*WRITES, ErrorCode.TXN_NOT_FOUND, ErrorCode.INVALID_TXN_STATE, ErrorCode.EXPIRED_TRANSACTION)
-"""What an endpoint of a kind can refuse with."""
+"""The errors that an endpoint of this kind can answer."""
 
 
 TxnIdPath = Annotated[PathText, AfterValidator(valid_txn_id), TXN_ID_FIELD]
@@ -61,7 +62,12 @@ KeyPath = Annotated[PathText, AfterValidator(valid_key)]
 
 
 SegmentName = Annotated[
-    str, Field(min_length=1, max_length=1024, description="with writes to it that no broker has cleaned up yet")
+    str,
+    Field(
+        min_length=1,
+        max_length=1024,
+        description="Only transactions with writes to this segment that no broker has cleaned up yet.",
+    ),
 ]
 
 
@@ -69,19 +75,26 @@ class PageQuery(BaseModel):
     """Query parameters of every list."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
-    page_token: Annotated[str, Field(max_length=4096, description="`next_page_token` of the page before")] | None = None
+    page_token: (
+        Annotated[str, Field(max_length=4096, description="The `next_page_token` of the page before.")] | None
+    ) = None
 
 
 class TransactionQuery(PageQuery):
     state: State | None = None
-    older_than_ms: Annotated[int, Field(ge=0, le=MAX_NUMBER, description="begun at least this long ago")] | None = None
+    older_than_ms: (
+        Annotated[int, Field(ge=0, le=MAX_NUMBER, description="Only transactions that began at least this long ago.")]
+        | None
+    ) = None
     segment: SegmentName | None = None
     transaction_key: TransactionKeyName | None = None
     owner: Name | None = None
 
 
 class HangingQuery(PageQuery):
-    max_age_ms: Annotated[int, Field(ge=0, le=MAX_NUMBER, description="open for longer than this")] = MAX_AGE_MS
+    max_age_ms: Annotated[
+        int, Field(ge=0, le=MAX_NUMBER, description="Only transactions that have been open for longer than this.")
+    ] = MAX_AGE_MS
 
 
 class KeyListQuery(PageQuery):
@@ -93,12 +106,12 @@ class OwnerQuery(BaseModel):
 
 
 def _page(page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage) -> Response:
-    """The items without what they lack, and always `next_page_token`: null says that this is the last page."""
+    """The items without members that have no value, and always `next_page_token`: null marks the last page."""
     return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
 
 def _item(answer: ItemAnswer) -> dict[str, Any]:
-    """A `BatchItemAnswer`, as JSON members."""
+    """A `BatchItemAnswer` as JSON members."""
     if isinstance(answer, Done):
         return {"status": 201 if answer.created else 200, "txn": answer.txn}
     problem = problem_of(from_store(answer) if isinstance(answer, MetastoreError) else answer)
@@ -106,7 +119,7 @@ def _item(answer: ItemAnswer) -> dict[str, Any]:
 
 
 def transaction_routes(transactions: Transactions) -> APIRouter:
-    """One transaction, or many of them in a batch."""
+    """The routes of one transaction, and of many of them in a batch."""
     router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=QuickRoute)
 
     @router.post(
@@ -115,42 +128,46 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         response_model=TransactionHeader,
         response_model_exclude_none=True,
         responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
-        | {200: {"model": TransactionHeader, "description": "The same transaction is open, or its version committed"}},
+        | {
+            200: {
+                "model": TransactionHeader,
+                "description": "The same transaction is already open, or its version is already committed",
+            }
+        },
     )
     async def begin(caller: Caller, body: BeginRequest | None = None) -> Response:
         """Begin a transaction.
 
-        Under a `transaction_key`, with the `epoch` that its connect answered, only one is open: an older one is
-        aborted, the same `version` finds the open one again (200), and a `version` that is committed already is
-        answered with `already_committed` (200).
-        With authentication the caller is its `owner`.
+        Under a `transaction_key`, with the `epoch` that its connect returned, only one transaction is open: an older
+        one is aborted, the same `version` returns the open transaction (200), and a `version` that is already committed
+        is answered with `already_committed` (200). With authentication, the caller is its `owner`.
         """
         begun = await transactions.on_behalf_of(caller).begin(body)
         return model_response(begun.header, 201 if begun.created else 200)
 
     @router.post("/batch", response_model=BatchAnswer, response_model_exclude_none=True, responses=problems(*ALWAYS))
     async def batch(body: BatchRequest, caller: Caller) -> Response:
-        """Begin, commit and abort up to 1,000 transactions, each answered as by itself, in the same order.
+        """Begin, commit and abort up to 1,000 transactions, each answered like a single request, in the same order.
 
         Items that touch the same transaction are done in the order of the list; the others share requests to the store.
-        One malformed item refuses the whole request, and nothing happens.
+        If one item is malformed, the whole request is refused and has no effect.
         """
         answers = await run_batch(transactions.on_behalf_of(caller), body.items)
         return json_response({"items": [_item(answer) for answer in answers]})
 
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:
-        """The state of a transaction, now."""
+        """The current state of a transaction."""
         return await transactions.on_behalf_of(caller).get(TxnId.parse(txn_id))
 
     @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.NOT_ALLOWED))
     async def commit(txn_id: TxnIdPath, caller: Caller, body: CommitRequest | None = None) -> TransactionHeader:
-        """Commit. Repeating it succeeds, with a list of `writers` only with the same one."""
+        """Commit. A repeated commit succeeds; if it has a list of `writers`, only with the same list."""
         return await transactions.on_behalf_of(caller).commit(TxnId.parse(txn_id), body.writers if body else None)
 
     @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=problems(*ENDS))
     async def abort(txn_id: TxnIdPath, caller: Caller, body: AbortRequest | None = None) -> TransactionHeader:
-        """Abort. Repeating it succeeds, and so does aborting what has timed out or was fenced."""
+        """Abort. A repeated abort succeeds, and so does aborting a transaction that has timed out or was fenced."""
         body = body or AbortRequest()
         mine = transactions.on_behalf_of(caller)
         return await mine.abort(TxnId.parse(txn_id), body.reason, force=body.force)
@@ -171,7 +188,8 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
 
     @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=problems(*ENDS))
     async def prepare(txn_id: TxnIdPath, caller: Caller, body: PrepareRequest | None = None) -> TransactionHeader:
-        """First phase of an external two-phase commit: from now on only commit or abort."""
+        """The first phase of an external two-phase commit: from now on the transaction can only be committed or
+        aborted."""
         timeout_ms = body.prepared_timeout_ms if body else None
         return await transactions.on_behalf_of(caller).prepare(TxnId.parse(txn_id), timeout_ms)
 
@@ -183,9 +201,9 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
 
     @router.get("", response_model=TransactionPage, responses=problems(*ALWAYS))
     async def list_transactions(query: Annotated[TransactionQuery, Query()], caller: Caller) -> Response:
-        """Transactions that match every filter. A page may hold fewer than `limit` and still have a next one.
+        """Transactions that match every filter. A page may hold fewer than `limit` items without being the last one.
 
-        With authentication they are the caller's own; an administrator sees all.
+        With authentication these are the caller's own; an administrator sees all.
         """
         wanted = Filter(
             state=query.state,
@@ -198,7 +216,7 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
 
     @router.get("/{txn_id}/ops", response_model=OperationPage, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()], caller: Caller) -> Response:
-        """Operation records that no participant has cleaned up yet."""
+        """Operation records that no broker has cleaned up yet."""
         if not caller.superuser:
             await transactions.on_behalf_of(caller).get(TxnId.parse(txn_id))
         return _page(await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token))
@@ -211,9 +229,9 @@ def hanging_routes(listings: Listings) -> APIRouter:
 
     @router.get("/hanging", response_model=HangingPage, responses=problems(*ALWAYS))
     async def hanging(query: Annotated[HangingQuery, Query()]) -> Response:
-        """Who holds back which segment's readers, and since when: transactions open for longer than `max_age_ms`.
+        """Transactions that have been open for longer than `max_age_ms`, and the segments whose readers they hold back.
 
-        The pages go by deadline, the earliest first; in each the oldest transaction is first.
+        The pages are ordered by deadline, the earliest first; in each page the oldest transaction is first.
         """
         return _page(await hanging_transactions(listings, query.max_age_ms, query.limit, query.page_token))
 
@@ -231,9 +249,10 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
         responses=problems(*WRITES, ErrorCode.NOT_ALLOWED),
     )
     async def connect(key: KeyPath, body: ConnectRequest, caller: Caller) -> ConnectAnswer:
-        """Become the only connection of a key: the epoch grows, and what the one before had open is aborted.
+        """Become the only connection of a key: the epoch is incremented, and the open transaction of the previous
+        connection is aborted.
 
-        With authentication the key is the caller's, whatever keys of the same name others have.
+        With authentication the key belongs to the caller; other owners may have keys with the same name.
         """
         return await keys.connect(key, owned(body, caller))
 
@@ -244,12 +263,13 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
 
     @router.get(admin + "/{key}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.NOT_FOUND))
     async def get_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> TransactionKeyInfo:
-        """One key: its epoch and the transaction it holds."""
+        """One key: its epoch and the transaction that it holds."""
         return await keys.get(key, query.owner)
 
     @router.delete(admin + "/{key}", response_model_exclude_none=True, responses=problems(*WRITES, ErrorCode.NOT_FOUND))
     async def delete_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> DeletedTransactionKey:
-        """Remove a key and abort what it holds. Its epochs never repeat, and committed versions stay committed."""
+        """Delete a key, and abort the transaction that it holds. Its epochs never repeat, and committed versions stay
+        committed."""
         return await keys.delete(key, query.owner)
 
     return router

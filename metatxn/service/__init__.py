@@ -1,1 +1,1 @@
-"""What both REST services share: errors on the wire, routing on the raw path, health, settings."""
+"""What both REST services share: errors on the wire, routing on the raw path, health, limits."""

@@ -14,12 +14,12 @@ _COMES_BACK = (ErrorCode.STORE_UNAVAILABLE, ErrorCode.STORAGE_FULL, ErrorCode.RA
 
 
 def model_response(model: BaseModel, status: int = 200) -> Response:
-    """What `response_model_exclude_none=True` answers, for a model that needs no second validation."""
+    """The answer of `response_model_exclude_none=True`, for a model that needs no second validation."""
     return Response(model.model_dump_json(exclude_none=True), status_code=status, media_type="application/json")
 
 
 def json_response(value: object) -> Response:
-    """For what is large: anything that JSON can express, as it is."""
+    """For large answers: anything that JSON can express, without a model."""
     return Response(to_json(value), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Whether anybody still waits for an answer. What takes long asks before it begins anything more."""
+"""Whether the client still waits for an answer. Long operations check this before each further step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 ASKED: ContextVar[Receive] = ContextVar("asked")
-"""From where the request under way came, once its body has been read."""
+"""The source of the current request, once its body has been read."""
 
 
 async def caller_left() -> bool:
-    """Whether the client of the request under way has closed its connection. False outside of requests."""
+    """Whether the client of the current request has closed its connection. False outside requests."""
     receive = ASKED.get(None)
     return receive is not None and await Request({"type": "http"}, receive).is_disconnected()

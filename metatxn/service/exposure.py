@@ -1,9 +1,8 @@
-"""How a service faces the network: who may connect, over what, and how much they may ask.
+"""How a service is exposed to the network: who may connect, with or without TLS, and how much they may send.
 
-authentication   address      result
-off              loopback     the default: only this machine, and whoever is on it may do everything
-off              any other    refused, unless `allow_anonymous` says that this is meant
-on               any          every request needs a token; without TLS that is warned of, tokens can be read
+authentication address result off loopback the default: only this machine, and whoever is on it may do everything off
+any other refused, unless `allow_anonymous` says that this is meant on any every request needs a token; without TLS that
+is warned of, tokens can be read
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = structlog.get_logger()
 
 
 class InvalidExposure(ValueError):
-    """What is wrong, and what to do; in the words of the command line's options."""
+    """The message says what is wrong and what to do, in the words of the command line's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +36,19 @@ class Exposure:
     limits: Limits = field(default_factory=Limits)
 
     def check(self, host: str) -> None:
-        """Raises `InvalidExposure` when a service must not listen on `host` like this."""
+        """Raises `InvalidExposure` if a service must not listen on `host` with these settings."""
         if self.authenticator is None and not self.allow_anonymous and not is_loopback(host):
             raise InvalidExposure(
-                f"--host {host} can be reached from other machines, and there is no authentication. "
-                "Give --token-file or --jwt-public-key, or --allow-anonymous when everybody may do everything."
+                f"--host {host} can be reached from other machines, but there is no authentication. "
+                "Give --token-file or --jwt-public-key, or --allow-anonymous if everybody may do everything."
             )
         if self.authenticator is not None and self.tls is None and not is_loopback(host):
-            log.warning("tokens travel unencrypted: give --tls-cert and --tls-key, or put TLS in front", host=host)
+            log.warning(
+                "tokens are sent unencrypted; give --tls-cert and --tls-key, or put a TLS proxy in front", host=host
+            )
 
     def describe(self, host: str) -> str:
-        """For whoever starts a service."""
+        """One line for the person who starts a service."""
         if self.authenticator is not None:
             return "with a token" + (", over TLS" if self.tls else ", without TLS")
         if is_loopback(host):
@@ -56,7 +57,7 @@ class Exposure:
 
 
 def is_loopback(host: str) -> bool:
-    """Names other than `localhost` may be anything."""
+    """Names other than `localhost` may resolve to any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -73,7 +74,7 @@ def open_exposure(
     allow_anonymous: bool = False,
     **limits: Any,
 ) -> Exposure:
-    """Read what the options name; `limits` are fields of `Limits`. Raises `InvalidExposure`."""
+    """Read the files that the options name; `limits` are fields of `Limits`. Raises `InvalidExposure`."""
     if allow_anonymous and (token_file or jwt_public_key):
         raise InvalidExposure("--allow-anonymous contradicts --token-file and --jwt-public-key. Give one or the other.")
     if jwt_audience is not None and jwt_public_key is None:
@@ -99,10 +100,12 @@ def _tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise InvalidExposure(f"--tls-cert {cert}, --tls-key {key}: {error}. Give PEM files that fit.") from None
+        raise InvalidExposure(
+            f"--tls-cert {cert}, --tls-key {key}: {error}. Give PEM files of a certificate and its key."
+        ) from None
     return context
 
 
 def _no_password() -> str:
-    """Without it OpenSSL asks on the terminal."""
+    """Without this, OpenSSL asks for the password on the terminal."""
     raise ValueError("the key is encrypted")

@@ -31,12 +31,12 @@ from metatxn.wire import errors
 from metatxn.wire.problems import Problem, problem_of
 
 CALLER = "metatxn.caller"
-"""Where the principal stands in the scope of a request."""
+"""The key of the principal in the scope of a request."""
 BODY = "metatxn.body"
-"""Where its whole body stands."""
+"""The key of the whole body in the scope of a request."""
 LOST_BODY = "metatxn.lost_body"
-"""In the scope of a request that names the type of a body and sends none, not even an empty one: something on its way
-has lost it, and to a verb whose body may be left out it says something else now."""
+"""The key in the scope of a request that names the type of a body and sends none, not even an empty one: something on
+its way has lost the body, and for endpoints with an optional body the request now means something else."""
 ADMIN_PATHS = "/admin/"
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 _OPEN_ASSETS = "/docs-assets/"
@@ -104,7 +104,7 @@ class Gate:
 
     def _enter(self) -> None:
         if self._under_way >= self._limits.max_requests:
-            raise Refused(_problem(errors.RateLimited, f"{self._under_way} requests are under way already"))
+            raise Refused(_problem(errors.RateLimited, f"{self._under_way} requests are already in progress"))
         self._under_way += 1
 
     # -- through -----------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Gate:
                 await refused.answer(scope, receive, send)
                 return
             if body is None:
-                return  # the client has gone
+                return  # the client has disconnected
             scope[BODY] = body
             receive = _replayed(body, receive)
         elif _header(scope, b"content-type") is not None and _header(scope, b"content-length") is None:
@@ -127,7 +127,7 @@ class Gate:
         await _InTime(scope, send).run(self._app, receive, self._limits.request_timeout_ms / 1000)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; None when the client went away in the middle of it.
+        """The whole body, or None if the client disconnected before its end.
 
         Its length is counted as it arrives: `Content-Length` only helps to refuse early.
         """
@@ -157,11 +157,11 @@ class Gate:
 
     def _too_large(self) -> Refused:
         limit = self._limits.max_body_bytes
-        return Refused(_problem(errors.PayloadTooLarge, f"a body holds at most {limit} bytes", limit_bytes=limit))
+        return Refused(_problem(errors.PayloadTooLarge, f"a body may have at most {limit} bytes", limit_bytes=limit))
 
 
 class Refused(Exception):
-    """Answered at the gate."""
+    """The request was answered at the gate."""
 
     def __init__(self, problem: Problem, headers: dict[str, str] | None = None) -> None:
         super().__init__(problem.detail)
@@ -173,7 +173,8 @@ class Refused(Exception):
 
 
 class _InTime:
-    """Answers for an application that takes too long, without ending it; what it says afterwards is dropped."""
+    """Answers in place of an application that takes too long, without ending it; a later answer of the application is
+    dropped."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
@@ -209,12 +210,12 @@ def _check_head(scope: Scope, limits: Limits) -> None:
     for name, value in headers:
         size += len(name) + len(value)
     if len(headers) > limits.max_headers or size > limits.max_header_bytes:
-        detail = f"headers: at most {limits.max_headers} with {limits.max_header_bytes} bytes together are taken"
+        detail = f"headers: at most {limits.max_headers} with {limits.max_header_bytes} bytes together are accepted"
         raise Refused(_problem(errors.InvalidArgument, detail, status=431, title="Too many headers", field="headers"))
 
 
 def _has_body(scope: Scope) -> bool:
-    """A request without either header ends with its head (RFC 9112 §6.3)."""
+    """Whether the request has a body: one without either header ends with its head (RFC 9112 §6.3)."""
     for name, value in scope["headers"]:
         if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
             return True
@@ -226,7 +227,7 @@ def _header(scope: Scope, wanted: bytes) -> bytes | None:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` of a request whose body has been read."""
+    """The `receive` of a request whose body has already been read."""
     given = False
 
     async def replay() -> Message:
@@ -248,6 +249,6 @@ def _problem(
     action: str | None = None,
     **members: Any,
 ) -> Problem:
-    """The problem of an error, or what HTTP has a status of its own for and the contract has no code."""
+    """The problem of an error, or of a case that has its own HTTP status but no code in the contract."""
     problem = problem_of(kind(detail, action=action, **members))
     return problem.model_copy(update={"status": status or problem.status, "title": title or problem.title})

@@ -38,7 +38,7 @@ def _unquote_segment(value: object) -> object:
     """Path parameters arrive percent-encoded (see `RawPath`)."""
     if isinstance(value, str):
         if _BROKEN_ESCAPE.search(value):
-            raise ValueError("has a % that two hex digits do not follow; a % itself is sent as %25")
+            raise ValueError("has a % without two hexadecimal digits after it; send a % itself as %25")
         try:
             return unquote(value, errors="strict")
         except UnicodeDecodeError:
@@ -57,13 +57,13 @@ async def _caller(request: Request) -> Principal:
 
 
 Caller = Annotated[Principal, Depends(_caller)]
-"""Who sent this request, as the gate found out."""
+"""The sender of this request, as determined by the gate."""
 
 
 class RawPath:
-    """ASGI middleware: route on the path as it was sent, so that an encoded `/` stays inside its parameter.
+    """ASGI middleware that routes on the path as it was sent, so that an encoded `/` stays inside its parameter.
 
-    A body that names no type, or the one `curl -d` names by itself, is taken for JSON.
+    A body without a type, or with the type that `curl -d` sends by default, is treated as JSON.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -85,7 +85,7 @@ def _json_unless_named(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, 
 
 
 def from_store(error: MetastoreError) -> errors.MetatxnError:
-    """What a store failure that nobody handled means to an HTTP client."""
+    """The HTTP error for a store failure that was not handled elsewhere."""
     if isinstance(error, OutcomeUnknown):
         return errors.OutcomeUnknown(str(error))
     if isinstance(error, StoreFull):
@@ -98,7 +98,7 @@ def from_store(error: MetastoreError) -> errors.MetatxnError:
 def _field_of(error: dict[str, Any], body: object) -> str:
     """The name of the offending field, without FastAPI's `body`/`query`/`path` prefix and union tags."""
     if error["type"] == "json_invalid":
-        return "body"  # What follows in `loc` is a character's position.
+        return "body"  # The rest of `loc` is the position of a character.
     kind, *where = error["loc"]
     if kind == "body":
         where = _without_union_tags(where, body)
@@ -108,7 +108,7 @@ def _field_of(error: dict[str, Any], body: object) -> str:
 
 
 def _without_union_tags(where: list[Any], value: object) -> list[Any]:
-    """Between an object and its field, pydantic names which of several shapes it took the object for."""
+    """Between an object and its field, pydantic names the shape, of several, that it tried for the object."""
     kept = []
     for number, part in enumerate(where):
         last = number == len(where) - 1
@@ -124,7 +124,7 @@ def create_app(
 ) -> FastAPI:
     """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`.
 
-    Nobody comes past the gate, which is the outermost layer: what is added last.
+    Every request passes the gate, which is the outermost layer: the middleware that is added last.
     """
     exposure = exposure or Exposure()
     app = documented_app(title, description, version, needs_token=exposure.authenticator is not None)
@@ -151,13 +151,13 @@ def create_app(
         message = str(first["msg"]).removeprefix("Value error, ")
         media_type = request.headers.get("content-type", "")
         if field == "body" and isinstance(first["input"], bytes):  # FastAPI parses nothing but JSON
-            message = f"JSON is expected: send it as Content-Type: application/json, not as {media_type}"
+            message = f"JSON is expected: send it with Content-Type: application/json instead of {media_type}"
         return problem_response(problem_of(errors.InvalidArgument(f"{field}: {message}", field=field)))
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
         if error.status_code == 400:
-            # FastAPI's answer to a body that cannot be parsed at all: not UTF-8, nested too deeply, endless digits.
+            # FastAPI's answer to a body that cannot be parsed at all: not UTF-8, nested too deeply, too many digits.
             detail = f"body: {error.detail}"
             return problem_response(problem_of(errors.InvalidArgument(detail, field="body")))
         code = ErrorCode.NOT_FOUND if error.status_code == 404 else ErrorCode.INVALID_ARGUMENT
@@ -181,7 +181,7 @@ def create_app(
         problem = Problem(
             status=500,
             title="Internal error",
-            detail="the service failed to answer; its log says why",
+            detail="the service failed to answer; its log contains the reason",
             code=ErrorCode.OUTCOME_UNKNOWN,
             retriable=False,
             definite=False,

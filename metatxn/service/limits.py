@@ -1,4 +1,4 @@
-"""How much one service takes: sizes, times, requests at once, requests per second."""
+"""The limits of one service: sizes, times, requests in progress, requests per second."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 MAX_BODY_BYTES = 16 << 20
-"""An entry's worth. Whoever may send more than this needs `--max-body-bytes`."""
+"""The size of one entry. Larger bodies need `--max-body-bytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Generous: what an honest client never meets. Times in milliseconds."""
+    """The limits are generous: a normal client never reaches them. Times are in milliseconds."""
 
     max_body_bytes: int = MAX_BODY_BYTES
     max_headers: int = 100
     max_header_bytes: int = 32 << 10
-    """Names and values together. The URL does not count: a browse token holds a place for each segment."""
+    """Names and values together. The URL does not count, because a browse token contains a place for each segment."""
     body_timeout_ms: int = 60_000
-    """For the whole body to arrive, counted from the head."""
+    """For the whole body to arrive, counted from the end of the head."""
     request_timeout_ms: int = 120_000
-    """For the answer. Longer than the longest long poll."""
+    """For the answer; longer than the longest long poll."""
     max_requests: int = 4096
-    """Under way at once."""
+    """The most requests in progress at the same time."""
     requests_per_second: float | None = None
-    """Of one principal, or of one address as long as nobody is authenticated; None: as many as it can answer."""
+    """The most requests per second of one principal, or of one address while requests are not authenticated. None: no
+    limit."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -33,9 +34,9 @@ class Limits:
 
 
 class RateLimit:
-    """A token bucket for each caller, filled at `per_second`, with a second's worth in store (at least one).
+    """A token bucket for each caller, filled at `per_second`, that holds one second's worth (at least one token).
 
-    A full bucket is the same as none, so those of callers that were not seen for longest are dropped first.
+    A full bucket is the same as none, so the buckets of callers that were silent for longest are dropped first.
     """
 
     MAX_CALLERS = 10_000
@@ -46,7 +47,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, caller: str, now_s: float) -> float:
-        """Take one; 0 when there was one, else the seconds until there will be."""
+        """Take one token. Returns 0 if there was one, or else the seconds until there will be one."""
         left, at = self._buckets.pop(caller, (self._burst, now_s))
         left = min(self._burst, left + (now_s - at) * self._rate)
         granted = left >= 1

@@ -1,4 +1,4 @@
-"""What a service says about itself: `/openapi.json`, and the page at `/docs` that shows it without the internet.
+"""The description of a service: `/openapi.json`, and the page at `/docs` that shows it without internet access.
 
 Every documented error is a `Problem` with an example for each code it may carry.
 """
@@ -17,14 +17,14 @@ from metatxn.wire.problems import MEDIA_TYPE, Problem, problem_of
 _REFERENCE = "#/components/schemas/{model}"
 _SCHEME = "bearer"
 _WITHOUT_TOKEN = ("/healthz", "/readyz")
-_NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}  # else each request looks for a provider
+_NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}  # otherwise each request looks for a provider
 _AT_THE_GATE = (ErrorCode.RATE_LIMITED,)
 _WITH_TOKEN = (ErrorCode.UNAUTHENTICATED, ErrorCode.NOT_ALLOWED)
 _WITH_BODY = (ErrorCode.PAYLOAD_TOO_LARGE,)
 
 
 def problems(*refusals: ErrorCode | int) -> dict[int | str, dict[str, Any]]:
-    """The `responses=` of an endpoint that can answer these codes; a status stands for all codes that it can mean."""
+    """The `responses=` of an endpoint that can answer these codes; a status stands for all codes that it can have."""
     codes = [code for code, kind in BY_CODE.items() if code in refusals or kind.status in refusals]
     by_status: dict[int | str, dict[str, Any]] = {}
     for code in codes:
@@ -41,9 +41,9 @@ def _problem_content() -> dict[str, Any]:
 
 
 def documented_app(title: str, description: str, version: str, *, needs_token: bool) -> FastAPI:
-    """An application with its own copy of the page's scripts; FastAPI's page loads them from other hosts.
+    """An application that serves the scripts of the page itself; FastAPI's page loads them from other hosts.
 
-    Every operation shows what the gate can refuse it with; that it needs a token, only where one is asked for.
+    Every operation shows the refusals of the gate, and that it requires a token if authentication is on.
     """
     app = FastAPIOffline(
         redoc_url=None,
@@ -56,7 +56,7 @@ def documented_app(title: str, description: str, version: str, *, needs_token: b
     described = app.openapi
 
     def with_problem() -> dict[str, Any]:
-        """`problems` only refers to the schema: as a `model` FastAPI would also offer errors as plain JSON."""
+        """`problems` only refers to the schema: as a `model`, FastAPI would also describe errors as plain JSON."""
         if app.openapi_schema is None:
             _, definitions = models_json_schema([(Problem, "serialization")], ref_template=_REFERENCE)
             components = described().setdefault("components", {})

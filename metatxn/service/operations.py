@@ -1,4 +1,4 @@
-"""Endpoints that both services have: liveness, readiness, and who is in the cluster."""
+"""Endpoints that both services have: liveness, readiness, and the members of the cluster."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def add_operations(
     waiting_for: Callable[[], dict[str, str]],
     behind: Callable[[], Awaitable[dict[str, str]]] = _nothing,
 ) -> None:
-    """`waiting_for` names what is not recovered yet, and why; empty when this process is ready. So does `behind`, which
-    asks the store, and only once it answers."""
+    """`waiting_for` names what is not recovered yet, and why; it is empty if this process is ready. `behind` does the
+    same, but reads the store, and is called only once the store answers."""
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["operations"])
     async def healthz() -> Liveness:
-        """The process runs. Says nothing about the store: see `/readyz`."""
+        """The process is running. This says nothing about the store: see `/readyz`."""
         return Liveness()
 
     @app.get(
@@ -53,7 +53,7 @@ def add_operations(
         },
     )
     async def readyz() -> Response:
-        """200 when the store answers and everything this process owns is recovered; else 503."""
+        """200 if the store answers and everything that this process owns is recovered, or else 503."""
         missing = dict(waiting_for())
         try:
             async with asyncio.timeout(READY_WITHIN_SECONDS):
@@ -66,7 +66,7 @@ def add_operations(
 
     @app.get("/v1/cluster", tags=["operations"], responses=problems(ErrorCode.STORE_UNAVAILABLE))
     async def cluster() -> Cluster:
-        """Every coordinator and broker, so that a client needs to know one URL."""
+        """List every coordinator and broker, so that a client needs to know only one URL."""
         coordinators = await _processes(store, paths.COORDINATORS)
         brokers = await _processes(store, paths.BROKERS)
         return Cluster(coordinators=coordinators, brokers=brokers, revision=await store.current_revision())

@@ -1,8 +1,9 @@
-"""Routes for what is asked thousands of times a second: a request that fits reaches its endpoint at once.
+"""Routes for endpoints that are called thousands of times a second: a request that fits reaches its endpoint directly.
 
 FastAPI solves a tree of dependencies for each request and validates each answer again, which costs more than beginning
-a transaction. The endpoint of a `QuickRoute` is one of FastAPI's all the same: its signature makes the OpenAPI page,
-and whatever is not exactly as it says goes FastAPI's way, which refuses it in the same words as everywhere.
+a transaction. The endpoint of a `QuickRoute` is still an endpoint of FastAPI: its signature determines the OpenAPI
+page, and a request that does not match it exactly is passed to FastAPI, which refuses it with the same words as
+everywhere.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from metatxn.service.http import CONTENT_TYPE, JSON, Caller
 from metatxn.service.strict import StrictRoute
 
 Reader = Callable[[Scope, Mapping[str, str]], Any]
-"""One argument of an endpoint, from a request and its query. Raises `Unfit` or `ValidationError`."""
+"""Makes one argument of an endpoint from a request and its query. Raises `Unfit` or `ValidationError`."""
 
 
 class Unfit(Exception):
-    """FastAPI may know what to do with this request."""
+    """The request does not fit, but FastAPI may be able to handle it."""
 
 
 class QuickRoute(StrictRoute):
-    """Its endpoint takes parameters of the path and of the query, the `caller`, the `request`, and a `body` in JSON; so
-    do the dependencies that are named with the route, which are called first.
+    """A route whose endpoint takes parameters of the path and of the query, the `caller`, the `request`, and a `body`
+    in JSON. So do the dependencies that are named with the route, which are called first.
 
-    It returns a model, which is answered without the fields that it lacks, or a response.
+    The endpoint returns a response, or a model, which is answered without the fields that it lacks.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -95,7 +96,7 @@ def _body_reader(validated: TypeAdapter[Any], default: Any) -> Reader:
 
 
 def _query(sent: bytes, asked: set[str]) -> dict[str, str]:
-    """Raises `Unfit` unless all of it was asked for, is given once, and is UTF-8."""
+    """Raises `Unfit` unless every parameter is known, is given once, and is UTF-8."""
     query: dict[str, str] = {}
     for pair in filter(None, sent.decode("latin-1").split("&")):
         name, _, value = pair.partition("=")
@@ -109,9 +110,9 @@ def _query(sent: bytes, asked: set[str]) -> dict[str, str]:
 
 
 def add_routes(app: FastAPI, router: APIRouter, *, first: bool = False) -> None:
-    """`app.include_router`, which has every request matched twice: by the router and by its route.
+    """Like `app.include_router`, which would match every request twice: by the router and by its route.
 
-    Routes are asked one after another; `first` puts these in front of all others.
+    Routes are tried one after another; with `first` these come before all others.
     """
     at = 0 if first else len(app.router.routes)
     app.router.routes[at:at] = router.routes

@@ -1,4 +1,4 @@
-"""Work that must get done: again and again, with jittered back-off, until it succeeds."""
+"""Work that must be done: it is repeated, with jittered back-off, until it succeeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 WAIT = wait_random_exponential(multiplier=0.05, min=0.01, max=5.0)
-"""Seconds: a random part of 0.05, 0.1, 0.2, … up to 5, so that those who failed together do not come back together."""
+"""In seconds: a random part of 0.05, 0.1, 0.2, … up to 5, so that workers that failed together do not retry
+together."""
 
 
 async def until_it_succeeds(
@@ -15,7 +16,8 @@ async def until_it_succeeds(
     retry_on: type[Exception] | tuple[type[Exception], ...],
     report: Callable[[BaseException | None], None] = lambda _: None,
 ) -> None:
-    """Await `work()` until it ends without `retry_on`; other exceptions pass. `report` hears of each failure."""
+    """Await `work()` until it ends without one of `retry_on`; other exceptions are raised. `report` is called for each
+    failure."""
     try:
         await work()
     except retry_on as error:
@@ -28,8 +30,8 @@ async def _go_on(
     retry_on: type[Exception] | tuple[type[Exception], ...],
     report: Callable[[BaseException | None], None],
 ) -> None:
-    """`failed` is how the first attempt ended. That one is made without the library, whose objects are three dozen, and
-    a cycle: as garbage of every transaction they are what a broker's memory grows by."""
+    """Continue after the first attempt, whose result is `failed`. The first attempt is made without the library, whose
+    objects are three dozen, and a cycle: as garbage of every transaction they would make a broker's memory grow."""
 
     def before_sleep(state: RetryCallState) -> None:
         report(state.outcome.exception() if state.outcome else None)

@@ -13,21 +13,22 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S = 30.0
-"""From the connection, or from the first byte of a request, to the end of its head."""
+"""The time from the connection, or from the first byte of a request, to the end of its head."""
 MAX_HEAD_BYTES = 256 << 10
-"""Request line and headers. The URL of a browse token with a place in each of 1,000 segments fits."""
+"""The size of request line and headers. The URL of a browse token with a place in each of 1,000 segments fits."""
 GRACE_S = 5.0
-"""How long requests under way may hold up a stop."""
+"""How long requests in progress may delay a stop."""
 STALL_S = 60.0
-"""How long a client may take nothing of an answer that waits for it, before its connection is cut."""
+"""How long a client may read nothing of an answer before its connection is closed."""
 LINGER_S = 5.0
-"""How long the rest of a body that nobody wants is taken, before the connection is closed."""
+"""How long the rest of an unwanted body is read before the connection is closed."""
 
 
 class HttpServer:
     """Serve `app` until `stop`. `port` 0 takes a free one; `url` is known once `bind` has returned.
 
-    `advertise_url` is where others reach this server, when that is not `http(s)://<host>:<port>` (containers, proxies).
+    `advertise_url` is the URL at which others reach this server if it is not `http(s)://<host>:<port>` (containers,
+    proxies).
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class HttpServer:
             access_log=False,
             timeout_keep_alive=75,
             lifespan="off",
-            proxy_headers=False,  # else whoever sends X-Forwarded-For chooses the address that is counted
+            proxy_headers=False,  # otherwise a client could choose its counted address by X-Forwarded-For
             server_header=False,
             ssl_context_factory=(lambda *_: tls) if tls else None,
         )
@@ -75,7 +76,7 @@ class HttpServer:
         return f"{self._scheme}://{host}:{self._port}"
 
     def bind(self) -> None:
-        """Take the port, so that `url` is known before anything is served. Raises `OSError` when it is in use."""
+        """Take the port, so that `url` is known before anything is served. Raises `OSError` if it is in use."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         bound = self._socket = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,7 +94,7 @@ class HttpServer:
         await self._server.serving.wait()
 
     async def stop(self) -> None:
-        """Stop accepting, finish the requests under way (up to `grace_s`), close."""
+        """Stop accepting connections, finish the requests in progress (for up to `grace_s`), and close."""
         if self._task is None:
             if self._socket:
                 self._socket.close()
@@ -107,7 +108,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, and with an event for "accepting now"."""
+    """uvicorn without its signal handlers, and with an event that is set once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -122,16 +123,17 @@ class _Server(uvicorn.Server):
 
 
 class _BoundedHead(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on what arrives before an application hears of it, and after it has answered; and
-    on how long a client may leave an answer lying, which holds memory and a place among the requests under way.
+    """uvicorn's protocol with three limits: on what arrives before the application gets a request, on what arrives
+    after it has answered, and on how long a client may leave an answer unread, which takes memory and counts as a
+    request in progress.
 
     uvicorn times idle connections only between two requests, and its parser collects a head of any length. So a head
-    has a time and a size here; and the rest of a body whose request is answered already is taken for a moment only
+    has limits of time and size here. The rest of a body whose request is already answered is read only for a short time
     (closing at once would reset the connection before the client has read the answer).
 
     A request that offers an upgrade is answered as if it did not, which a server may always do (RFC 9110 §7.8). The
-    parser takes what follows such a head for another protocol, and uvicorn would serve the request without its body;
-    so the head is parsed once more without `Upgrade`, and the body behind it.
+    parser treats what follows such a head as another protocol, and uvicorn would serve the request without its body. So
+    the head is parsed once more without `Upgrade`, together with the body after it.
     """
 
     _in_head = True
@@ -199,7 +201,7 @@ class _BoundedHead(HttpToolsProtocol):
                 data = memoryview(data)[stopped.args[0] :]
                 head = self._head_without_upgrade()
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
                 self.parser.feed_data(head)
 
     def _head_without_upgrade(self) -> bytes:
@@ -218,7 +220,7 @@ class _BoundedHead(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A chunk that the application waits for is handed on as it is; uvicorn would copy it twice."""
+        """Pass on a chunk that the application waits for without copying it; uvicorn would copy it twice."""
         if not self.cycle.body:
             self.cycle.body, body = cast(bytearray, body), b""
         super().on_body(body)
@@ -227,7 +229,7 @@ class _BoundedHead(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._in_head = True
-        self._head_bytes = -self._arriving  # what has come with the end of this request does not count
+        self._head_bytes = -self._arriving  # data that came with the end of this request does not count
         self._keep()
         super().on_message_complete()
 

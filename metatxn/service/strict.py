@@ -17,8 +17,9 @@ from metatxn.wire import errors
 
 
 class StrictRoute(APIRoute):
-    """A misspelt `txn_id` must not become a publish outside of any transaction, and the `writers` of a commit that were
-    put into the URL must not be passed over, nor those in a body that did not arrive: then all would count."""
+    """A route that refuses unknown query parameters. A misspelt `txn_id` must not turn a publish into one outside
+    transactions. Nor may the `writers` of a commit be ignored because they were put into the URL or were in a body that
+    was lost: then all writers would count."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -43,7 +44,8 @@ class StrictRoute(APIRoute):
 
 
 def _check_query(query: str, known: set[str]) -> None:
-    """Every parameter is one that the endpoint has, once, and is UTF-8: what is not would be replaced silently."""
+    """Check that every parameter is known to the endpoint, is given once, and is UTF-8, because bytes that are not
+    UTF-8 would be replaced silently."""
     seen: set[str] = set()
     for pair in filter(None, query.split("&")):
         name, _, value = pair.partition("=")
@@ -54,7 +56,7 @@ def _check_query(query: str, known: set[str]) -> None:
         except UnicodeDecodeError:
             problem = "is not percent-encoded UTF-8"
         if name not in known:
-            problem = "there is no such query parameter"
+            problem = "is not a query parameter of this endpoint"
         elif name in seen:
             problem = "is given twice"
         if problem:
@@ -64,7 +66,7 @@ def _check_query(query: str, known: set[str]) -> None:
 
 def _lost_body() -> errors.MetatxnError:
     return errors.InvalidArgument(
-        "body: there is none, and Content-Type names the type of one",
-        action="Send it with Content-Length, or leave out Content-Type.",
+        "body: the request has a Content-Type but no body",
+        action="Send the body with Content-Length, or leave out Content-Type.",
         field="body",
     )

@@ -112,7 +112,7 @@ async def test_not_ready_once_the_watch_is_dead(
             watch.release()
         answer = await looking
         assert (answer.status_code, answer.json()["waiting_for"]) == (
-            (200, {}) if late else (503, {"watch": "it does not show what has changed in the store"})
+            (200, {}) if late else (503, {"watch": "it does not show the latest changes in the store"})
         )
         truth._log.resync(await truth.current_revision(), "a gap")
         await becomes(lambda: service.presence.resyncs == 1)

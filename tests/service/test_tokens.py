@@ -198,8 +198,8 @@ def test_a_key_that_was_taken_away_ends_what_was_remembered(tmp_path: Path, monk
     ("claims", "why"),
     [
         ({"exp": NOW_S - LEEWAY_S - 1_000_000_000}, "it has expired"),
-        ({"exp": float("inf")}, "it is no signed token"),
-        ({"exp": "soon"}, "it is no signed token"),
+        ({"exp": float("inf")}, "it is not a signed token"),
+        ({"exp": "soon"}, "it is not a signed token"),
         ({"exp": None}, "it lacks the claim exp"),
         ({"sub": None}, "it lacks the claim sub"),
         ({"sub": ""}, "its claims do not fit"),
@@ -296,7 +296,7 @@ def test_what_is_no_token_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_header_of_a_thousand_brackets_is_refused(tmp_path: Path) -> None:
     bomb = unpadded(b"[" * 5000).decode()
-    with pytest.raises(InvalidToken, match="it is no signed token"):
+    with pytest.raises(InvalidToken, match="it is not a signed token"):
         verifier(tmp_path, EC_KEY).principal(f"{bomb}.{bomb}.")
 
 

@@ -1,1 +1,1 @@
-"""Who calls a service, and what that principal may do: bearer tokens, signed tokens, grants."""
+"""The callers of a service and what they may do: bearer tokens, signed tokens, grants."""

@@ -12,11 +12,11 @@ from metatxn.service.security.watched_file import WatchedFile
 from metatxn.wire import errors
 
 MAX_TOKEN_LENGTH = 8192
-_ACTION = "Send a valid token as `Authorization: Bearer <token>`, and in no other place."
+_ACTION = "Send a valid token as `Authorization: Bearer <token>`; it is not read anywhere else."
 
 
 class Authenticator:
-    """Knows tokens of a file, signed tokens, or both. A file that changes holds within a second."""
+    """Recognizes the tokens of a file, signed tokens, or both. A change of a file takes effect within a second."""
 
     def __init__(self, token_file: Path | None, signed: SignedTokens | None) -> None:
         """Raises `InvalidSecurityFile`."""
@@ -24,7 +24,7 @@ class Authenticator:
         self._signed = signed
 
     def principal(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
-        """Whose token this is. Raises UNAUTHENTICATED, saying why and nothing of the token."""
+        """The principal of this token. Raises UNAUTHENTICATED with the reason, which contains nothing of the token."""
         token = _bearer_token(headers)
         if token.startswith(tokens.PREFIX):
             found = tokens.find_token(self._listed.current(), token) if self._listed else None
@@ -48,9 +48,9 @@ def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> str:
     scheme, _, token = values[0].partition(b" ")
     token = token.strip()
     if scheme.lower() != b"bearer" or not token:
-        raise _unauthenticated("the Authorization header holds no bearer token")
+        raise _unauthenticated("the Authorization header does not contain a bearer token")
     if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
-        raise _unauthenticated("the token has no form that is known here")
+        raise _unauthenticated("the token has a form that is not known here")
     return token.decode("ascii")
 
 

@@ -6,7 +6,7 @@
     admin      create, split, merge, seal, trim, drop   `admin = true`: all of this on every topic, `/admin/…`,
                                                         and ending, keeping alive and reading anybody's transaction
 
-While authentication is off everybody is `ANYONE`, who may do everything and owns nothing by name.
+While authentication is off, every caller is `ANYONE`, who may do everything and owns nothing by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Right = Literal["produce", "consume", "admin"]
 
 def _topic_pattern(value: str) -> str:
     if value.count("/") != 2 and "*" not in value:
-        raise ValueError("is matched with tenant/namespace/topic, so it needs two slashes or a *")
+        raise ValueError("is matched against tenant/namespace/topic, so it needs two slashes or a *")
     return value
 
 
@@ -34,10 +34,10 @@ TopicPattern = Annotated[str, Field(min_length=1, max_length=1024), AfterValidat
 
 
 class Grants(BaseModel):
-    """As they stand in the token file, and in the claim `metatxn` of a signed token.
+    """The grants of a principal, as they are in the token file and in the claim `metatxn` of a signed token.
 
     `topics` maps a pattern (`*`, `?`, `[…]`, over the full name `tenant/namespace/topic`, `*` crosses slashes) to
-    rights. Rights only add up: no pattern takes away what another one gives.
+    rights. Rights only add up: a pattern never takes away what another one grants.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -48,7 +48,8 @@ class Grants(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`name` is what the transactions it begins are owned by; None: nobody is authenticated."""
+    """A principal. `name` is the owner of the transactions that it begins; it is None if the caller is not
+    authenticated."""
 
     name: str | None
     grants: Grants
@@ -58,7 +59,7 @@ class Principal:
         return self.grants.admin
 
     def owns(self, owner: str | None) -> bool:
-        """Whether it may end, change or read what belongs to `owner`. What was begun by nobody belongs to all."""
+        """Whether the principal may end, change or read what belongs to `owner`. What has no owner belongs to all."""
         return owner is None or owner == self.name or self.superuser
 
     def may(self, right: Right, topic: str) -> bool:
@@ -67,25 +68,26 @@ class Principal:
         )
 
     def may_see(self, topic: str) -> bool:
-        """Whether it has any right on the topic: then its name and layout are no secret."""
+        """Whether the principal has any right on the topic. If so, the topic's name and layout are not secret from
+        it."""
         return self.superuser or any(
             rights and fnmatchcase(topic, pattern) for pattern, rights in self.grants.topics.items()
         )
 
     def require(self, right: Right, topic: str) -> None:
-        """Raises NOT_ALLOWED naming the right that is missing."""
+        """Raises NOT_ALLOWED, which names the right that is missing."""
         if not self.may(right, topic):
             raise self.lacks(f"the right {right} on topic {topic}", right=right, topic=topic)
 
     def require_admin(self) -> None:
-        """Raises NOT_ALLOWED."""
+        """Raises NOT_ALLOWED if the right admin is missing."""
         if not self.superuser:
             raise self.lacks("the right admin", right="admin")
 
     def lacks(self, what: str, **members: Any) -> errors.MetatxnError:
         return errors.NotAllowed(
             f"principal {self.name!r} lacks {what}",
-            action="Use a token of a principal that has this right, or have it granted.",
+            action="Use a token of a principal that has this right, or have the right granted.",
             principal=self.name,
             **members,
         )

@@ -1,14 +1,11 @@
-"""Signed tokens (JWT, RFC 7519): who signs them says who calls; this service only holds public keys.
+"""Signed tokens (JWT, RFC 7519): their issuer vouches for the caller, and this service only has public keys.
 
-claim      means
-sub        the principal; needed
-exp        when it ends; needed
-nbf, iat   not before; looked at when there
-aud        must be the configured audience; without one configured a token that names any is refused
-metatxn    its grants, in the form of the token file: {"admin": false, "topics": {"public/default/*": ["consume"]}}
+claim means sub the principal; needed exp when it ends; needed nbf, iat not before; looked at when there aud must be the
+configured audience; without one configured a token that names any is refused metatxn its grants, in the form of the
+token file: {"admin": false, "topics": {"public/default/*": ["consume"]}}
 
-The algorithm follows from the key and never from the token: RSA means RS256, P-256 ES256, Ed25519 EdDSA. So there is
-no `alg: none`, and no HMAC keyed with a public key (RFC 8725 §2.1, §3.1).
+The algorithm follows from the key and never from the token: RSA means RS256, P-256 ES256, Ed25519 EdDSA. So neither
+`alg: none` nor an HMAC keyed with a public key is possible (RFC 8725 §2.1, §3.1).
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from metatxn.service.security.tokens import first_problem
 from metatxn.service.security.watched_file import WatchedFile
 
 LEEWAY_S = 30
-"""How far the clock of who signs may be from ours."""
+"""The maximum difference between the clock of the issuer and ours."""
 REMEMBERED = 4096
 SMALLEST_RSA_BITS = 2048
 
@@ -44,17 +41,17 @@ _NAME: TypeAdapter[str] = TypeAdapter(PrincipalName)
 
 
 class InvalidToken(Exception):
-    """The message says why, and nothing of the token."""
+    """The message gives the reason, and contains nothing of the token."""
 
 
 def parse_public_keys(data: bytes) -> Sequence[tuple[str, PublicKey]]:
-    """The keys of a PEM file and the one algorithm that each is for; several while a key is replaced by another.
+    """The keys of a PEM file, each with its one algorithm; there are several while one key replaces another.
 
     Raises `ValueError`.
     """
     keys = [_public_key(pem) for pem in _PEM.findall(data)]
     if not keys:
-        raise ValueError("holds no public key in PEM form")
+        raise ValueError("contains no public key in PEM form")
     return keys
 
 
@@ -62,7 +59,7 @@ def _public_key(pem: bytes) -> tuple[str, PublicKey]:
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError("holds something else than public keys in PEM form") from None
+        raise ValueError("contains something other than public keys in PEM form") from None
     match key:
         case RSAPublicKey() if key.key_size >= SMALLEST_RSA_BITS:
             return "RS256", key
@@ -74,10 +71,11 @@ def _public_key(pem: bytes) -> tuple[str, PublicKey]:
 
 
 class SignedTokens:
-    """Verified tokens are remembered by their hash until they end or the keys change: a signature costs 0.1 ms."""
+    """Verifies signed tokens. Verified tokens are remembered by their hash until they expire or the keys change,
+    because verifying a signature takes 0.1 ms."""
 
     def __init__(self, keys: Path, audience: str | None = None, now: Callable[[], float] = time.time) -> None:
-        """Raises `InvalidSecurityFile`. `now` is in epoch seconds."""
+        """Raises `InvalidSecurityFile`. `now` is in seconds since the epoch."""
         self._keys = WatchedFile(keys, parse_public_keys)
         self._audience = audience
         self._now = now
@@ -85,7 +83,7 @@ class SignedTokens:
         self._version = self._keys.version
 
     def principal(self, token: str) -> Principal:
-        """Raises `InvalidToken`."""
+        """The principal of a token. Raises `InvalidToken`."""
         keys = self._keys.current()
         if self._version != self._keys.version:
             self._version = self._keys.version
@@ -113,14 +111,14 @@ class SignedTokens:
                     leeway=LEEWAY_S,
                     options={"require": ["exp", "sub"]},
                 )
-            except (jwt.PyJWTError, ValueError, RecursionError) as error:  # the last: [[[[… as a header
+            except (jwt.PyJWTError, ValueError, RecursionError) as error:  # the last one for a header such as [[[[…
                 if not isinstance(failed, jwt.ExpiredSignatureError):
                     failed = error
         raise InvalidToken(_reason(failed)) from None
 
 
 def _reason(failed: Exception | None) -> str:
-    """In our words: a library's message might show a part of the token."""
+    """The reason in our own words, because a library's message might contain a part of the token."""
     match failed:
         case jwt.ExpiredSignatureError():
             return "it has expired"
@@ -132,7 +130,7 @@ def _reason(failed: Exception | None) -> str:
             return f"it lacks the claim {failed.claim}"
         case jwt.InvalidAlgorithmError() | jwt.InvalidSignatureError():
             return "it is not signed with a key of this service"
-    return "it is no signed token"
+    return "it is not a signed token"
 
 
 def _principal(claims: dict[str, Any]) -> Principal:

@@ -8,9 +8,9 @@
               admin = false
               topics = {"public/default/orders*" = ["produce", "consume"]}
 
-The secret is 256 random bits, so one SHA-256 is enough: slow hashes (scrypt, argon2) make up for secrets that can be
-guessed, and this one cannot. The id is hashed with it, as a salt would be. The id finds the entry, the hash is compared
-in constant time. The id is no secret: it may stand in logs, and deleting its table revokes the token.
+The secret is 256 random bits, so one SHA-256 is enough: slow hashes (scrypt, argon2) protect secrets that can be
+guessed, and this one cannot. The id is hashed with it, as a salt would be. The id selects the entry, and the hash is
+compared in constant time. The id is not secret: it may appear in logs, and deleting its table revokes the token.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class _TokenFile(BaseModel):
 
 
 TokenTable = Mapping[str, tuple[str, Principal]]
-"""By the id: the hash of the whole token, and whose it is."""
+"""By id, the hash of the whole token and its principal."""
 
 
 def parse_tokens(data: bytes) -> TokenTable:
-    """Raises `ValueError` that names the place, never the value."""
+    """Raises `ValueError`, which names the place, but never the value."""
     try:
         listed = _TokenFile.model_validate(tomllib.loads(data.decode()))
     except tomllib.TOMLDecodeError as error:
@@ -68,7 +68,7 @@ def parse_tokens(data: bytes) -> TokenTable:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where, and what, without the value."""
+    """The place and the problem, without the value."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return ": ".join(filter(None, (where, first["msg"].removeprefix("Value error, "))))
@@ -86,7 +86,7 @@ def find_token(table: TokenTable, token: str) -> Principal | None:
 def create_token(principal: str, *, admin: bool = False, topics: Mapping[str, str] | None = None) -> tuple[str, str]:
     """A new token, and its entry for the file. `topics` maps patterns to rights, separated by commas.
 
-    Raises `ValueError`. The token exists nowhere else.
+    Raises `ValueError`. The token is not stored anywhere.
     """
     token_id = secrets.token_hex(8)
     token = f"{PREFIX}{token_id}_{secrets.token_hex(32)}"
@@ -111,7 +111,7 @@ def _as_toml(token_id: str, entry: TokenEntry) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A JSON string of printable characters is a TOML string."""
+    """A JSON string of printable characters is also a TOML string."""
     return json.dumps(text, ensure_ascii=False)
 
 

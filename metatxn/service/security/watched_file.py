@@ -1,4 +1,4 @@
-"""A small file whose content is parsed once, and again when the file has changed."""
+"""A small file whose content is parsed once, and again whenever the file has changed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ log = structlog.get_logger()
 
 
 class InvalidSecurityFile(ValueError):
-    """The message names the file and what is wrong with it, and shows nothing of what it holds."""
+    """The message names the file and what is wrong with it, and contains nothing of its content."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
 
 
 class WatchedFile(Generic[T]):
-    """`current` is what the file says, at most a second old. It costs no system call more than once a second.
+    """A watched file. `current` is its content, at most a second old. It makes at most one system call per second.
 
-    What cannot be read or parsed any more changes nothing and is logged once: half a file must neither lock everybody
-    out nor let anybody in. To revoke everything, write an empty list.
+    A file that can no longer be read or parsed changes nothing and is logged once: half a file must neither lock
+    everybody out nor let anybody in. To revoke everything, write an empty list.
     """
 
     def __init__(self, path: Path, parse: Callable[[bytes], T], clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises `InvalidSecurityFile`. `parse` raises `ValueError` without showing what it was given."""
+        """Raises `InvalidSecurityFile`. `parse` raises `ValueError` without the text that it was given."""
         self._path = path
         self._parse = parse
         self._clock = clock
@@ -38,7 +38,7 @@ class WatchedFile(Generic[T]):
         self._seen = self._state()
         self._value = self._read()
         self.version = 0
-        """Grows with every new content, so that what was derived from the old one can be dropped."""
+        """Increases with every new content, so that anything derived from the old content can be dropped."""
 
     def current(self) -> T:
         now = self._clock()
@@ -55,7 +55,7 @@ class WatchedFile(Generic[T]):
         try:
             self._value = self._read()
         except InvalidSecurityFile as error:
-            log.error("security file not taken over, the old content holds", error=str(error))
+            log.error("security file refused, the old content remains in force", error=str(error))
             return
         self.version += 1
         log.info("security file read again", path=str(self._path))
