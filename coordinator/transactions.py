@@ -396,9 +396,7 @@ def refuse_half_a_key(request: BeginRequest) -> None:
         if getattr(request, field) is not None and request.transaction_key is None:
             raise answers.invalid(field, "requires a transaction_key")
     if request.transaction_key is not None and request.epoch is None:
-        raise answers.invalid(
-            "epoch", "a begin under a transaction key requires the key's epoch", action=_CONNECT_FIRST
-        )
+        raise answers.invalid("epoch", "a begin under a transaction key needs the key's epoch", action=_CONNECT_FIRST)
 
 
 def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:

@@ -383,11 +383,11 @@ async def test_nobody_knows_is_said_of_each(
     items: list[Item] = [{"op": op}] * 3 if op == "begin" else [end(op, txn_id.sequence) for txn_id in txn_ids]
     store.faults.extend([Fault.DELAY, *[Fault.UNAVAILABLE] * 100])
     answers = await run_batch(transactions, parsed(items))
-    errors = [answer for answer in answers if isinstance(answer, errors.MetatxnError)]
-    assert [error.code for error in errors] == [ErrorCode.OUTCOME_UNKNOWN] * 3
+    unknown = [answer for answer in answers if isinstance(answer, errors.MetatxnError)]
+    assert [error.code for error in unknown] == [ErrorCode.OUTCOME_UNKNOWN] * 3
     store.faults.clear()
     await store.deliver()
-    found = [await transactions.get(TxnId.parse(str(error.members["txn_id"]))) for error in errors]
+    found = [await transactions.get(TxnId.parse(str(error.members["txn_id"]))) for error in unknown]
     assert len({header.txn_id for header in found}) == 3
     assert {header.state for header in found} == {state}
 
