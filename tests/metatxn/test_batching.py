@@ -261,7 +261,7 @@ async def test_plain_rows_arrive_once_and_are_there_after_a_flush(
             await writer.write(pa.table({"k": ["a"], "n": [2]}))
         assert [row["n"] for row in cluster.visible()] == [0, 1, 2]
         assert "txn" not in "".join(cluster.requests), "nobody has begun a transaction"
-        with pytest.raises(metatxn.InvalidArgument, match="no commit says"):
+        with pytest.raises(metatxn.InvalidArgument, match="writer: requires a transaction"):
             client.table_writer("t", writer="w")
 
 

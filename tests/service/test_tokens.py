@@ -303,8 +303,8 @@ def test_a_header_of_a_thousand_brackets_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pem", "problem"),
     [
-        (b"", "holds no public key"),
-        (public_pem(EC_KEY)[:60] + b"\n-----END PUBLIC KEY-----", "something else than public keys"),
+        (b"", "contains no public key"),
+        (public_pem(EC_KEY)[:60] + b"\n-----END PUBLIC KEY-----", "something other than public keys"),
         (public_pem(rsa.generate_private_key(public_exponent=65537, key_size=1024)), "at least 2048 bits"),
         (public_pem(ec.generate_private_key(ec.SECP384R1())), "P-256"),
     ],
