@@ -1,4 +1,5 @@
-"""Spark looks for modules of this name and takes their `DefaultSource`: `.format("metatxn")` needs no registration."""
+"""Spark searches for modules of this name and uses their `DefaultSource`, so `.format("metatxn")` needs no
+registration."""
 
 from spark_connector.datasource import MetatxnDataSource as DefaultSource
 

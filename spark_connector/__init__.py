@@ -1,4 +1,4 @@
-"""Spark and transactions over many streams: `.format("metatxn")`."""
+"""The Spark connector: `.format("metatxn")` reads and writes topics in transactions."""
 
 from __future__ import annotations
 
@@ -12,5 +12,6 @@ __all__ = ["BatchTransaction", "MetatxnDataSource", "OptionError", "batch_transa
 
 
 def register(spark: SparkSession) -> None:
-    """Only where Spark cannot find the format by itself: it looks for importable modules named `pyspark_…`."""
+    """Needed only where Spark cannot find the format by itself: it searches for importable modules named
+    `pyspark_…`."""
     spark.dataSource.register(MetatxnDataSource)

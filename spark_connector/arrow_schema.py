@@ -1,8 +1,8 @@
-"""One canonical Arrow schema per topic, whatever Spark hands over.
+"""One canonical Arrow schema per topic, whatever schema Spark passes.
 
 Spark's Arrow schema of the same DataFrame differs between sessions and between micro-batches: the time zone of
-timestamps is the session's, columns are nullable or not as the optimizer finds out, field metadata travels along, and
-strings are large by configuration. The canonical form has UTC timestamps, plain strings and binaries, no dictionary,
+timestamps is the session's, the optimizer determines which columns are nullable, field metadata is included, and
+strings may be large by configuration. The canonical form has UTC timestamps, plain strings and binaries, no dictionary,
 no metadata, and every column and every list element and map value nullable.
 """
 
@@ -25,18 +25,19 @@ def canonical(schema: pa.Schema) -> pa.Schema:
 
 
 def of_dataframe(schema: StructType) -> pa.Schema:
-    """Raises `SchemaMismatch` for a column that Arrow cannot carry, or whose type is not known yet (void)."""
+    """The canonical schema of a DataFrame. Raises `SchemaMismatch` for a column that Arrow cannot represent, or whose
+    type is not known yet (void)."""
     return pa.schema([_of_column(column) for column in schema])
 
 
 def to_send(schema: StructType) -> pa.Schema:
-    """As `of_dataframe`, of rows that are written. Raises `SchemaMismatch` for a collation too: topics keep none, and
-    what is read back would compare otherwise."""
+    """Like `of_dataframe`, for rows that are written. Raises `SchemaMismatch` for a collation too: topics do not store
+    one, so the column would compare differently when it is read back."""
     for column in schema:
         if (collation := next(_collations(column.dataType), None)) is not None:
             raise metatxn.SchemaMismatch(
-                f"column {column.name} has the collation {collation}, and a topic keeps none",
-                action="Cast it to string, and give the collation in .schema() of those who read.",
+                f"column {column.name} has the collation {collation}, and a topic cannot store it",
+                action="Cast it to string, and give the collation in .schema() when reading.",
                 columns=[column.name],
             )
     return of_dataframe(schema)
@@ -70,7 +71,7 @@ def _of_column(column: StructField) -> pa.Field[Any]:
 def to_spark(schema: pa.Schema) -> StructType:
     """The DataFrame schema of a topic. Types that Spark lacks are widened.
 
-    Raises `SchemaMismatch` for a column of a type that Spark has nothing for.
+    Raises `SchemaMismatch` for a column whose type has no equivalent in Spark.
     """
     return StructType([_to_spark(field) for field in schema])
 
@@ -78,24 +79,24 @@ def to_spark(schema: pa.Schema) -> StructType:
 def _to_spark(field: pa.Field[Any]) -> StructField:
     try:
         (column,) = from_arrow(pa.schema([_nullable(field.name, _for_spark(field.type))]))
-        to_arrow(StructType([column]))  # Spark finds out only there that a decimal has too many digits
+        to_arrow(StructType([column]))  # only here does Spark notice that a decimal has too many digits
     except (ValueError, PySparkException) as error:
         raise metatxn.SchemaMismatch(
             f"column {field.name} of type {field.type} cannot be read by Spark: {error}",
-            action="Name the columns to read, without it, in .schema().",
+            action="Name the columns to read in .schema(), and leave this one out.",
             columns=[field.name],
         ) from error
     return column
 
 
 def expected_by_spark(schema: StructType) -> pa.Schema:
-    """What `read()` must yield: Spark compares the first batch with exactly this."""
+    """The schema that `read()` must yield: Spark compares the first batch with exactly this one."""
     return to_arrow(schema)
 
 
 def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
-    """Raise `SchemaMismatch` naming the columns unless the DataFrame has all columns of the topic, of their types. The
-    order does not matter, and there may be further ones: see `with_added`."""
+    """Raises `SchemaMismatch`, which names the columns, unless the DataFrame has all columns of the topic with their
+    types. The order does not matter, and there may be further columns: see `with_added`."""
     given = {field.name: field.type for field in canonical(dataframe)}
     wanted = {field.name: field.type for field in canonical(topic)}
     problems = [f"column {name} is missing" for name in wanted if name not in given]
@@ -109,16 +110,16 @@ def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
 
 
 def with_added(topic: pa.Schema, dataframe: pa.Schema) -> pa.Schema:
-    """The topic's columns, and behind them those that only the DataFrame has: writing them adds them to the topic,
-    and they are null in all rows that were written before."""
+    """The topic's columns, followed by those that only the DataFrame has: writing them adds them to the topic, and they
+    are null in all rows that were written before."""
     known = set(topic.names)
     return pa.schema([*topic, *(field for field in canonical(dataframe) if field.name not in known)])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows with exactly `schema`, columns taken by name.
+    """The same rows with exactly `schema`; columns are matched by name.
 
-    Raises `SchemaMismatch` for a value that its type there cannot hold, as nanoseconds: nothing is rounded.
+    Raises `SchemaMismatch` for a value that its type in `schema` cannot hold, such as nanoseconds: nothing is rounded.
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
@@ -136,14 +137,14 @@ def _cast(column: pa.Array[Any], field: pa.Field[Any]) -> pa.Array[Any]:
             f"column {field.name} of type {column.type} has a value that {field.type} cannot hold: {error}",
             action=f"Read it as a number: .schema('{field.name} long, …')."
             if counts_nanoseconds(column.type)
-            else "Name the columns to read, without it, in .schema().",
+            else "Name the columns to read in .schema(), and leave this one out.",
             columns=[field.name],
         ) from error
     return cast
 
 
 def counts_nanoseconds(data_type: pa.DataType) -> bool:
-    """Spark has microseconds only, so a column of this type may also be read as long: its nanoseconds."""
+    """Spark has only microseconds, so a column of this type may also be read as long, which holds its nanoseconds."""
     return (pat.is_timestamp(data_type) or pat.is_duration(data_type)) and data_type.unit == "ns"
 
 
@@ -153,7 +154,7 @@ def _nullable(name: str, data_type: pa.DataType) -> pa.Field[Any]:
 
 def _plain(data_type: pa.DataType) -> pa.DataType:
     if pat.is_null(data_type):
-        raise ValueError("only nulls fit a void column, so its topic would never take a value")
+        raise ValueError("only nulls fit a void column, so its topic would never accept a value")
     if pat.is_dictionary(data_type):
         return _plain(data_type.value_type)
     if pat.is_large_string(data_type) or pat.is_string_view(data_type):
@@ -171,7 +172,7 @@ def _plain(data_type: pa.DataType) -> pa.DataType:
     if pat.is_struct(data_type):
         fields = [data_type.field(index) for index in range(data_type.num_fields)]
         if any(field.metadata and field.metadata.keys() & _TYPE_TAGS for field in fields):
-            # Spark knows variants and geometries by the metadata of these structs, and by nothing else.
+            # Spark recognizes variants and geometries only by the metadata of these structs.
             return data_type
         return pa.struct([_nullable(field.name, field.type) for field in fields])
     return data_type

@@ -5,9 +5,9 @@
             df.write.format("metatxn").options(url=url, topic="orders", txnId=txn.id).mode("append").save()
             totals(df).write.format("metatxn").options(url=url, topic="totals", txnId=txn.id).mode("append").save()
 
-Leaving the block commits, an exception aborts. When the batch was committed before (the driver died before Spark noted
-it), `txn.id` is `committed:<application id>:<batch id>`: writes with it take their rows and send none, so the block
-needs no `if`; `txn.already_committed` tells when the rest of the block has side effects of its own.
+Leaving the block commits, an exception aborts. If the batch was already committed (the driver died before Spark
+recorded it), `txn.id` is `committed:<application id>:<batch id>`. Writes with this id consume their rows and send none,
+so the block needs no `if`; use `txn.already_committed` if the rest of the block has side effects of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _PROCESS = uuid.uuid4().hex
 
 @dataclass(frozen=True, slots=True)
 class BatchTransaction:
-    """`id` goes into the option `txnId`; `transaction` is the client library's, None when already committed."""
+    """`id` goes into the option `txnId`; `transaction` is the one of the client library, or None if the batch was
+    already committed."""
 
     id: str
     already_committed: bool
@@ -60,17 +61,19 @@ def batch_transaction(
     ack_subscription: str | None = None,
     checkpoint: str | None = None,
 ) -> Iterator[BatchTransaction]:
-    """See the module docstring. Kept alive while the block runs.
+    """A transaction for one micro-batch; see the module's docstring. It is kept alive while the block runs.
 
-    With `ack_subscription`, what the batch has read of topics is acknowledged on that subscription by the same
-    decision; `checkpoint` is the query's checkpointLocation, where Spark notes what that is.
+    With `ack_subscription`, the same decision acknowledges what the batch has read of topics on that subscription;
+    `checkpoint` is the query's checkpointLocation, where Spark records what the batch reads.
 
-    Raises `OptionError` for a malformed argument, and `ExpiredTransaction` when another driver, or a newer run of this
+    Raises `OptionError` for a malformed argument, and `ExpiredTransaction` if another driver, or a newer run of this
     query, took over the application id.
     """
     _check(app_id, batch_id, timeout_ms)
     if (ack_subscription is None) != (checkpoint is None):
-        raise OptionError("ack_subscription and checkpoint need each other: Spark notes there what a batch has read.")
+        raise OptionError(
+            "ack_subscription and checkpoint need each other: Spark records in the checkpoint what a batch has read."
+        )
     service = Service(url, token or os.environ.get("METATXN_TOKEN"), ca)
     with one_line(), _SESSIONS.enter(url, app_id) as session:
         transaction = _begin(service, app_id, batch_id, session, timeout_ms)
@@ -98,7 +101,7 @@ def _begin(service: Service, app_id: str, batch_id: int, session: str, timeout_m
 
 
 def _abort(transaction: metatxn.Transaction) -> None:
-    """The exception that ended the block is what the user must see, so a failing abort is not raised: the transaction
+    """The user must see the exception that ended the block, so a failure of the abort is not raised: the transaction
     then ends by its timeout, or when the batch begins again."""
     try:
         transaction.abort(reason="the block of batch_transaction failed")
@@ -107,12 +110,12 @@ def _abort(transaction: metatxn.Transaction) -> None:
 
 
 class _Sessions:
-    """Which session a block belongs to: the run of the streaming query it is in, else this process.
+    """Which session a block belongs to: the run of the streaming query that it is in, or else this process.
 
     A run that was stopped may leave its `foreachBatch` function running in this very process, and must not share a
-    transaction with the next run: so every run is a session of its own, and one that was taken over from stays out.
-    Blocks of one run (or of no run) follow each other. Should one begin while another is still open, the later one
-    takes over in a new session, and the earlier one fails at its next step.
+    transaction with the next run. So every run is a session of its own, and a session that was taken over from cannot
+    connect again. Blocks of one run (or of no run) follow each other. If one begins while another is still open, the
+    later one takes over in a new session, and the earlier one fails at its next step.
     """
 
     def __init__(self) -> None:
@@ -139,7 +142,7 @@ _SESSIONS = _Sessions()
 
 
 def _run_id() -> str:
-    """The run of the streaming query whose `foreachBatch` calls us; empty elsewhere (and over Spark Connect)."""
+    """The run of the streaming query whose `foreachBatch` called this; empty elsewhere (and over Spark Connect)."""
     context = SparkContext._active_spark_context
     if context is None or context.getLocalProperty("sql.streaming.queryId") is None:
         return ""
@@ -148,7 +151,7 @@ def _run_id() -> str:
 
 def _check(app_id: str, batch_id: int, timeout_ms: int) -> None:
     if isinstance(batch_id, bool) or not isinstance(batch_id, int) or not 0 <= batch_id < 2**53:
-        raise OptionError(f"batch_id={batch_id!r} must be a number from 0, as foreachBatch gives it.")
+        raise OptionError(f"batch_id={batch_id!r} must be a number of at least 0, as foreachBatch passes it.")
     if not app_id:
         raise OptionError("app_id is empty; give the job a name that stays the same when it restarts.")
     for name, value, check in (

@@ -1,4 +1,4 @@
-"""What Spark notes in a query's checkpoint: on a local disk, or in a file system that Arrow knows by its URI."""
+"""What Spark records in a query's checkpoint, on a local disk or in a file system that Arrow knows by its URI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.fs as pafs
 
 
 def read(checkpoint: str, name: str) -> str:
-    """The text of one of its files. Raises `OSError`, its message the whole path."""
+    """The text of one of the checkpoint's files. Raises `OSError`, whose message contains the whole path."""
     path = f"{checkpoint.rstrip('/')}/{name}"
     try:
         if "://" not in path and not path.startswith("file:"):
@@ -22,7 +22,7 @@ def read(checkpoint: str, name: str) -> str:
 
 
 def query_id(checkpoint: str) -> str | None:
-    """Of the query that has this checkpoint; None where it cannot be read."""
+    """The id of the query that has this checkpoint, or None if it cannot be read."""
     try:
         said = json.loads(read(checkpoint, "metadata"))
     except (OSError, ValueError):

@@ -12,7 +12,7 @@ from spark_connector.worker_memory import prepare_worker
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where the services are, who asks, and whose certificates count (a PEM file; None: the usual authorities)."""
+    """The URL of the services, the token, and the authorities to trust (a PEM file; None: the usual ones)."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -21,7 +21,7 @@ class Service:
 
 def client(service: Service) -> metatxn.Client:
     prepare_worker()
-    # A forked child must not share sockets with its parent, hence the process id.
+    # A forked child must not share sockets with its parent, so the key includes the process id.
     return _client(os.getpid(), service)
 
 
@@ -32,5 +32,6 @@ def _client(_pid: int, service: Service) -> metatxn.Client:
 
 @lru_cache(maxsize=64)
 def check_reachable(service: Service) -> None:
-    """Before a query starts: a wrong port is known at once. Later failures are given time, services restart."""
+    """Check before a query starts, so that a wrong port is reported at once. Later failures are retried, because
+    services restart."""
     client(service).cluster(patient=False)

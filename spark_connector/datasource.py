@@ -1,4 +1,4 @@
-"""`.format("metatxn")`: what Spark asks, and who answers."""
+"""`.format("metatxn")`: the entry point that Spark calls, and the classes that do the work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class MetatxnDataSource(DataSource):
         return "metatxn"
 
     def schema(self) -> StructType:
-        """Of `load()`, of `CREATE TABLE … USING metatxn` and of `CREATE TEMPORARY VIEW … USING metatxn`."""
+        """The schema for `load()`, for `CREATE TABLE … USING metatxn` and for `CREATE TEMPORARY VIEW … USING
+        metatxn`."""
         given = own_options(self.options)
         schema = self._topic_schema(given) if direction_of(given) == "write" else self._read_schema(given)
         if "provider" in self.options:
@@ -56,7 +57,7 @@ class MetatxnDataSource(DataSource):
         return dataframe_schema(options)
 
     def _topic_schema(self, given: Mapping[str, str]) -> StructType:
-        """A table or view with `topic` is there to be inserted into."""
+        """The schema of the topic: a table or view with `topic` is for inserting into it."""
         options = write_options(given, "batch")
         _check(options.service)
         assert options.topic is not None
@@ -75,7 +76,9 @@ class MetatxnDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
-            raise OptionError('Format metatxn cannot overwrite: a topic only grows. Use mode "append" or INSERT INTO.')
+            raise OptionError(
+                'Format metatxn cannot overwrite, because a topic is append-only. Use mode "append" or INSERT INTO.'
+            )
         options = write_options(remembered_in(schema, self.options, "write"), "batch")
         _check(options.service)
         with one_line():
@@ -92,7 +95,9 @@ class MetatxnDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamArrowWriter:  # noqa: N802
         if overwrite:
-            raise OptionError('Format metatxn has no output mode "complete": a topic only grows. Use "append".')
+            raise OptionError(
+                'Format metatxn has no output mode "complete", because a topic is append-only. Use "append".'
+            )
         options = write_options(self.options, "streaming")
         _check(options.service)
         with one_line():

@@ -1,6 +1,6 @@
-"""What a user of Spark reads when something fails: one line with the code, what happened and what to do.
+"""What a user of Spark sees when something fails: one line with the code, what happened and what to do.
 
-Spark shows the last line of a Python traceback, so the line must say everything by itself.
+Spark shows the last line of a Python traceback, so this line must contain everything.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ def one_line() -> Iterator[None]:
 
 
 class DataLossError(RuntimeError):
-    """What was to be read is not there any more."""
+    """Data that was to be read no longer exists."""
 
 
 def data_lost(what: str, reason: str) -> DataLossError:
-    """`what`: a segment or a topic."""
+    """`what` is a segment or a topic."""
     return DataLossError(
-        f"DATA_LOSS: {what} cannot be read on: {reason}. Rows were dropped before this query had read them; "
-        "with option failOnDataLoss=false it goes on without them."
+        f"DATA_LOSS: {what} cannot be read any further: {reason}. Rows were dropped before this query had read them; "
+        "with option failOnDataLoss=false it continues without them."
     )
 
 
 def taken_over(app_id: str, cause: metatxn.MetatxnError) -> metatxn.ExpiredTransaction:
     return metatxn.ExpiredTransaction(
-        f"another run took over application id {app_id!r}, this run must stop ({cause.detail})",
-        action="Stop this run; the newer one goes on from the last committed batch. "
-        "Jobs that are meant to run side by side need different application ids.",
+        f"another run took over application id {app_id!r}, so this run must stop ({cause.detail})",
+        action="Stop this run; the newer one continues from the last committed batch. "
+        "Jobs that run at the same time need different application ids.",
     )
 
 

@@ -1,4 +1,4 @@
-"""How far the segments of the subscribed topics can be read, asked of the brokers that have them."""
+"""How far the segments of the subscribed topics can be read, according to the brokers that own them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_connector.places import order
 from spark_connector.topics import Topic, full_name
 
 MAX_MOVES = 5
-"""How often segments may have moved on to yet another broker while they are asked for."""
+"""How many times segments may have moved to yet another broker while they are looked up."""
 ANYWHERE = HorizonPlace()
 
 Wanted = Mapping[str, HorizonPlace]
@@ -21,7 +21,7 @@ Wanted = Mapping[str, HorizonPlace]
 
 @dataclass(slots=True)
 class Looked:
-    """`gone`: segments that were deleted."""
+    """The result of a look at the horizons. `gone` are segments that were deleted."""
 
     segments: dict[str, SegmentHorizon] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
@@ -32,7 +32,7 @@ def every_segment(topics: Iterable[Topic]) -> dict[str, HorizonPlace]:
 
 
 class Horizons:
-    """Costs the metadata store nothing, except where a segment has moved."""
+    """Asks the brokers for horizons. This costs the metadata store nothing, except where a segment has moved."""
 
     def __init__(self, service: metatxn.Client, isolation: Isolation, topics: Iterable[Topic] = ()) -> None:
         self._service = service
@@ -43,7 +43,7 @@ class Horizons:
         self.know(topics)
 
     def know(self, topics: Iterable[Topic]) -> None:
-        """Where the segments are."""
+        """Remember the owners of the segments."""
         self._owners.update({each.id: each.owner for topic in topics for each in topic.segments})
 
     def look(self, wanted: Wanted) -> Looked:
@@ -56,29 +56,30 @@ class Horizons:
             left = {each: left[each] for each in left if each not in looked.segments and each not in looked.gone}
             if not left:
                 return looked
-        raise metatxn.NotOwner(f"the brokers send us on from one to another for segment {min(left)}")
+        raise metatxn.NotOwner(f"the brokers redirect requests for segment {min(left)} to each other")
 
     def by_broker(self, wanted: Wanted) -> Iterator[dict[str, HorizonPlace]]:
-        """One group for each broker, and one of those whose broker is not known."""
+        """One group for each broker, and one for the segments whose broker is not known."""
         groups: dict[str | None, dict[str, HorizonPlace]] = {}
         for segment, place in wanted.items():
             groups.setdefault(self._owners.get(segment), {})[segment] = place
         yield from groups.values()
 
     def ask(self, group: Wanted, wait_ms: int = 0) -> Looked:
-        """One request to one broker. The segments that it does not have are missing in what is answered."""
+        """One request to one broker. Segments that the broker does not have are missing in the answer."""
         answer = self._service.horizons(group, self._isolation, wait_ms)
         self._owners.update(answer.elsewhere)
         return Looked(answer.segments, set(answer.gone))
 
 
 def starting_places(offsets: Offsets, topics: Sequence[Topic], looked: Looked) -> dict[str, str]:
-    """Per segment the place to read behind; what a JSON does not name is read from its beginning."""
+    """For each segment the place after which to read; a segment that the JSON does not name is read from its
+    beginning."""
     return _places("startingOffsets", offsets, topics, looked, "earliest")
 
 
 def ending_places(offsets: Offsets, topics: Sequence[Topic], looked: Looked) -> dict[str, str]:
-    """Per segment the last place to read; what a JSON does not name is read as far as possible."""
+    """For each segment the last place to read; a segment that the JSON does not name is read as far as possible."""
     return _places("endingOffsets", offsets, topics, looked, "latest")
 
 
@@ -90,7 +91,9 @@ def _places(option: str, offsets: Offsets, topics: Sequence[Topic], looked: Look
     else:
         given = {name if name.startswith("segment://") else full_name(name): place for name, place in offsets.items()}
     if unknown := sorted(set(given) - topic_of.keys() - set(topic_of.values())):
-        raise OptionError(f"Option {option} names {unknown[0]}, which is no subscribed topic, and no segment of one.")
+        raise OptionError(
+            f"Option {option} names {unknown[0]}, which is neither a subscribed topic nor a segment of one."
+        )
     places = {}
     for segment, topic in topic_of.items():
         place = given.get(segment, given.get(topic, default))

@@ -1,8 +1,9 @@
-"""Acknowledging what a micro-batch has read, in the transaction that writes what it made of it.
+"""Acknowledging the input of a micro-batch, in the transaction that writes its output.
 
-What a batch has read stands in Spark's checkpoint, in `offsets/<batch id>`, before its first task starts: one line for
-each source, and ours hold both the places the batch ends at and those it began at (see `offsets`). They are
-acknowledged up to the former, cumulatively, on the subscription of that name on each topic that moved.
+What a batch reads is recorded in Spark's checkpoint, in `offsets/<batch id>`, before its first task starts: one line
+for each source, and ours contain both the places where the batch ends and those where it began (see `offsets`). The
+segments are acknowledged up to the former, cumulatively, on the subscription of that name on each topic that has
+advanced.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from spark_connector.options import OptionError
 def acknowledge_input(
     client: metatxn.Client, transaction: metatxn.Transaction, subscription: str, checkpoint: str, batch_id: int
 ) -> None:
-    """Raises `OptionError` when the checkpoint has no such batch, or its query reads nothing of ours; `NotFound` if
-    there is no subscription; `TransactionConflict` when somebody else acknowledges there too."""
+    """Acknowledge the input of a batch. Raises `OptionError` if the checkpoint has no such batch, or if its query reads
+    no topic; `NotFound` if there is no subscription; `TransactionConflict` if another program acknowledges there
+    too."""
     for topic, places in read_in_batch(checkpoint, batch_id).items():
         try:
             client.acknowledge_up_to(topic, subscription, places, transaction)
@@ -31,17 +33,17 @@ def acknowledge_input(
 
 
 def read_in_batch(checkpoint: str, batch_id: int) -> dict[str, Places]:
-    """By topic: the segments that the batch has read something of, and up to where."""
+    """For each topic, the segments of which the batch has read something, and up to where."""
     try:
         lines = notes.read(checkpoint, f"offsets/{batch_id}").splitlines()
     except OSError as error:
         raise OptionError(
-            f"Option ackSubscription: what the micro-batch has read cannot be looked up in {error}"
+            f"Option ackSubscription: the input of the micro-batch cannot be looked up in {error}"
         ) from error
     ours = [offset for line in lines if (offset := _offset(line)) is not None]
     if not ours:
         raise OptionError(
-            f"Option ackSubscription: micro-batch {batch_id} in {checkpoint} holds no offsets of format metatxn, "
+            f"Option ackSubscription: micro-batch {batch_id} in {checkpoint} contains no offsets of format metatxn, "
             "so there is nothing to acknowledge."
         )
     moved: dict[str, Places] = {}
@@ -53,7 +55,7 @@ def read_in_batch(checkpoint: str, batch_id: int) -> dict[str, Places]:
 
 
 def _offset(line: str) -> Offset | None:
-    """Of the version line, the metadata line, and the lines of other sources: None."""
+    """The offset in a line, or None for the version line, the metadata line, and the lines of other sources."""
     try:
         said = json.loads(line)
     except ValueError:

@@ -8,14 +8,14 @@ from types import TracebackType
 import metatxn
 
 PER_TIMEOUT = 3
-"""Two keep-alives may be lost before the transaction expires."""
+"""The number of keep-alives per timeout: two may be lost before the transaction expires."""
 
 
 class KeepAlive:
-    """A context manager with one small thread. Within a third of the timeout nothing is sent at all.
+    """A context manager with one small thread. Within the first third of the timeout nothing is sent at all.
 
-    A keep-alive that fails is not an error here: a transaction that is over refuses the next write or the commit,
-    which says so in its own words, and anything else is tried again at the next tick.
+    A keep-alive that fails is not an error here: a transaction that has ended refuses the next write or the commit with
+    its own error, and after any other failure the next keep-alive tries again.
     """
 
     def __init__(self, transaction: metatxn.Transaction, timeout_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""What a task tells the driver."""
+"""What a task reports to the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """One task attempt's part of a transaction. `writer` names the attempt, `epoch` the run it belongs to."""
+    """The part of a transaction that one task attempt wrote. `writer` names the attempt, `epoch` the run that it
+    belongs to."""
 
     txn_id: str | None
     writer: str
@@ -20,5 +21,5 @@ class Written(WriterCommitMessage):
 
 
 def winners(messages: Iterable[Written]) -> list[str]:
-    """The writers that count. Spark hands over the message of one attempt per task; all others are void."""
+    """The writers that count. Spark passes the message of one attempt per task; all other attempts are void."""
     return [message.writer for message in messages if message.rows]

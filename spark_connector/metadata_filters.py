@@ -1,4 +1,4 @@
-"""Filters of a query that can be decided by an entry's metadata alone, before it is unpacked."""
+"""Filters of a query that can be decided by an entry's metadata alone, before the entry is decoded."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from pyspark.sql.datasource import (
 )
 
 COLUMNS = {"__topic", "__segment", "__position", "__publish_ms", "__txn_id"}
-"""Metadata that all rows of one entry share. Not the key: every row has its own."""
+"""Metadata that all rows of one entry share. The key is not included, because every row has its own."""
 _KINDS = (EqualTo, In, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, IsNull, IsNotNull)
 
 
 class MetadataFilters:
-    """All of them must hold. Without any, everything is let through."""
+    """All of these filters must hold. Without any, every entry passes."""
 
     def __init__(self, filters: Iterable[Filter] = ()) -> None:
         self._filters = tuple(filters)
 
     def let_through(self, described: Mapping[str, Any]) -> bool:
-        """`described` may name only some columns: filters on others do not count yet."""
+        """Whether an entry may pass. `described` may contain only some columns; filters on other columns are not
+        applied yet."""
         return all(_holds(each, described) for each in self._filters if each.attribute[0] in described)  # type: ignore[attr-defined]  # all of _KINDS have it
 
 
@@ -38,7 +39,7 @@ def can_be_pushed(each: Filter) -> bool:
 
 
 def _holds(each: Filter, described: Mapping[str, Any]) -> bool:
-    """As SQL has it: a comparison with null never holds."""
+    """As in SQL, a comparison with null never holds."""
     value = described[each.attribute[0]]  # type: ignore[attr-defined]  # as above
     match each:
         case IsNull():
@@ -59,4 +60,4 @@ def _holds(each: Filter, described: Mapping[str, Any]) -> bool:
             return bool(value < each.value)
         case LessThanOrEqual():
             return bool(value <= each.value)
-    raise AssertionError(f"{each} was not to be pushed")
+    raise AssertionError(f"{each} should not have been pushed")

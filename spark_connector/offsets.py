@@ -1,16 +1,16 @@
-"""Where a streaming read stands, and where its next micro-batch may go to. Pure: no I/O, no clock.
+"""The progress of a streaming read, and how far its next micro-batch may go. Pure functions: no I/O, no clock.
 
 An offset is JSON that Spark keeps in its checkpoint:
 
     {"read_up_to": {"segment://public/default/orders/0000-ffff-0": "3:17"}, "since": {"segment://…-0": "3:9"}}
 
-`since` is where the batch that ends here began, also in the segments that it enters: what is trimmed behind that place
-before its tasks read it is lost. And Spark does not keep where its first batch began: it asks again after a crash, and
-`latest` is somewhere else by then. Offsets of earlier versions lack the beginnings in segments that are entered. The
-place of a drained segment stays until its children take its place.
+`since` is where the batch that ends here began, also in the segments that it enters: entries after that place that are
+trimmed before its tasks read them are lost. It is also needed because Spark does not store where its first batch began:
+it asks again after a crash, and by then `latest` is a different place. Offsets of earlier versions lack the beginnings
+in segments that are entered. The place of a drained segment remains until its children take its place.
 
-Keys are read in the order written, across splits and merges: a child is not read before its parents have been read
-to their end, in an earlier batch.
+Keys are read in the order in which they were written, across splits and merges: a child is not read before its parents
+have been read to their end, in an earlier batch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ Places = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """`since` None: nobody has read anything yet."""
+    """`since` is None if nothing has been read yet."""
 
     read_up_to: Places
     since: Places | None = None
 
     def begun(self, start: Offset) -> Places:
-        """Where the batch begins that ends here, and that Spark lets begin at `start`; see above."""
+        """Where the batch begins that ends here, and for which Spark gives `start` as its beginning; see the module's
+        docstring."""
         if start.since is None and self.since is not None:
             return self.since
         return {**(self.since or {}), **start.read_up_to}
@@ -46,14 +47,14 @@ class Offset:
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> Self:
-        """Raises `OptionError` for what another source has written."""
+        """Raises `OptionError` for an offset that another source has written."""
         if not isinstance(said, dict) or "read_up_to" not in said:
             raise OptionError(f"Option checkpointLocation leads to offsets of another source: {str(said)[:100]}.")
         return cls(said["read_up_to"], said.get("since"))
 
 
 class Lineage:
-    """Who took over from whom, among the segments of all subscribed topics."""
+    """Parents and children among the segments of all subscribed topics."""
 
     def __init__(self, topics: Iterable[Topic]) -> None:
         self._segments = {each.id: each for topic in topics for each in topic.segments}
@@ -68,7 +69,8 @@ class Lineage:
         return self._segments[segment].children if segment in self._segments else ()
 
     def unseen(self, places: Mapping[str, str]) -> set[str]:
-        """Segments that are still to be read and have no place yet. Those before a segment that has one were read."""
+        """Segments that must still be read and have no place yet. Segments before one that has a place were already
+        read."""
         passed: set[str] = set()
         left = list(places)
         while left:
@@ -79,16 +81,17 @@ class Lineage:
 
 
 def is_trimmed(place: str, horizon: SegmentHorizon) -> bool:
-    """Whether entries behind `place` are gone. A segment may also begin further on because nothing was there."""
+    """Whether entries after `place` are gone. A segment may also begin further on because there were no entries
+    before."""
     if not horizon.trimmed:
         return False
-    return order(place) < order(horizon.trimmed_up_to or horizon.start)  # earlier brokers do not tell it
+    return order(place) < order(horizon.trimmed_up_to or horizon.start)  # earlier brokers do not send it
 
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """`due`: segments that may be read on. `entering`: those of them that have no place yet. `news`: those of them that
-    have something to read. `drained`: read to their end, for ever."""
+    """`due` are segments that may be read further, `entering` those of them that have no place yet, and `news` those of
+    them that have something to read. `drained` are segments that were read to their final end."""
 
     due: set[str]
     entering: set[str]
@@ -97,12 +100,12 @@ class Readable:
 
 
 def readable(places: Places, lineage: Lineage, horizons: Mapping[str, SegmentHorizon]) -> Readable:
-    """`horizons`: of every segment that has a place or is unseen, asked for behind its place."""
+    """`horizons` has every segment that has a place or is unseen, requested for what follows its place."""
     drained = {each for each, place in places.items() if horizons[each].ended and horizons[each].end == place}
     unseen = lineage.unseen(places) & horizons.keys()
     waited_for = (places.keys() - drained) | unseen
     due = {each for each in waited_for if waited_for.isdisjoint(lineage.parents(each))}
-    # A child that was sealed empty has nothing to read, but its own children wait for it to be passed.
+    # A child that was sealed empty has nothing to read, but its own children wait until it is passed.
     news = {
         each
         for each in due
@@ -112,12 +115,13 @@ def readable(places: Places, lineage: Lineage, horizons: Mapping[str, SegmentHor
 
 
 def entered(found: Readable, ends: Mapping[str, str], horizons: Mapping[str, SegmentHorizon]) -> Places:
-    """Where a batch begins in the segments that it enters, when it reads those of `ends`: all children at once."""
+    """Where a batch that reads the segments of `ends` begins in the segments that it enters: all children at once."""
     return {} if found.entering.isdisjoint(ends) else {each: horizons[each].start for each in found.entering}
 
 
 def next_places(places: Places, found: Readable, ends: Mapping[str, str], lineage: Lineage) -> Places:
-    """The places after a batch that reads the segments of `ends` up to there; `places` has those that it enters."""
+    """The places after a batch that reads the segments of `ends` up to those ends; `places` includes the segments that
+    it enters."""
     places = {**places, **ends}
     replaced = {
         each for each in found.drained if lineage.children(each) and places.keys() >= set(lineage.children(each))
@@ -126,8 +130,8 @@ def next_places(places: Places, found: Readable, ends: Mapping[str, str], lineag
 
 
 def shares(counts: Mapping[str, int], limit: int) -> dict[str, int]:
-    """`limit` divided among segments that have so many rows each: nobody gets more than it has, or, while another
-    one wants more, more than that one."""
+    """`limit` divided among segments with these numbers of rows: none gets more than it has, and, while another one
+    wants more, none gets more than that one."""
     divided, left = {}, limit
     for number, (segment, count) in enumerate(sorted(counts.items(), key=lambda item: item[1])):
         divided[segment] = min(count, left // (len(counts) - number))

@@ -1,7 +1,8 @@
 """The options of `.format("metatxn")`: one table, checked on the driver before anything runs.
 
-An option that is unknown, missing, malformed, contradictory, or belongs to the other direction is an `OptionError`
-whose one line names it and lists the valid ones. Nothing is ignored silently. Names are case-insensitive.
+An option that is unknown, missing, malformed, contradictory, or that belongs to the other direction raises an
+`OptionError`, whose one line names the option and lists the valid ones. Nothing is ignored silently. Names are
+case-insensitive.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from spark_connector.clients import Service
 from spark_connector.places import is_place
 
 BATCH_TIMEOUT_MS = 600_000
-"""Of a batch write, which keeps its transaction alive in its tasks: what comes before them must take no longer."""
+"""The timeout of a batch write. Its tasks keep the transaction alive; whatever happens before them must not take
+longer."""
 MICRO_BATCH_TIMEOUT_MS = 120_000
-"""Of a micro-batch, whose tasks begin the transaction and keep it alive. When all of them fail, Spark's driver never
-learns which transaction they were in, so it stays open for that long."""
+"""The timeout of a micro-batch, whose tasks begin the transaction and keep it alive. If all of them fail, Spark's
+driver never learns which transaction they were in, so it stays open for this long."""
 MAX_TIMEOUT_MS = 86_400_000
 COMMITTED_PREFIX = "committed:"
-"""A `txnId` that starts so names a batch that was committed earlier: writers drain their rows and send none."""
+"""A `txnId` with this prefix names a batch that was already committed: writers consume their rows and send none."""
 TOPIC_COLUMN = "topic"
 
 Direction = Literal["read", "write"]
 Mode = Literal["batch", "streaming"]
 Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]
 Offsets = Literal["earliest", "latest"] | dict[str, str]
-"""All of it, nothing of it, or for each topic or segment `earliest`, `latest` or a place `ledger:entry`."""
+"""`earliest` (everything), `latest` (nothing), or, for each topic or segment, `earliest`, `latest` or a place
+`ledger:entry`."""
 
 WRITE_OPTIONS = (
     "url",
@@ -63,19 +66,19 @@ BY_DIRECTION: dict[Direction, tuple[str, ...]] = {"write": WRITE_OPTIONS, "read"
 SPELLING = {name.lower(): name for name in (*WRITE_OPTIONS, *READ_OPTIONS)}
 
 SPARK_STREAMING_KEYS = {"checkpointlocation", "queryname"}
-"""Spark hands its own options of a streaming query over with ours."""
+"""Spark passes its own options of a streaming query together with ours."""
 SPARK_TABLE_KEYS = {"provider", "owner", "comment", "external", "is_managed_location", "location", "collation"}
-"""`CREATE TABLE … USING` hands over the table's properties, and every option a second time as `option.<name>`."""
+"""`CREATE TABLE … USING` passes the table's properties, and every option a second time as `option.<name>`."""
 
 
 class OptionError(ValueError):
-    """One line: which option, what is wrong with it, and which options are valid here."""
+    """One line that says which option is wrong and why, and which options are valid here."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`topic` None: rows are routed by the column `topic`. `txn_id` None: the write has a transaction of its own.
-    `checkpoint` is Spark's, given whenever `ack_subscription` is."""
+    """If `topic` is None, rows are routed by the column `topic`. If `txn_id` is None, the write has a transaction of
+    its own. `checkpoint` is Spark's, and is given whenever `ack_subscription` is."""
 
     service: Service
     topic: str | None = None
@@ -93,7 +96,7 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Exactly one of `topics` and `pattern` is given. `max_rows` None: as many as there are."""
+    """Exactly one of `topics` and `pattern` is given. If `max_rows` is None, a micro-batch is not limited."""
 
     service: Service
     topics: tuple[str, ...] = ()
@@ -113,12 +116,14 @@ def write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
     if mode == "streaming":
         values.refuse("txnId", "a streaming write has a transaction of its own for every micro-batch")
         if values.get("ackSubscription") is not None and values.get("checkpointLocation") is None:
-            raise values.error("option ackSubscription needs option checkpointLocation, where Spark notes what it read")
+            raise values.error(
+                "option ackSubscription needs option checkpointLocation, where Spark records what it read"
+            )
     else:
-        values.refuse("ackSubscription", "only a streaming query knows its input; see batch_transaction")
+        values.refuse("ackSubscription", "only a streaming query knows its input; use batch_transaction")
         values.refuse("txnAppId", "a batch write has no batch id; use spark_connector.batch_transaction and txnId")
     if values.get("txnId") is not None:
-        values.refuse("transactionTimeoutMs", "whoever began the transaction of txnId chose its timeout")
+        values.refuse("transactionTimeoutMs", "the timeout was chosen when the transaction of txnId began")
     return WriteOptions(
         service=values.service(),
         topic=values.get("topic"),
@@ -133,14 +138,15 @@ def write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
 
 
 def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
-    """`mode` None: of a DataFrame that may become either, whose schema is asked for."""
+    """The options of a read. `mode` is None for a DataFrame that may still become either, while its schema is
+    requested."""
     values = _Values(given, "read", mode)
     if mode == "streaming":
         values.refuse("endingOffsets", "a streaming read has no end")
-        values.refuse("revision", "a streaming read is no snapshot")
+        values.refuse("revision", "a streaming read is not a snapshot")
         values.refuse("pushFilters", "Spark pushes no filters into streaming reads")
         if (values.get("isolation") or "").lower() == "snapshot":
-            raise values.error("option isolation=snapshot contradicts a streaming read: it goes on for ever")
+            raise values.error("option isolation=snapshot contradicts a streaming read: a streaming read has no end")
     elif mode == "batch":
         values.refuse("maxOffsetsPerTrigger", "it limits the micro-batches of a streaming read")
     topics = values.parsed("subscribe") or ()
@@ -148,7 +154,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
     if not topics and pattern is None:
         raise values.error("missing option subscribe (or subscribePattern)")
     if topics and pattern is not None:
-        raise values.error("options subscribe and subscribePattern contradict each other, give one")
+        raise values.error("options subscribe and subscribePattern contradict each other; give one of them")
     isolation: Isolation = values.parsed("isolation") or "read_committed"
     revision = values.parsed("revision")
     if revision is not None and isolation != "snapshot":
@@ -156,7 +162,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
     starting: Offsets = values.parsed("startingOffsets") or "earliest"
     ending: Offsets = values.parsed("endingOffsets") or "latest"
     if mode == "batch" and starting == "latest":
-        raise values.error("option startingOffsets=latest contradicts a batch read: nothing is behind it")
+        raise values.error("option startingOffsets=latest contradicts a batch read: nothing follows it")
     if ending == "earliest":
         raise values.error("option endingOffsets=earliest leaves nothing to read")
     if ending != "latest" and isolation == "snapshot":
@@ -164,7 +170,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
     include_metadata = values.parsed("includeMetadata") or False
     push_filters = values.parsed("pushFilters") or False
     if push_filters and not include_metadata:
-        raise values.error("option pushFilters needs includeMetadata=true: filters on its columns are what is pushed")
+        raise values.error("option pushFilters needs includeMetadata=true: only filters on metadata columns are pushed")
     return ReadOptions(
         service=values.service(),
         topics=topics,
@@ -181,7 +187,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
 
 
 def check_values(given: Mapping[str, str]) -> None:
-    """What can be told from the options alone, before Spark has said what they are for: names and values. Raises
+    """Check what the options alone show, before Spark has said what they are for: names and values. Raises
     `OptionError`, at the line of the user's program that builds the read or starts the write."""
     options = own_options(given)
     theirs = {each: {name.lower() for name in names} for each, names in BY_DIRECTION.items()}
@@ -196,7 +202,7 @@ def check_values(given: Mapping[str, str]) -> None:
 
 
 def direction_of(given: Mapping[str, str]) -> Direction:
-    """What a table or view is for, seen from its options alone: `topic` writes, `subscribe` reads."""
+    """The direction of a table or view, according to its options alone: `topic` means write, `subscribe` means read."""
     names = {name.lower() for name in given}
     writes, reads = "topic" in names, bool(names & {"subscribe", "subscribepattern"})
     if writes and reads:
@@ -208,7 +214,7 @@ def direction_of(given: Mapping[str, str]) -> Direction:
 
 
 def own_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Without what Spark adds when it creates a table."""
+    """The options without those that Spark adds when it creates a table."""
     lowered = {name.lower(): value for name, value in given.items()}
     if "provider" not in lowered:
         return lowered
@@ -220,7 +226,7 @@ def own_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Values:
-    """Looks options up, and words what is wrong with them."""
+    """Looks up options, and describes what is wrong with them."""
 
     def __init__(self, given: Mapping[str, str], direction: Direction, mode: Mode | None) -> None:
         self._direction: Direction = direction
@@ -245,7 +251,7 @@ class _Values:
         return value
 
     def parsed(self, name: str) -> Any:
-        """None when it is not given."""
+        """The parsed value, or None if the option is not given."""
         value = self.get(name)
         if value is None:
             return None
@@ -258,7 +264,7 @@ class _Values:
         url = self.parsed("url")
         if url is None:
             raise self.error("missing option url")
-        # The token is looked up on the driver: executors need not have the variable.
+        # The token is looked up on the driver, because executors need not have the variable.
         return Service(url, self.get("token") or os.environ.get("METATXN_TOKEN") or None, self.parsed("ca"))
 
     def refuse(self, name: str, because: str) -> None:
@@ -272,7 +278,7 @@ def _valid(direction: Direction) -> str:
 
 def application_id(value: str) -> str:
     if "&" in value or len(value) > 512 or any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in value):
-        raise ValueError("must hold at most 512 characters, no '&' and no control characters")
+        raise ValueError("must have at most 512 characters, no '&' and no control characters")
     return value
 
 
@@ -290,7 +296,7 @@ def _url(value: str) -> str:
 
 def _txn_id(value: str) -> str:
     if not value.startswith(COMMITTED_PREFIX) and not re.fullmatch(r"[0-9a-f]{32}", value):
-        raise ValueError("must be a transaction id of 32 hex digits, as Transaction.id gives it")
+        raise ValueError("must be a transaction id of 32 hexadecimal digits, as in Transaction.id")
     return value
 
 
@@ -345,7 +351,7 @@ def _row_count(value: str) -> int:
 
 def _certificates(value: str) -> str:
     if not Path(value).is_file():
-        raise ValueError("is no file; it must be a PEM file of certificates, at this path on every machine")
+        raise ValueError("is not a file; it must be a PEM file of certificates, at this path on every machine")
     return value
 
 

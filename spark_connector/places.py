@@ -1,4 +1,5 @@
-"""Places in a segment, `ledger:entry`: what was read up to. Entry -1 stands before the first one of a ledger."""
+"""Places in a segment, `ledger:entry`: the position up to which it was read. Entry -1 is the position before the first
+entry of a ledger."""
 
 from __future__ import annotations
 
@@ -18,6 +19,6 @@ def before(position: str) -> str:
 
 
 def order(place: str) -> tuple[int, int]:
-    """By which places of one segment are compared."""
+    """The sort key of places in one segment."""
     ledger, entry = place.split(":")
     return int(ledger), int(entry)

@@ -1,11 +1,11 @@
-"""How a streaming query is doing, batch by batch: rows, bytes, its transaction, and how far it is behind its topics.
+"""The progress of a streaming query, batch by batch: rows, bytes, its transaction, and how far it is behind its topics.
 
     spark.streams.addListener(ProgressListener(url))
     measured(orders).writeStream.format("metatxn")…start()
 
-Spark tells a listener what it knows of a batch; whether it is committed is asked of a coordinator, and what there is
-left to read of the brokers: three small requests for each report, which Spark makes for each batch, or every ten
-seconds of an idle query.
+Spark reports to a listener what it knows about a batch. A coordinator is asked whether the batch is committed, and the
+brokers how much is left to read: three small requests for each report, which Spark makes for each batch, or every ten
+seconds if a query is idle.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from spark_connector.offsets import Offset, Places
 METRICS = "metatxn"
 """The name of what `measured` observes."""
 COUNT_UP_TO = 1_000_000
-"""Rows of each segment; counting more takes longer than anybody wants to know."""
+"""The most rows counted for each segment; counting more would take too long."""
 
 log = logging.getLogger("metatxn.spark")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of one batch, or of a query that has nothing to read (`rows` 0).
+    """The progress of one batch, or of a query that has nothing to read (`rows` is 0).
 
-    `bytes` None: the query is not `measured`. `committed`: the transaction of the batch; None if no service could be
-    asked, or the query writes with no application id that is known here. `lag`: rows behind what the batch has read, up
-    to the horizon, by segment; None for a segment with more than a million.
+    `bytes` is None if the query is not `measured`. `committed` is the transaction of the batch; it is None if no
+    service could be asked, or if the query's application id is not known here. `lag` is, for each segment, the number
+    of rows after what the batch has read, up to the horizon; it is None for a segment with more than a million.
     """
 
     query_id: str
@@ -77,10 +77,10 @@ def log_progress(progress: Progress) -> None:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Reports to `report`, in a thread of Spark's; unless given, to the logger `metatxn.spark`.
+    """Reports to `report`, in a thread of Spark's; by default to the logger `metatxn.spark`.
 
-    `app_id` is what the queries have as `txnAppId`. A service that cannot be asked is no error: the report lacks what
-    it would have told.
+    `app_id` is the `txnAppId` of the queries. If a service cannot be asked, that is not an error: the report lacks its
+    part.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ProgressListener(StreamingQueryListener):
         self._app_id = app_id
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Nothing: its first report comes with its first batch."""
+        """Nothing is reported: the first report comes with the first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         told = event.progress
@@ -113,13 +113,13 @@ class ProgressListener(StreamingQueryListener):
             duration_ms=told.durationMs.get("triggerExecution", 0),
         )
         with contextlib.suppress(metatxn.MetatxnError):
-            client(self._service).cluster(patient=False)  # what follows is patient, and would hold up other listeners
+            client(self._service).cluster(patient=False)  # the rest retries, and would delay other listeners
             committed = self._committed(self._app_id or str(told.id), told.batchId)
             progress = replace(progress, committed=committed, lag=self._lag(_read_up_to(told.sources)))
         self._report(progress)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Nothing: how it ended is told by the query itself."""
+        """Nothing is reported: the query itself says how it ended."""
 
     def _committed(self, app_id: str, batch_id: int) -> bool | None:
         try:
@@ -136,7 +136,7 @@ class ProgressListener(StreamingQueryListener):
 
 
 def _read_up_to(sources: list[Any]) -> Places:
-    """By segment, from the sources of a query that are ours."""
+    """For each segment, how far it was read, from the sources of a query that are ours."""
     places: Places = {}
     for source in sources:
         said = json.loads(source.endOffset) if source.endOffset else None
@@ -146,15 +146,15 @@ def _read_up_to(sources: list[Any]) -> Places:
 
 
 def measured(rows: DataFrame) -> DataFrame:
-    """The same rows, observed: their number, and their bytes without what describes them. Put it right before the
-    `writeStream`; what it costs is a sum in the same pass."""
+    """The same rows with an observation of their number and of their bytes, without the description of the rows. Put it
+    right before the `writeStream`; it costs a sum in the same pass."""
     sizes = [_bytes(F.col(f"`{column.name}`"), column.dataType) for column in rows.schema]
     size = sum(sizes, F.lit(0))
     return rows.observe(METRICS, F.count(F.lit(1)).alias("rows"), F.sum(size).alias("bytes"))
 
 
 def _bytes(column: Column, kind: DataType) -> Column:
-    """Of one value: null takes none, and what has parts as much as its JSON."""
+    """The size of one value: a null has none, and a value with parts has that of its JSON."""
     if isinstance(kind, StringType | BinaryType):
         return F.coalesce(F.octet_length(column), F.lit(0))
     width = _WIDTHS.get(kind.typeName())

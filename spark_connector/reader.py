@@ -1,4 +1,4 @@
-"""The batch reader: every segment of the subscribed topics is a partition, up to an end fixed on the driver."""
+"""The batch reader: every segment of the subscribed topics is a partition, up to an end that is fixed on the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_connector.topics import common_schema, find_topics
 
 
 def dataframe_schema(options: ReadOptions) -> StructType:
-    """The columns of the topics, and the metadata columns where asked for."""
+    """The columns of the topics, and the metadata columns if requested."""
     with one_line():
         topics = find_topics(client(options.service), options.topics, options.pattern)
         columns = arrow_schema.to_spark(common_schema(topics))
@@ -41,7 +41,7 @@ class BatchReader(DataSourceReader):
         revision = options.revision
         snapshot = options.isolation == "snapshot"
         if snapshot and revision is None:
-            # Before the layouts: a segment made after the revision holds nothing that was decided at or before it.
+            # Read before the layouts: a segment created after the revision holds nothing decided at or before it.
             revision = service.cluster().revision
         topics = find_topics(service, options.topics, options.pattern)
         columns = {topic.name: wanted_columns(self._schema, topic, options) for topic in topics}
@@ -69,5 +69,5 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SegmentRange):
-            return iter(())  # Spark makes one of its own where there is none
+            return iter(())  # Spark creates one if there is none
         return rows(partition, self._options, self._schema, self._let_through)

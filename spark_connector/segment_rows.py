@@ -1,4 +1,4 @@
-"""The rows of a part of one segment, as Spark wants them: what batch and streaming reads do in their tasks."""
+"""The rows of a part of one segment in the form that Spark needs: what the tasks of batch and streaming reads do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METADATA = StructType(
 COMBINED_BYTES = 1024 * 1024
 LARGE_BYTES = 256 * 1024
 EntryFilter = Callable[[Mapping[str, Any]], bool]
-"""Whether an entry is wanted, by its metadata, or by as much of it as is known yet."""
+"""Whether an entry is wanted, according to its metadata, or to the part of it that is known so far."""
 
 
 def everything(_described: Mapping[str, Any]) -> bool:
@@ -42,8 +42,9 @@ def everything(_described: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class SegmentRange(InputPartition):
-    """Entries behind `after`, up to `end`, inclusive; `end` None: to wherever the snapshot of `revision` ends. Both are
-    fixed on the driver, so that a task misses what was trimmed meanwhile. `columns`: of the topic, those wanted."""
+    """Entries after `after` and up to `end`, inclusive. If `end` is None, they go up to the end of the snapshot of
+    `revision`. Both ends are fixed on the driver, so that a task notices what was trimmed meanwhile. `columns` are the
+    wanted columns of the topic."""
 
     topic: str
     segment: str
@@ -58,16 +59,16 @@ def with_metadata(columns: StructType) -> StructType:
     clash = sorted(set(columns.names) & set(METADATA.names))
     if clash:
         raise OptionError(
-            f"Option includeMetadata=true needs the names {', '.join(clash)}, which the topic uses itself."
+            f"Option includeMetadata=true needs the names {', '.join(clash)}, which are columns of the topic."
         )
     return StructType([*columns.fields, *METADATA.fields])
 
 
 def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa.Schema:
-    """Those of the topic's columns that a DataFrame of this schema holds: all, or fewer where the user gave a schema,
-    or where the topic has got more since the query began.
+    """The topic's columns that a DataFrame of this schema contains: all, or fewer if the user gave a schema, or if
+    columns were added to the topic after the query began.
 
-    Raises `SchemaMismatch` for a column that the topic does not have, or has of another type.
+    Raises `SchemaMismatch` for a column that the topic does not have, or that has another type there.
     """
     wanted = set(schema.names)
     own = {field.name: field for field in topic.declared if field.name in wanted}
@@ -83,9 +84,9 @@ def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa
             problems.append(f"column {field.name} is read as {field.type}, the topic has {known[field.name]}")
     if problems:
         raise metatxn.SchemaMismatch(
-            "; ".join(problems), action="Leave .schema() out or correct it, or create the table or view again."
+            "; ".join(problems), action="Leave out or correct .schema(), or create the table or view again."
         )
-    # Where only metadata is wanted, the rows must still be counted by something.
+    # Even if only metadata is wanted, a column is needed to count the rows.
     return pa.schema([own[name] for name in schema.names if name in own] or [topic.declared.field(0)])
 
 
@@ -96,7 +97,8 @@ def _as_nanoseconds(written: pa.Field[Any] | None, wanted: pa.Field[Any]) -> boo
 def rows(
     partition: SegmentRange, options: ReadOptions, schema: StructType, let_through: EntryFilter
 ) -> Iterator[pa.RecordBatch]:
-    """Raises errors of the client library, in one line each; data that is gone is skipped where the user wants that."""
+    """The rows of a range. Raises errors of the client library, in one line each; lost data is skipped if the user
+    wants that."""
     after = partition.after
     with one_line():
         while True:
@@ -116,7 +118,7 @@ def rows(
 def _rows(
     partition: SegmentRange, after: str, options: ReadOptions, schema: StructType, let_through: EntryFilter
 ) -> Iterator[pa.RecordBatch]:
-    """Never behind the end that the driver fixed: what is decided later must not be seen by a task that runs later."""
+    """Never reads beyond the end that the driver fixed: a task that runs later must not see what is decided later."""
     service, expected = client(options.service), arrow_schema.expected_by_spark(schema)
     end = order(partition.end) if partition.end is not None else None
     while True:
@@ -155,8 +157,8 @@ def _rows(
 
 
 def _conformed(entries: list[tuple[str, pa.Table]], segment: str, expected: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of entries, given with their positions. Raises `SchemaMismatch` for what Spark cannot hold, with the
-    position of the first entry that has it."""
+    """The rows of entries, which are given with their positions. Raises `SchemaMismatch` for a value that Spark cannot
+    hold, with the position of the first entry that contains it."""
     for batch in _combined([table for _, table in entries]):
         try:
             conformed = arrow_schema.conform(batch, expected)
@@ -177,7 +179,8 @@ def _placed(entries: list[tuple[str, pa.Table]], segment: str, expected: pa.Sche
 
 
 def _combined(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Entries may be small and many, and Spark takes few large batches much faster. Large batches are not copied."""
+    """Entries may be small and many, but Spark processes few large batches much faster. Large batches are not
+    copied."""
     small: list[pa.RecordBatch] = []
     size = 0
     for batch in (batch for table in tables for batch in table.to_batches()):

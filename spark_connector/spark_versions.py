@@ -1,4 +1,4 @@
-"""What differs between the Sparks that we run on."""
+"""The differences between the supported versions of Spark."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ else:
         from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
         class StreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-            """Spark 4.0 has no such class, but its tasks hand Arrow batches to whatever is an Arrow writer, also in a
-            stream; its driver asks nothing but the methods."""
+            """Spark 4.0 has no such class, but its tasks pass Arrow batches to any Arrow writer, also in a stream; its
+            driver checks nothing but the methods."""
 
 
 __all__ = ["StreamArrowWriter", "from_arrow", "needs_spark", "to_arrow"]
@@ -33,19 +33,19 @@ _IN_UTC: dict[str, Any] = {"timezone": "UTC"} if _NAMED else {"timestamp_utc": T
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """Timestamps with a time zone are in UTC."""
+    """Convert to Arrow. Timestamps with a time zone become UTC."""
     arrow: pa.Schema = to_arrow_schema(schema, **_IN_UTC)
     return arrow
 
 
 def from_arrow(schema: pa.Schema) -> StructType:
-    """Timestamps without a time zone stay so."""
+    """Convert from Arrow. Timestamps without a time zone remain without one."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 @contextmanager
 def needs_spark(version: str, what: str) -> Iterator[None]:
-    """Around an import of what older Sparks do not have. Raises `OptionError`."""
+    """For use around an import that older versions of Spark do not have. Raises `OptionError`."""
     try:
         yield
     except ImportError:

@@ -1,7 +1,8 @@
 """The streaming reader: micro-batches of per-segment ranges, bounded by the read-committed horizon of each segment.
 
-Spark makes one for the life of a query, in a Python process on the driver, and asks it for offsets; others, made for
-every plan, are pickled into the tasks and read. So what the driver knows is made when it is first needed.
+Spark creates one for the life of a query, in a Python process on the driver, and asks it for offsets. Others, created
+for every plan, are pickled into the tasks and read there. So the state of the driver is created when it is first
+needed.
 
     latestOffset    from memory while nothing has changed (`watch`), else one look at the horizons
     partitions      the ranges between two offsets, whatever has become of the segments since
@@ -43,11 +44,12 @@ from spark_connector.topics import Topic, find_topic, find_topics, matching_topi
 from spark_connector.watch import Watch
 
 FRUITLESS_PAUSE_S = 0.2
-"""Between looks that find nothing although something has changed: five a second, whatever happens."""
+"""The pause between looks that find nothing although something has changed: there are at most five per second."""
 NEW_TOPICS_S = 60.0
-"""How often topics are looked for that a pattern matches."""
+"""How often a pattern is matched against the topics again."""
 CHILDREN_S = 1.0
-"""How soon a segment that ended without children is asked for some; each time twice as long, up to a minute."""
+"""The first pause before looking for children of a segment that ended without any. It doubles each time, up to a
+minute."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -91,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._planner.partitions(Offset.from_json(start), Offset.from_json(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: where the query stands is in its checkpoint. Subscriptions are acknowledged by the sink."""
+        """Nothing to do: the progress of the query is in its checkpoint. The sink acknowledges on subscriptions."""
 
     def stop(self) -> None:
         if "_planner" in self.__dict__:
@@ -105,11 +107,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Planner:
-    """What the driver knows of the subscribed topics. Used from one thread."""
+    """The driver's knowledge of the subscribed topics. Used from one thread."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.ends: Places = {}
-        """Per segment, how far it could be read when it was last looked at."""
+        """For each segment, how far it could be read when it was last looked at."""
         self._options = options
         self._schema = schema
         self._service = client(options.service)
@@ -140,7 +142,7 @@ class Planner:
         self._targets = {segment: horizon.end for segment, horizon in looked.segments.items()}
 
     def next_end(self, start: Offset, max_rows: int | None) -> Offset | None:
-        """The end of the next batch; None when there is nothing more to read now. The first batch always has one."""
+        """The end of the next batch, or None if there is nothing more to read now. The first batch always has one."""
         first = start.since is None
         if not first and self._nothing_new(start.read_up_to):
             return None
@@ -165,7 +167,7 @@ class Planner:
         return not self._watch.news or now < self._not_before
 
     def _wait(self, start: Places, places: Places, found: Readable, horizons: dict[str, SegmentHorizon]) -> None:
-        if start == self._idle_at:  # there were news, and none for us
+        if start == self._idle_at:  # something has changed, but nothing that this query reads
             self._not_before = time.monotonic() + FRUITLESS_PAUSE_S
         self._idle_at = start
         self._look_for_children({each for each, horizon in horizons.items() if horizon.ended})
@@ -175,7 +177,8 @@ class Planner:
             self._watch.arm(self._horizons.by_broker(wanted))
 
     def _look_for_children(self, ended: set[str]) -> None:
-        """A merge ends its parents a little before there is a child; a segment sealed for good never has one."""
+        """A merge ends its parents a little before there is a child; a segment sealed without successor never has
+        one."""
         childless = {each for each in ended if not self._lineage.children(each)}
         if childless != self._childless:
             self._childless, self._childless_pause_s = childless, CHILDREN_S
@@ -184,7 +187,7 @@ class Planner:
             self._childless_pause_s = min(2 * self._childless_pause_s, NEW_TOPICS_S)
 
     def _look(self, places: Places) -> tuple[Places, dict[str, SegmentHorizon]]:
-        """The places, without data that is lost where the user wants that, and the horizons behind them."""
+        """The places, without lost data if the user wants to skip it, and the horizons after them."""
         looked = self._look_at(places)
         if any(child not in self._lineage for horizon in looked.segments.values() for child in horizon.children):
             self._refresh_topics()
@@ -210,9 +213,9 @@ class Planner:
             if segment in looked.gone:
                 self._lost(segment, "it was deleted")
             elif segment not in self._lineage:
-                self._lost(segment, "its topic is not subscribed any more")
+                self._lost(segment, "its topic is no longer subscribed")
             elif is_trimmed(place, looked.segments[segment]):
-                self._lost(segment, f"entries behind {place} and up to {looked.segments[segment].start} were trimmed")
+                self._lost(segment, f"entries after {place} and up to {looked.segments[segment].start} were trimmed")
                 kept[segment] = looked.segments[segment].start
             else:
                 kept[segment] = place
@@ -226,7 +229,7 @@ class Planner:
             raise data_lost(segment, reason)
 
     def _limited(self, ends: Places, places: Places, max_rows: int | None) -> Places:
-        """Ends of a batch of about `max_rows` rows: an entry is never divided, and at least one is read."""
+        """The ends of a batch of about `max_rows` rows: an entry is never divided, and at least one is read."""
         if max_rows is None:
             return ends
         counted = self._count(ends, places, dict.fromkeys(ends, max_rows))
@@ -235,7 +238,7 @@ class Planner:
             counted = self._count(ends, places, {each: max(1, share) for each, share in wanted.items()})
         taken: Places = {}
         total = 0
-        # Who is behind for longest is first, so that nobody waits for ever where entries are larger than shares.
+        # The segment that has waited longest is first, so that none starves where entries are larger than shares.
         for segment, (end, count) in sorted(counted.items(), key=lambda item: self._turns.get(item[0], 0)):
             if taken and total + count > max_rows:
                 continue
@@ -253,7 +256,7 @@ class Planner:
     # -- partitions --------------------------------------------------------------------------------------------
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Of a batch that may have been planned long ago, by another process."""
+        """The partitions of a batch that may have been planned long ago, by another process."""
         begun = end.begun(start)
         topic_of = {each.id: topic for topic in self._topics for each in topic.segments}
         if not end.read_up_to.keys() <= topic_of.keys():
@@ -276,8 +279,8 @@ class Planner:
         return found
 
     def _beginning(self, segment: str) -> str | None:
-        """Of a segment that is entered by a batch whose offset does not tell where: an earlier version has planned it.
-        None: it was deleted."""
+        """The beginning of a segment that is entered by a batch whose offset does not contain it, because an earlier
+        version planned the batch. None if the segment was deleted."""
         looked = self._horizons.look({segment: HorizonPlace()})
         if segment in looked.gone:
             self._lost(segment, "it was deleted")
@@ -303,7 +306,7 @@ class Planner:
             return None
 
     def _use_topics(self) -> None:
-        """Read them from now on, and decide when to look at them again."""
+        """Read these topics from now on, and decide when to look at them again."""
         self._lineage = Lineage(self._topics)
         self._horizons.know(self._topics)
         pause_s = NEW_TOPICS_S if self._options.pattern is not None else math.inf

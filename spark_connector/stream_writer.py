@@ -5,10 +5,10 @@
     task      send rows as a writer of its own            named inside write(): attempts never share a name
     driver    commit(writers = the winners')              one request, one apply in the metadata store
 
-- A batch that was committed before (the driver died before Spark noted it) answers "already committed" at begin:
-  its tasks take their input and send nothing, and the commit does nothing.
+- For a batch that was already committed (the driver died before Spark recorded it), begin answers "already
+  committed": its tasks consume their input and send nothing, and the commit does nothing.
 - A task attempt that failed, lost a race or starts late is a writer the commit does not list: its rows are void.
-- A new run of the same application id connects with a new session, which bumps the epoch and aborts what its
+- A new run of the same application id connects with a new session, which increments the epoch and aborts what its
   predecessor had open. A session that was taken over from can never connect again.
 """
 
@@ -40,13 +40,13 @@ from spark_connector.table_writes import Fitting, TableWrites, check_dataframe, 
 DRIVER = "spark.driver"
 """The property of a transaction that names the driver process whose tasks began it."""
 CHECKED_FOR_S = 5.0
-"""For so long micro-batches do not ask for their topics again. What changes meanwhile is refused by the broker, as what
-changes during a micro-batch is."""
+"""For this long, micro-batches do not look up their topics again. If a topic changes meanwhile, the broker refuses what
+does not fit, as with a change during a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Which batch of which run this task belongs to."""
+    """The batch and the run that this task belongs to."""
 
     query_id: str
     run_id: str
@@ -59,17 +59,19 @@ class MicroBatch:
         names = ("sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId")
         query_id, run_id, batch_id = (context.getLocalProperty(name) for name in names)
         if query_id is None or run_id is None or batch_id is None:
-            # Without them two batches could share a transaction, so this is the end of the query.
-            raise RuntimeError(f"this Spark gives its streaming tasks no {', '.join(names)}; use batch_transaction")
+            # Without them two batches could share a transaction, so the query fails here.
+            raise RuntimeError(
+                f"this version of Spark does not give its streaming tasks {', '.join(names)}; use batch_transaction"
+            )
         return cls(query_id, run_id, int(batch_id))
 
 
 class StreamWriter(StreamArrowWriter):
-    """Spark makes one for every micro-batch and pickles it into the tasks, and another one for commit() and abort(): it
-    carries no state."""
+    """Spark creates one for every micro-batch and pickles it into the tasks, and another one for commit() and abort(),
+    so it has no state."""
 
     def __init__(self, options: WriteOptions, columns: pa.Schema) -> None:
-        """`columns` of the DataFrame."""
+        """`columns` are those of the DataFrame."""
         self._options = options
         self._columns = columns
         self._properties = {DRIVER: _driver()}
@@ -80,7 +82,7 @@ class StreamWriter(StreamArrowWriter):
             return check_dataframe(_lately(self._options.service), self._options, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        """On the driver, before the tasks begin: the one that commits need not ask for the topic again."""
+        """Pickling checks the DataFrame, on the driver, before the tasks begin. The one that commits need not do so."""
         assert self._schema is not None, "the DataFrame is checked"
         return self.__dict__
 
@@ -118,17 +120,17 @@ class StreamWriter(StreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         with one_line():
             written = [message for message in messages if isinstance(message, Written)]
-            assert len(written) == len(messages), "every task of a committed batch gives a message"
+            assert len(written) == len(messages), "every task of a committed batch returns a message"
             txn_id = the_transaction(written, batchId)
             if txn_id is not None:
                 transaction = self._attach(txn_id)
                 self._acknowledge_input(transaction, batchId)
-                # Unknown outcomes are resolved inside: this raises only when the batch is not committed, or when
-                # nobody answers; then the restarted query begins the same version and learns what became of it.
+                # Unknown outcomes are resolved inside: this raises only if the batch is not committed, or if
+                # no service answers; then the restarted query begins the same version and learns the outcome.
                 transaction.commit(writers=winners(written))
 
     def _acknowledge_input(self, transaction: metatxn.Transaction, batch_id: int) -> None:
-        """Acknowledgements without a writer's name count whatever the commit lists."""
+        """Acknowledgements without a writer's name count, whatever writers the commit lists."""
         options = self._options
         if options.ack_subscription is not None:
             assert options.checkpoint is not None, "the options were checked"
@@ -136,10 +138,12 @@ class StreamWriter(StreamArrowWriter):
             acknowledge_input(service, transaction, options.ack_subscription, options.checkpoint, batch_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """A batch that fails is the end of its run. So the run is taken over from, by nobody: that aborts what it has
-        open, in the same apply, and a task of it that is only just starting cannot begin the batch again.
+        """A batch that fails is the end of its run. So the run is taken over from, though by no other run: this aborts
+        what it has open, in the same apply, and a task of the run that is only just starting cannot begin the batch
+        again.
 
-        Spark also aborts after a commit() that raised, and that commit may have happened. It stays.
+        Spark also aborts after a commit() that raised, although that commit may have succeeded. It then remains
+        committed.
         """
         with one_line():
             for app_id, epoch in self._open(messages, batchId):
@@ -149,8 +153,9 @@ class StreamWriter(StreamArrowWriter):
                     continue  # a newer run has taken over, and aborted it
 
     def _open(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> set[tuple[str, int]]:
-        """Application id and epoch of what tasks of this run have open, as far as the driver can know it: it is told by
-        tasks that have written, or finds what the application holds, begun for this batch by a task of this driver."""
+        """The application id and the epoch of what tasks of this run have open, as far as the driver can know: from
+        tasks that have written, or from the transaction that the application id holds, if a task of this driver began
+        it for this batch."""
         told = {message.txn_id for message in messages if isinstance(message, Written) and message.txn_id is not None}
         headers = [self._attach(txn_id).refresh() for txn_id in sorted(told | self._held())]
         return {
@@ -161,18 +166,19 @@ class StreamWriter(StreamArrowWriter):
         }
 
     def _held(self) -> set[str]:
-        """The one transaction that the application id holds, if there is one and the driver knows the application."""
+        """The one transaction that the application id holds, if there is one and the driver knows the application
+        id."""
         app_id = self._app_id()
         if app_id is None:
             return set()
         try:
             held = client(self._options.service).key(app_id).txn_id
         except metatxn.NotFound:
-            return set()  # no task has come so far as to connect
+            return set()  # no task has connected yet
         return set() if held is None else {held}
 
     def _app_id(self) -> str | None:
-        """As far as the driver knows it: Spark tells only tasks the id of their query."""
+        """The application id, as far as the driver knows it: Spark gives only tasks the id of their query."""
         options = self._options
         if options.app_id is not None or options.checkpoint is None:
             return options.app_id
@@ -183,10 +189,10 @@ class StreamWriter(StreamArrowWriter):
 
 
 def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
-    """The one all tasks wrote in; None when the batch was committed earlier (or has no tasks).
+    """The one transaction in which all tasks wrote, or None if the batch was committed earlier (or has no tasks).
 
-    Raises `ExpiredTransaction` when they wrote in several: the first one timed out or was fenced under their hands,
-    and a later task began the batch again. Committing any of them would lose rows.
+    Raises `ExpiredTransaction` if they wrote in several: the first one timed out or was fenced while they wrote, and a
+    later task began the batch again. Committing any of them would lose rows.
     """
     if all(message.already_committed for message in written):
         return None
@@ -194,7 +200,7 @@ def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
     if len(transactions) > 1:
         raise metatxn.ExpiredTransaction(
             f"the transaction of micro-batch {batch_id} ended before all of its tasks had written",
-            action="Restart the query, it redoes the batch; give transactionTimeoutMs if batches take long.",
+            action="Restart the query, which repeats the batch. Increase transactionTimeoutMs if batches take long.",
         )
     return transactions.pop()
 
@@ -210,11 +216,11 @@ def _fitting(_pid: int, _period: int, service: Service, topic: str, rows: pa.Sch
 
 @lru_cache(maxsize=1024)
 def _epoch(_pid: int, service: Service, app_id: str, session: str) -> int:
-    """Connecting again in the same session answers the same epoch, so remembering it only saves the request."""
+    """Connecting again in the same session returns the same epoch, so remembering it only saves the request."""
     return client(service).connect_key(app_id, epoch=-1, session=session).epoch
 
 
 def _driver() -> str:
-    """On the driver: the same in all of its Python processes, and no other driver's. Spark gives the processes that
-    make writers and those that commit nothing in common but the directory of the application's files."""
+    """A name of the driver: the same in all of its Python processes, and different for any other driver. The processes
+    that create writers and those that commit have nothing in common but the directory of the application's files."""
     return Path(SparkFiles.getRootDirectory()).name

@@ -1,14 +1,14 @@
 """The options of `CREATE TABLE … USING metatxn`.
 
-Spark stores a table's options, but hands a Python data source none of them when the table is read or inserted into:
-only the table's schema arrives. So the options travel in the metadata of its columns.
+Spark stores a table's options, but passes none of them to a Python data source when the table is read or inserted into:
+only the table's schema is passed. So the options are stored in the metadata of its columns.
 
 Column metadata follows the columns: in `INSERT INTO b SELECT * FROM a` the writer of b sees the columns of a, and would
-write into the topic of a. Hence a table is for one direction, by its options: one with `subscribe` is read, one with
-`topic` is inserted into. Columns that remember a reading table are refused by the writer, and nothing can be read from
-a writing table, so the writer never sees those of another writing table.
+write into the topic of a. So a table is for one direction, which its options determine: one with `subscribe` is for
+reading, one with `topic` for inserting. The writer refuses columns of a table for reading; and nothing can be read from
+a table for inserting, so the writer never sees the columns of another one.
 
-The token is not stored in the catalog; tables take it from the environment variable METATXN_TOKEN.
+The token is not stored in the catalog; tables use the environment variable METATXN_TOKEN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def remember_in(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def remembered_in(schema: StructType, given: Mapping[str, str], direction: Direction) -> dict[str, str]:
-    """The options to use: what was given, and, unless that says where, what the columns of a table remember."""
+    """The options to use: those that were given, and, unless they include the URL, those stored in the columns of a
+    table."""
     options = {name.lower(): value for name, value in given.items()}
     remembered = {field.metadata.get(_KEY) for field in schema}
     if "url" in options or remembered == {None}:
@@ -42,10 +43,11 @@ def remembered_in(schema: StructType, given: Mapping[str, str], direction: Direc
     if direction_of(stored) != direction:
         if direction == "write":
             raise OptionError(_EXPLICITLY.format("these columns come from a table that is read (option subscribe)"))
-        raise OptionError("This table is there to be inserted into (option topic): make one with subscribe to read.")
+        raise OptionError("This table is for inserting only (option topic): create one with subscribe to read.")
     return {**stored, **options}
 
 
 _EXPLICITLY = (
-    "Spark gives no options of the table to insert into, and {}: write INSERT INTO … WITH (url='…', topic='…')."
+    "Spark does not pass the options of the table to insert into, and {}: "
+    "write INSERT INTO … WITH (url='…', topic='…')."
 )

@@ -17,27 +17,28 @@ from spark_connector.options import TOPIC_COLUMN, OptionError, WriteOptions
 from spark_connector.topics import find_topic
 
 ENTRY_BYTES = 8 * 1024 * 1024
-"""A request costs both sides as much CPU as a MiB of rows, so entries of half of this would cost a tenth more. But an
+"""A request costs both sides as much CPU as a MiB of rows, so entries of half this size would cost a tenth more. But an
 entry is never divided among micro-batches."""
 PIECE_BYTES = 1024 * 1024
-"""Spark's batches hold 10,000 rows, however large. So much of one is divided by topic at once: its rows are still in
-the processor's cache when they are encoded, and entries become full."""
+"""Spark's batches have 10,000 rows, however large these are. This much of a batch is divided by topic at a time: its
+rows are then still in the processor's cache when they are encoded, and entries become full."""
 
 
 def new_writer() -> str:
-    """The name of one task attempt. Made inside `write()`: Spark's own attempt numbers restart with the driver."""
+    """The name of one task attempt. It is made inside `write()`, because Spark's own attempt numbers restart with the
+    driver."""
     return uuid.uuid4().hex
 
 
 Fitting = Callable[[str, pa.Schema], pa.Schema]
-"""The schema to send rows of a schema to a topic with, as `fitting_schema` answers it."""
+"""The schema in which rows of a schema are sent to a topic, as `fitting_schema` returns it."""
 
 
 def check_dataframe(fitting: Fitting, options: WriteOptions, schema: pa.Schema) -> pa.Schema:
-    """On the driver, before anything begins: the schema that tasks send the rows of a DataFrame with.
+    """The schema in which tasks send the rows of a DataFrame; checked on the driver, before anything begins.
 
-    Raises `OptionError`, `NotFound` or `SchemaMismatch`. Where a column names the topics they are known row by row
-    only, so their schemas are checked before the first row of each is sent.
+    Raises `OptionError`, `NotFound` or `SchemaMismatch`. If a column names the topics, they are only known row by row,
+    so their schemas are checked before the first row of each is sent.
     """
     if options.topic is not None:
         _check_columns(options, schema)
@@ -52,8 +53,8 @@ def check_dataframe(fitting: Fitting, options: WriteOptions, schema: pa.Schema) 
 
 
 def fitting_schema(client: metatxn.Client, topic: str, rows: pa.Schema) -> pa.Schema:
-    """The schema to send rows with: the topic's and the columns this write adds to it; where it has none yet, the one
-    its first write gives it."""
+    """The schema in which to send rows: that of the topic with the columns that this write adds to it, or, if the topic
+    has none yet, the one that its first write gives it."""
     columns = find_topic(client, topic).columns
     if columns is None:
         return rows
@@ -66,13 +67,13 @@ def without_topic_column(schema: pa.Schema) -> pa.Schema:
 
 
 def drain(batches: Iterable[pa.RecordBatch]) -> None:
-    """Take all input and send nothing. Not taking it would leave stateful operators before us half done."""
+    """Consume all input and send nothing. Otherwise stateful operators before this one would remain half done."""
     for _ in batches:
         pass
 
 
 class TableWrites:
-    """`write` batches, then `close`. Nothing counts unless the commit lists this writer."""
+    """`write` batches, then `close`. The rows count only if the commit lists this writer."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class TableWrites:
         schema: pa.Schema,
         fitting: Fitting,
     ) -> None:
-        """`schema` as `check_dataframe` answered it."""
+        """`schema` is the result of `check_dataframe`."""
         self.writer = new_writer()
         self.rows = 0
         self._client = client
@@ -93,7 +94,7 @@ class TableWrites:
         self._open: dict[str, _Open] = {}
 
     def write_all(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Returns when every row is durable. An exception, the input's own included, drops what was not sent yet."""
+        """Returns when every row is durable. An exception, including one of the input, drops what was not sent yet."""
         with ExitStack() as writers:
             for batch in batches:
                 for topic, rows in self._routed(batch):
@@ -126,7 +127,7 @@ class TableWrites:
 
 @dataclass(slots=True)
 class _Open:
-    """One topic, and the rows of it that are not handed over yet."""
+    """One topic, and its rows that have not been passed on yet."""
 
     writer: metatxn.TableWriter
     schema: pa.Schema
@@ -147,7 +148,7 @@ class _Open:
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Of about `PIECE_BYTES` each and alike, so that there is no small one left over; not copied."""
+    """Slices of about `PIECE_BYTES` each and of similar size, so that no small one is left over; nothing is copied."""
     rows = -(-batch.num_rows // max(1, round(batch.nbytes / PIECE_BYTES))) or 1
     return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
@@ -174,7 +175,7 @@ def _check_columns(options: WriteOptions, rows: pa.Schema) -> None:
         return
     if key not in rows.names:
         raise OptionError(
-            f"Option keyColumn={key!r} is no column of the DataFrame; its columns are {', '.join(rows.names)}."
+            f"Option keyColumn={key!r} is not a column of the DataFrame; its columns are {', '.join(rows.names)}."
         )
     if pat.is_nested(rows.field(key).type):
         raise OptionError(f"Option keyColumn={key!r} has type {rows.field(key).type}; a key must be a single value.")

@@ -25,7 +25,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`columns` None: nothing was written yet, and it was created without a schema."""
+    """`columns` is None if nothing was written yet and the topic was created without a schema."""
 
     name: str
     columns: pa.Schema | None
@@ -33,7 +33,7 @@ class Topic:
 
     @property
     def declared(self) -> pa.Schema:
-        """Raises `SchemaMismatch` for a topic without columns."""
+        """The columns. Raises `SchemaMismatch` for a topic without columns."""
         if self.columns is None:
             raise metatxn.SchemaMismatch(
                 f"topic {self.name} has no schema yet",
@@ -81,12 +81,12 @@ def full_name(topic: str) -> str:
 
 
 def common_schema(topics: list[Topic]) -> pa.Schema:
-    """The one schema of all topics. Raises `SchemaMismatch` naming the topic that differs or has none."""
+    """The one schema of all topics. Raises `SchemaMismatch`, which names a topic that differs or has none."""
     first, *others = topics
     for other in others:
         if not other.declared.equals(first.declared):
             raise metatxn.SchemaMismatch(
                 f"topics {first.name} and {other.name} have different columns",
-                action="Read them one by one; one DataFrame has one schema.",
+                action="Read them separately: a DataFrame has one schema.",
             )
     return first.declared

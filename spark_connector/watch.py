@@ -1,7 +1,7 @@
-"""Waits for news of an idle query: Spark asks every 10 ms, the brokers are asked once in half a minute.
+"""Waits for news for an idle query: Spark asks every 10 ms, but the brokers are asked only once in half a minute.
 
-One long poll for each broker, in a thread of its own. What a poll answers is not used but for "there may be news":
-the query then looks for itself, in its own thread, where errors are told.
+There is one long poll for each broker, in a thread of its own. The answer of a poll only means "there may be news": the
+query then looks itself, in its own thread, where errors are reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Watch:
         self.news = True
 
     def arm(self, groups: Iterable[dict[str, HorizonPlace]]) -> None:
-        """Wait for news behind these places from now on; polls for the same places go on."""
+        """Wait for news after these places from now on; polls for the same places continue."""
         wanted = {_key(group): group for group in groups}
         with self._lock:
             self.news = False
@@ -38,7 +38,7 @@ class Watch:
             threading.Thread(target=self._poll, args=(key, wanted[key]), name="metatxn watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Polls that are under way end by themselves."""
+        """Polls in progress end by themselves."""
         with self._lock:
             self._armed = set()
 
@@ -48,7 +48,7 @@ class Watch:
             try:
                 news = _says_more(self._ask(group, WAIT_MS), group)
             except metatxn.MetatxnError:
-                news = True  # whoever looks is told
+                news = True  # the next look sees it
         with self._lock:
             self._pending.discard(key)
             self.news = self.news or key in self._armed

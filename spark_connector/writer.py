@@ -1,10 +1,10 @@
 """The batch writer: `df.write.format("metatxn").mode("append")` and `INSERT INTO`.
 
-Without `txnId` the write is a transaction of its own, begun on the driver and committed with the list of task
-attempts that won. With `txnId` it is a part of a transaction someone else ends: the winners are remembered beside its
-header, so that whoever commits need not know them. That there is such a list is remembered before any task sends a row:
-from then on attempts are void unless their job has said otherwise, whatever becomes of the job, of its driver, and of
-what its `abort()` would have asked for.
+Without `txnId` the write is a transaction of its own, begun on the driver and committed with the list of task attempts
+that won. With `txnId` it is a part of a transaction that another program ends: the winners are remembered beside its
+header, so that the commit need not list them. The existence of such a list is recorded before any task sends a row:
+from then on attempts are void unless their job has listed them, whatever happens to the job, to its driver, and to the
+requests of its `abort()`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOBODY = "nobody of a Spark job"
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Made on the driver when the job starts; the same one, pickled, writes in the tasks and commits."""
+    """Created on the driver when the job starts; the same object, pickled, writes in the tasks and commits."""
 
     def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -65,21 +65,21 @@ class BatchWriter(DataSourceArrowWriter):
             return
         with one_line():
             written = [message for message in messages if isinstance(message, Written)]
-            assert len(written) == len(messages), "every task of a committed job gives a message"
+            assert len(written) == len(messages), "every task of a committed job returns a message"
             if self._own:
                 self._attach().commit(writers=winners(written))
             elif counting := winners(written):
                 self._attach().remember_writers(counting)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Whoever owns the transaction may still commit what else is in it; nothing of this job counts there."""
+        """The owner of the transaction may still commit what else is in it; nothing of this job counts there."""
         if not self._own:
             return
         with one_line():
             try:
                 self._attach().abort(reason="the Spark job failed")
             except (metatxn.InvalidTransactionState, metatxn.ExpiredTransaction):
-                # It is decided already. Spark calls abort() also after a commit() whose answer was lost, and such a
+                # It is already decided. Spark calls abort() also after a commit() whose answer was lost, and such a
                 # commit stays.
                 return
 

@@ -255,7 +255,7 @@ def test_a_collation_is_not_dropped_in_silence(kind: DataType) -> None:
     """Who reads may give one: it says how Spark compares, and nothing of what is in the topic."""
     schema = StructType([StructField("id", LongType()), StructField("name", kind)])
     with pytest.raises(
-        metatxn.SchemaMismatch, match="column name has the collation UNICODE_CI, and a topic keeps none"
+        metatxn.SchemaMismatch, match="column name has the collation UNICODE_CI, and a topic cannot store it"
     ):
         arrow_schema.to_send(schema)
     topic = Topic("t", arrow_schema.of_dataframe(schema), ())

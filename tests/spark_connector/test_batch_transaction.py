@@ -162,8 +162,8 @@ def test_two_queries_of_one_application_id_in_one_process(
     ("app_id", "batch_id", "timeout_ms", "problem"),
     [
         ("", 0, 1000, "app_id is empty"),
-        ("a&b", 0, 1000, "app_id='a&b' must hold"),
-        ("a", -1, 1000, "batch_id=-1 must be a number from 0"),
+        ("a&b", 0, 1000, "app_id='a&b' must have at most"),
+        ("a", -1, 1000, "batch_id=-1 must be a number of at least 0"),
         ("a", True, 1000, "batch_id=True must be a number"),
         ("a", 0, 0, "timeout_ms='0' must be milliseconds"),
     ],

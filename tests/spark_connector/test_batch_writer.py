@@ -156,7 +156,7 @@ def test_insert_into_a_table(spark: SparkSession, url: str, client: metatxn.Clie
     spark.sql("INSERT INTO sink_table SELECT id + 3, 'x' FROM range(2)")
     spark.sql("INSERT INTO sink_table (name, id) SELECT 'y', 5")
     assert column(client, name) == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(PySparkException, match="This table is there to be inserted into"):
+    with pytest.raises(PySparkException, match="This table is for inserting only"):
         spark.sql("SELECT * FROM sink_table").collect()
     with pytest.raises(PySparkException, match="cannot overwrite"):
         spark.sql("INSERT OVERWRITE sink_table VALUES (1, 'one')")
@@ -207,7 +207,7 @@ def test_the_first_write_sets_the_schema_and_others_must_fit(
         ({}, "Missing option topic: give it, or give the DataFrame a string column named topic"),
         ({"topic": "no-such-topic"}, "NOT_FOUND: topic no-such-topic does not exist.*metatxn topic create no-such"),
         ({"topic": "t", "colour": "red"}, "Unknown option colour; valid write options are url, topic"),
-        ({"topic": "t", "keyColumn": "nope"}, "keyColumn='nope' is no column of the DataFrame; its columns are id"),
+        ({"topic": "t", "keyColumn": "nope"}, "keyColumn='nope' is not a column of the DataFrame; its columns are id"),
         ({"topic": "t", "txnId": "0" * 31 + "7"}, "NOT_FOUND"),
     ],
 )

@@ -129,7 +129,9 @@ def test_what_cannot_be_acknowledged_says_why_and_writes_nothing(
         run(to_topic(stream(spark, url, source), url, tmp_path / "missing", **missing))
     files = Input(spark, tmp_path / "in")
     files.add(numbers(0, 10))
-    with pytest.raises(StreamingQueryException, match=r"Option ackSubscription: .* holds no offsets of format metatxn"):
+    with pytest.raises(
+        StreamingQueryException, match=r"Option ackSubscription: .* contains no offsets of format metatxn"
+    ):
         run(to_topic(files.stream(), url, tmp_path / "files", topic=name, ackSubscription=SUBSCRIPTION))
     assert column(client, name) == []
     assert not open_transactions(client)

@@ -319,7 +319,9 @@ def test_starting_offsets_by_topic_and_by_segment(
     assert ids_between(chosen, start, next_batch(chosen, start)) == [1, 2, 2], (
         "b from its beginning, c behind its first"
     )
-    with pytest.raises(OptionError, match="startingOffsets names public/default/nowhere, which is no subscribed topic"):
+    with pytest.raises(
+        OptionError, match="startingOffsets names public/default/nowhere, which is neither a subscribed topic"
+    ):
         reader(subscribe=a, startingOffsets='{"nowhere": "latest"}').initialOffset()
     with pytest.raises(OptionError, match=r"startingOffsets has 99:0 for .* which can be read up to"):
         reader(subscribe=c, startingOffsets=json.dumps({segment: "99:0"})).initialOffset()
