@@ -1,8 +1,10 @@
 """The answers about a transaction, and the refusals of a decided or prepared one.
 
-code when (CONTRACT.md, error table) EXPIRED_TRANSACTION aborted by timeout or fencing; wins over the two below
-INVALID_TXN_STATE decided the other way; the detail names the state and its time TXN_CONFLICT prepared: only its
-decision may still change it TXN_NOT_FOUND never began, or its header was collected
+code                  when (docs/contract.md, error table)
+EXPIRED_TRANSACTION   aborted by timeout or fencing; takes precedence over the two below
+INVALID_TXN_STATE     decided the other way; the detail names the state and its time
+TXN_CONFLICT          prepared: only its decision may still change it
+TXN_NOT_FOUND         never began, or its header was collected
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The one write that decides a transaction, whether a user, the sweep, a newer epoch or an administrator requests it.
 
-header at the version read → final │ lease, prepared, writers at the versions read → gone │ deadline entry → gone with a
-transaction key, in the same apply: the key's record at the version read → no longer holds this transaction
+    header at the version read → final │ lease, prepared, writers at the versions read → gone │ deadline entry → gone
+
+With a transaction key, the same apply also changes the key's record at the version read: it no longer holds this
+transaction.
 """
 
 from __future__ import annotations

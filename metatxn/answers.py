@@ -1,9 +1,10 @@
 """The meaning of an answer, whether a service or something in front of it gave it.
 
-2xx and understood done a problem of the contract what it says of itself: `retriable`, `definite`, `action`, also of an
-unknown code below 500, and no such problem a gateway let nothing through from 500 on, or 2xx and not a question (GET)
-was not answered; anything else may have been carried out: a understood gateway's 502 or 504 says that the *answer* did
-not come
+2xx and understood               done
+a problem of the contract        as the problem says: `retriable`, `definite`, `action`, even with an unknown code
+below 500, and no such problem   a gateway let nothing through
+from 500 on, or 2xx and not      a question (GET) was not answered; any other request may have been carried out:
+understood                       a gateway's 502 or 504 says that the *answer* did not come
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How a service is exposed to the network: who may connect, with or without TLS, and how much they may send.
 
-authentication address result off loopback the default: only this machine, and whoever is on it may do everything off
-any other refused, unless `allow_anonymous` says that this is meant on any every request needs a token; without TLS that
-is warned of, tokens can be read
+authentication   address      result
+off              loopback     the default: only this machine may connect, and everybody on it may do everything
+off              any other    refused, unless `allow_anonymous` says that this is intended
+on               any          every request needs a token; without TLS there is a warning, as tokens can be read
 """
 
 from __future__ import annotations

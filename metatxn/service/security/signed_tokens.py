@@ -1,8 +1,11 @@
 """Signed tokens (JWT, RFC 7519): their issuer vouches for the caller, and this service only has public keys.
 
-claim means sub the principal; needed exp when it ends; needed nbf, iat not before; looked at when there aud must be the
-configured audience; without one configured a token that names any is refused metatxn its grants, in the form of the
-token file: {"admin": false, "topics": {"public/default/*": ["consume"]}}
+    claim      meaning
+    sub        the principal; required
+    exp        the time at which the token expires; required
+    nbf, iat   the token is not valid before; checked if present
+    aud        must be the configured audience; if none is configured, a token with any audience is refused
+    metatxn    its grants, in the form of the token file: {"admin": false, "topics": {"public/default/*": ["consume"]}}
 
 The algorithm follows from the key and never from the token: RSA means RS256, P-256 ES256, Ed25519 EdDSA. So neither
 `alg: none` nor an HMAC keyed with a public key is possible (RFC 8725 §2.1, §3.1).
