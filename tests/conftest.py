@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.extent import QUICK, is_quick
+
 # On top of the profile that hypothesis takes by itself, which in CI is another one.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files whose tests ask for the longest timeouts first, so that no worker sits idle at the end; the others stay in
     their order."""
+    if QUICK:
+        others = [item for item in items if not is_quick(item)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if is_quick(item)]
     longest: dict[str, float] = {}
     for item in items:
         marker = item.get_closest_marker("timeout")

@@ -69,14 +69,13 @@ async def _look(
         except errors.NotOwner as error:
             answer.elsewhere[segment_id] = error.owner_url
             news = True
-            continue
         except errors.NotFound:
             answer.gone.append(segment_id)
             news = True
-            continue
-        changes.append(segment.changed.next())
-        horizon = answer.segments[segment_id] = await _horizon(segment, place, isolation)
-        news = news or horizon.ended or horizon.end != str(place.after)
+        else:
+            changes.append(segment.changed.next())
+            horizon = answer.segments[segment_id] = await _horizon(segment, place, isolation)
+            news = news or horizon.ended or horizon.end != str(place.after)
     return answer, changes, news
 
 

@@ -313,7 +313,7 @@ class Broker:
     async def _until_owned(self, segment_ids: list[str], ownership: Ownership) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKEN_WITHIN_S):
-                while any(each not in self._keepers and ownership.owner(each) is None for each in segment_ids):
+                while any(each not in self._keepers and ownership.is_awaited(each) for each in segment_ids):
                     await ownership.changed.wait()
 
     async def drop(self, segment_id: str) -> None:

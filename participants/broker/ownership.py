@@ -123,6 +123,12 @@ class Ownership:
         owner = OwnerRecord.decode(record.value) if record else None
         return owner if owner is not None and self._is_announced(owner.broker) else None
 
+    def is_awaited(self, segment_id: str) -> bool:
+        """It has no owner yet, and is not deleted, as far as is known here."""
+        record = self._owners.records.get(paths.segment_owner(segment_id))
+        is_deleted = record is not None and OwnerRecord.decode(record.value).deleted
+        return not is_deleted and self.owner(segment_id) is None
+
     def may_take(self, owner: OwnerRecord) -> bool:
         """Whether a segment with this owner is to be had."""
         return owner.broker == self._broker or not self._is_announced(owner.broker)

@@ -180,6 +180,15 @@ async def test_a_topic_that_never_was_is_not_found(process: BrokerProcess) -> No
     assert await delete(process) == 404
 
 
+async def test_nobody_waits_for_the_owner_of_what_was_deleted(
+    process: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = await process.create("t", segments=2)
+    assert await delete(process) == 204
+    monkeypatch.setattr("participants.broker.broker.TAKEN_WITHIN_S", 1e9)
+    await process.broker.until_opened(segments)
+
+
 @pytest.mark.parametrize("survives", range(17))
 @pytest.mark.parametrize("asked_again", [True, False])
 async def test_a_deletion_that_dies_anywhere_is_finished(
