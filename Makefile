@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check test test-all contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants docs clean
+.PHONY: help setup check quick test test-all contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -40,6 +40,9 @@ check: setup  ## Lint, formatting, strict types
 
 test: check $(CLASSES)  ## Set up, check, and run every test (WORKERS=3)
 	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+
+quick: setup  ## In a minute: the tests that start no process (no Spark, etcd or ZooKeeper) and do not take long
+	METATXN_TESTS=quick $(BIN)/python -m pytest -q -n $(or $(WORKERS),2)
 
 test-all: check $(CLASSES)  ## The same, every sweep as a whole: the hours before a release (WORKERS=3)
 	METATXN_TESTS=all $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder

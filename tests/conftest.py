@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.extent import QUICK, is_quick
+from tests.extent import QUICK, is_quick, is_quick_file
 
 # On top of the profile that hypothesis takes by itself, which in CI is another one.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("quick", settings.get_profile("patient"), max_examples=10)
+settings.load_profile("quick" if QUICK else "patient")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if QUICK and collection_path.name.startswith("test_") and collection_path.is_file():
+        return not is_quick_file(collection_path) or None
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,14 +3,13 @@ before a release.
 
 What runs only in `make test-all` are more of the same: more seeds, longer storms, the same story on one more store.
 Each rule has a case that always runs. `make quick` leaves out whatever starts another process (Spark, etcd, ZooKeeper,
-the services themselves) and what asks for a long timeout.
+the services themselves), what takes long, and the second kind of ledgers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +24,15 @@ _STARTS_PROCESSES = re.compile(
     r"|^from tests\.\w+(?:\.\w+)*\.?(?:processes|command_line|dev_server|deployments|backups|matrix\S*) import",
     re.MULTILINE,
 )
-_OF_A_SERVER = re.compile(r"etcd|zookeeper|spark|s3")
+_LEFT_OUT = re.compile(r"etcd|zookeeper|spark|s3|objects|sqlite_|plain")
+_LONG = (
+    *("fuzz", "simulation", "histories/test_registers.py", "participants/prefixes", "participants/processes"),
+    *("coordinator/linearizability", "metastore/storms", "metastore/linearizability", "metastore/sqlite"),
+    *("test_citations.py", "test_project.py", "metatxn/test_random_deliveries.py", "coordinator/test_security.py"),
+    *("coordinator/test_rest.py", "coordinator/test_races.py", "service/test_gate.py", "metatxn/test_visibility.py"),
+    *("participants/subscription/test_spread.py", "participants/segment/test_decisions.py", "service/test_openapi.py"),
+)
+"""Below `tests`."""
 
 
 def usually(usual: T, whole: T) -> T:
@@ -33,16 +40,13 @@ def usually(usual: T, whole: T) -> T:
     return whole if WHOLE else usual
 
 
+def is_quick_file(path: Path) -> bool:
+    """Its tests start no process, and do not take long."""
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    return not name.startswith(_LONG) and not _STARTS_PROCESSES.search(path.read_text())
+
+
 def is_quick(item: pytest.Item) -> bool:
-    """It starts no process, and nothing says that it may take long."""
-    fixtures = getattr(item, "fixturenames", ())
-    return not (
-        item.get_closest_marker("timeout")
-        or _starts_processes(item.path)
-        or any(map(_OF_A_SERVER.search, [item.name, *fixtures]))
-    )
-
-
-@cache
-def _starts_processes(path: Path) -> bool:
-    return bool(_STARTS_PROCESSES.search(path.read_text()))
+    """Of those in quick files."""
+    needed = [item.name, *getattr(item, "fixturenames", ())]
+    return not item.get_closest_marker("timeout") and not any(map(_LEFT_OUT.search, needed))

@@ -10,7 +10,6 @@ of the store's laws has no complaint.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -25,6 +24,8 @@ from metastore.backends.memory import MemoryStore
 from metastore.check import StoreCheck
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
+from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import Header, Lease, Prepared
 from metastore.types import IndexDefinition, Record
 from metastore.urls import open_store, open_store_to_read
@@ -74,13 +75,14 @@ async def make_topic(store: MetadataStore) -> None:
     """What operations on `SEGMENTS` need to be there."""
     topic = "public/default/orders"
     batch = store.batch().create(
-        paths.topic(topic), json.dumps({"name": topic, "segments": SEGMENTS, "next_segment": 2}).encode()
+        paths.topic(topic), TopicRecord(name=topic, segments=tuple(SEGMENTS), next_segment=2, created_ms=1).encode()
     )
     for number, segment in enumerate(SEGMENTS):
-        record = {"topic": topic, "range": [number * 0x8000, number * 0x8000 + 0x7FFF]}
-        owner = {"broker": "b", "url": "http://b", "generation": GENERATION}
-        batch.create(paths.segment(segment), json.dumps(record).encode())
-        batch.create(paths.segment_owner(segment), json.dumps(owner).encode())
+        low = number * 0x8000
+        record = SegmentRecord(topic=topic, range=(low, low + 0x7FFF), storage="s")
+        owner = OwnerRecord(broker="b", url="http://b", generation=GENERATION)
+        batch.create(paths.segment(segment), record.encode())
+        batch.create(paths.segment_owner(segment), owner.encode())
     await store.apply(batch)
 
 
