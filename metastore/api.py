@@ -1,13 +1,13 @@
-"""The metadata store: one page, and its docstrings are the contract.
+"""The interface of the metadata store; its docstrings are the contract.
 
-Sorted by danger. *Writing*: `apply` is the only write; everything else that changes the store is built on it.
-*Reading*: linearizable. *Hints*: `watch` and `ephemeral` are fast and helpful, and no safety may rest on them.
+The methods are sorted by danger. *Writing*: `apply` is the only write; everything else that changes the store is built
+on it. *Reading*: linearizable. *Hints*: `watch` and `ephemeral` are fast and helpful, but no safety may depend on them.
 
-All methods are coroutines of one event loop. Every call ends within the deadline the store was opened with, by an
-answer or by one of `metastore.errors`. A cancelled `apply` may still take effect.
+All methods are coroutines of one event loop. Every call ends within the deadline with which the store was opened, with
+an answer or with one of `metastore.errors`. A cancelled `apply` may still take effect.
 
-What a backend must have is abstract here; every other ability works on top of that, and a backend overrides it where
-its server can do better. Both ways answer alike, and one contract suite holds them to it.
+The abstract methods are what a backend must have. Every other ability is built on them, and a backend overrides it
+where its server can do better. Both implementations give the same answers, and one contract suite tests both.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Watch(ABC, AsyncIterator[WatchItem]):
 
 
 class Ephemeral(ABC):
-    """A record that goes away with the process that wrote it. Liveness only, never safety."""
+    """A record that disappears with the process that wrote it. For liveness only, never for safety."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Delete the record now, unless somebody else has written it since. Idempotent."""
+        """Delete the record now, unless another process has written it since. Idempotent."""
 
 
 MAX_BATCH_BYTES = 1 << 20
@@ -63,23 +63,24 @@ POLL_INTERVAL_MS = 1_000
 
 
 def sequence_counter(prefix: str) -> str:
-    """The key of the counter behind `put_sequential(prefix, …)`: outside of the prefix, so that no listing shows it."""
+    """The key of the counter behind `put_sequential(prefix, …)`. It is outside the prefix, so that no listing shows
+    it."""
     return f"/seq/{keys.escape(prefix)}"
 
 
 class MetadataStore(ABC):
-    """See the module docstring. `indexes` are declared once, when the store is opened."""
+    """A metadata store; see the module's docstring. `indexes` are declared once, when the store is opened."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
     poll_interval_ms: int = POLL_INTERVAL_MS
-    """How often an emulated watch looks."""
+    """The interval at which an emulated watch looks."""
 
     def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:
         self.indexes = tuple(indexes)
         self.group_listeners: list[Callable[[int], None]] = []
-        """Each is told, for metrics, how many applies a request to the backend carries."""
+        """For metrics, each listener is called with the number of applies in a request to the backend."""
         self.refusal: str | None = None
-        """Why this client refuses every call; None while it does not. See `refuse`."""
+        """Why this client refuses every call, or None while it does not. See `refuse`."""
 
     # -- writing, linearizable ---------------------------------------------------------------------------------
 
@@ -93,9 +94,10 @@ class MetadataStore(ABC):
             listener(applies)
 
     def refuse_unfit(self, batch: Batch) -> None:
-        """Raises `InvalidBatch` for what no backend could store: an empty or undecodable key, or too many bytes.
+        """Raises `InvalidBatch` for a batch that no backend could store: an empty key, a key that cannot be encoded, or
+        too many bytes.
 
-        Backends call it before anything is queued, so that a poisoned batch never meets its neighbours.
+        Backends call it before anything is queued, so that an invalid batch never affects other batches.
         """
         try:
             size = batch.size_bytes
@@ -108,22 +110,22 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def apply(self, batch: Batch) -> Applied:
-        """Do all of `batch`, atomically, if all of its checks hold; otherwise nothing.
+        """Apply all of `batch` atomically if all of its checks hold, or nothing.
 
-        Checks see the state before the batch. Two applies of one client that touch (one writes a key which the
-        other checks, writes or deletes) take effect in the order in which they were called. Independent applies
-        that are waiting together travel as one request and do not see each other.
+        Checks see the state before the batch. Two applies of one client that touch (one writes a key which the other
+        checks, writes or deletes) take effect in the order in which they were called. Independent applies that wait at
+        the same time are sent in one request and do not see each other.
 
-        Raises `CheckFailed` (with the current record), `InvalidBatch`, `StoreUnavailable`, `StoreFull`,
-        `StoreClosed`: nothing happened. Raises `OutcomeUnknown`: it may have happened, and never happens later
-        than the end of the store's own deadline plus what a request may spend on the way.
+        Raises `CheckFailed` (with the current record), `InvalidBatch`, `StoreUnavailable`, `StoreFull`, `StoreClosed`:
+        the apply had no effect. Raises `OutcomeUnknown`: it may have taken effect, but never does so later than the end
+        of the store's own deadline plus the time that a request may take on its way.
         """
 
     async def lease_ids(self, key: str, count: int, *, first: int = 1) -> range:
         """A block of `count` numbers that no other call, in any process, was or will ever be given.
 
-        The record `key` holds the next free number; while there is none, blocks start at `first`. A block whose reply
-        was lost is wasted, never handed out twice.
+        The record `key` contains the next free number; while it does not exist, blocks start at `first`. A block whose
+        reply was lost is wasted, and is never given out twice.
         """
         assert count > 0
         counter = await self.get(key)
@@ -138,17 +140,18 @@ class MetadataStore(ABC):
             return range(first, first + count)
 
     async def put_sequential(self, prefix: str, value: bytes) -> Record:
-        """Create the record `prefix` + a number of 20 digits, which the store gives; returns it as it was written.
+        """Create the record `prefix` + a number of 20 digits, which the store chooses, and return it as it was written.
 
-        Below one prefix a later record has a larger number, whichever process wrote it, and no number comes twice,
-        not even when its record has been deleted. Unique and increasing, not dense. The counter is the record
-        `/seq/<escaped prefix>`, moved in the same `apply`.
+        Below one prefix a later record has a larger number, whichever process wrote it. No number is used twice, even
+        after its record was deleted. Numbers are unique and increasing, but not dense. The counter is the record
+        `/seq/<escaped prefix>`, which the same `apply` moves.
 
-        Raises as `apply`. After `OutcomeUnknown` there may be a record whose number nobody was told; it is never sent
-        again, that could leave two. `CheckFailed`: somebody put a record under the next number by other means.
+        Raises the errors of `apply`. After `OutcomeUnknown` there may be a record whose number no caller knows; the
+        request is never sent again, because that could leave two records. `CheckFailed`: another writer put a record
+        under the next number by other means.
 
-        All writers of a prefix meet at its counter, so they take turns: 64 of them got 195 records per second out of
-        etcd, with counters of their own 5,800 (FACTS-metastore 4.3). An operation record therefore is named by the
+        All writers of a prefix share its counter, so they take turns: with etcd, 64 of them wrote 195 records per
+        second, and 5,800 with counters of their own (FACTS-metastore 4.3). So an operation record is named by the
         generation of its segment's owner and that owner's own counter.
         """
         self._refuse_unfit_sequence(prefix, value)
@@ -168,13 +171,13 @@ class MetadataStore(ABC):
         self.refuse_unfit(self.batch().create(prefix + keys.number(0), value))
 
     def _next_in_sequence(self, prefix: str, value: bytes, counter: Record | None) -> tuple[str, Batch]:
-        """Key of the next record while the counter reads `counter`, and the batch that creates it."""
+        """The key of the next record while the counter reads `counter`, and the batch that creates it."""
         number, batch = self._advance(sequence_counter(prefix), counter, 1)
         key = prefix + keys.number(number)
         return key, batch.create(key, value)
 
     def _advance(self, key: str, counter: Record | None, count: int, start: int = 1) -> tuple[int, Batch]:
-        """The next free number while the counter `key` reads `counter` (None: `start`), and a batch that moves it on by
+        """The next free number while the counter `key` reads `counter` (None: `start`), and a batch that advances it by
         `count`."""
         first = int(counter.value) if counter else start
         value = str(first + count).encode()
@@ -184,21 +187,22 @@ class MetadataStore(ABC):
     # -- reading, linearizable ---------------------------------------------------------------------------------
 
     async def get(self, key: str) -> Record | None:
-        """The record now, or None. Raises `StoreUnavailable`, `StoreClosed`."""
+        """The record as it is now, or None. Raises `StoreUnavailable`, `StoreClosed`."""
         return (await self.get_many([key])).records[key]
 
     @abstractmethod
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         """Several records, read at one revision (up to 100 keys; more are read in chunks, and the revision is the
-        lowest of theirs). With no key at all: just the current revision. Raises `StoreUnavailable`, `StoreClosed`."""
+        lowest of theirs). Without keys it returns only the current revision. Raises `StoreUnavailable`,
+        `StoreClosed`."""
 
     @abstractmethod
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
     ) -> RangeResult:
-        """Records with keys in `[start, end)`, all read at one revision; `limit` 0 means all.
+        """The records with keys in `[start, end)`, all read at one revision; `limit` 0 means all.
 
-        With `keys_only` the values come back empty. Raises `StoreUnavailable`, `StoreClosed`.
+        With `keys_only` the values are empty. Raises `StoreUnavailable`, `StoreClosed`.
         """
 
     async def scan(self, prefix: str, *, limit: int = 0, keys_only: bool = False) -> RangeResult:
@@ -208,9 +212,10 @@ class MetadataStore(ABC):
     async def query_index(
         self, name: str, start: str = "", end: str | None = None, *, limit: int = 0, reverse: bool = False
     ) -> list[str]:
-        """Entries of a declared index in `[start, end)` (`end` None: to its end), in order, as `entries` named them.
+        """The entries of a declared index in `[start, end)` (`end` None: to its end), in order, as `entries` named
+        them.
 
-        Emulated: every record below the prefix of the index is read, at one revision. Raises as `range`.
+        Emulated: every record below the prefix of the index is read, at one revision. Raises the errors of `range`.
         """
         index = self._index(name)
         found = await self.scan(index.prefix)
@@ -224,23 +229,23 @@ class MetadataStore(ABC):
         return found[0]
 
     async def current_revision(self) -> Revision:
-        """A revision not older than any `apply` that had been answered, to anyone, when this call began."""
+        """A revision that is not older than any `apply` that was answered, to any client, before this call began."""
         return (await self.get_many(())).revision
 
     # -- hints -------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str, from_revision: Revision) -> Watch:
-        """Changes below `prefix` at `from_revision` and later, in order, none twice.
+        """The changes below `prefix` at `from_revision` and later, in order and without duplicates.
 
-        After `listing = await store.scan(prefix)`, `store.watch(prefix, listing.revision + 1)` continues without
-        gap or duplicate. When that is not possible (the revision is compacted away, the session expired, the
-        consumer was too slow) a `Resync` says so, and the stream goes on behind it. A watch that loses its
-        connection reconnects by itself and never ends in an error; it ends only by `close`.
+        After `listing = await store.scan(prefix)`, `store.watch(prefix, listing.revision + 1)` continues without gap or
+        duplicate. If that is not possible (the revision is compacted away, the session expired, the consumer was too
+        slow), a `Resync` says so, and the stream continues after it. A watch that loses its connection reconnects by
+        itself and never ends with an error; it ends only by `close`.
 
-        Emulated (see `PollingWatch`): looks every `poll_interval_ms`. What happened between two looks collapses into
-        one event per key, and a watch begins with a `Resync` more often; the last state of a key always arrives.
+        Emulated (see `PollingWatch`): it looks every `poll_interval_ms`. All changes between two looks become one event
+        per key, and a watch begins with a `Resync` more often; the last state of a key always arrives.
         """
-        from metastore.polling import PollingWatch  # only here: it is made of this class
+        from metastore.polling import PollingWatch  # imported here, because it is built on this class
 
         self._assert_open()
         return PollingWatch(self, prefix, from_revision)
@@ -253,20 +258,21 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what was sent, end the watches, release files and connections. Idempotent."""
+        """Finish the requests in flight, end the watches, and release files and connections. Idempotent."""
 
     def refuse(self, why: str) -> None:
-        """From now on every call but `close` raises `StoreWentBack`. There is no way back: restart the process."""
+        """From now on every call except `close` raises `StoreWentBack`. This cannot be undone: restart the process."""
         self.refusal = self.refusal or why
 
     def _assert_open(self) -> None:
-        """Raises `StoreWentBack` after `refuse`. A backend adds `StoreClosed`, once `close` has been called."""
+        """Raises `StoreWentBack` after `refuse`. A backend also raises `StoreClosed` once `close` has been called."""
         if self.refusal is not None:
             raise StoreWentBack(self.refusal)
 
 
 class StoredIndexes(MetadataStore):
-    """Native indexes: an entry is an empty record below `/idx/`, written in the same `apply` as what it points to."""
+    """Native indexes: an entry is an empty record below `/idx/`, written in the same `apply` as the record that it
+    points to."""
 
     def batch(self) -> Batch:
         return Batch(self.indexes)
@@ -281,7 +287,7 @@ class StoredIndexes(MetadataStore):
 
 
 class OwnRecord(Ephemeral):
-    """For stores that live in one process: the record ends by `close`, unless somebody has written it since."""
+    """For stores within one process: the record ends by `close`, unless another caller has written it since."""
 
     def __init__(self, store: MetadataStore, key: str, version: Version) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Work that goes on beside every call: it must not end unheard, nor try again without a pause."""
+"""Work that runs beside the calls: its failure must not go unnoticed, and it must not retry without a pause."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 
 
 def in_background(work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-    """A task for work that ends when it is cancelled. Whoever closes it gathers its exceptions, and may never ask.
+    """A task for work that ends when it is cancelled. Its closer collects its exceptions, and may never do so.
 
-    So an exception, which can only be a bug, goes to the event loop's exception handler at once: by default that is
-    an error in the log, with the traceback.
+    So an exception, which can only be a bug, goes to the event loop's exception handler at once: by default that is an
+    error in the log, with the traceback.
     """
     task = asyncio.get_running_loop().create_task(work, name=name)
     task.add_done_callback(_tell)

@@ -1,9 +1,9 @@
-"""Looking at a whole store without changing it: every record in key order, and everything that contradicts the layout.
+"""Examining a whole store without changing it: every record in key order, and everything that contradicts the layout.
 
-Both walk the keys page by page and never hold more than one page. A store that is being served changes meanwhile, so
-the pages are as of different revisions. The check therefore only *suspects* in its first look; then it reads the
-record and everything its laws look at again, together at one revision, and reports what still does not hold there.
-A finding is never an artefact of two reads.
+Both functions read the keys page by page and never hold more than one page. A store that is being served changes
+meanwhile, so the pages are of different revisions. The check therefore only *suspects* in its first look. Then it reads
+the record and everything that its laws need again, together at one revision, and reports what still does not hold
+there. So a finding is never an artefact of two reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metastore.txn.laws.law import Finding, View
 from metastore.types import Record
 
 EVERYTHING = "/"
-"""Every key of the layout begins with it. The empty prefix would not do: it has no end."""
+"""Every key of the layout begins with it. The empty prefix cannot be used, because it has no end."""
 
 PAGE = 200
 
@@ -35,7 +35,7 @@ async def dump(store: MetadataStore, prefix: str = "", page: int = PAGE) -> Asyn
 
 
 class StoreCheck:
-    """One check of `store`. `records` counts what has been looked at so far."""
+    """One check of `store`. `records` counts what has been examined so far."""
 
     def __init__(self, store: MetadataStore, page: int = PAGE) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class StoreCheck:
         self.records = 0
 
     async def findings(self) -> AsyncIterator[Finding]:
-        """In the order of the keys that are wrong. Raises the store's errors."""
+        """The findings, in the order of the keys that are wrong. Raises the store's errors."""
         page: list[Record] = []
         async for record in dump(self._store, page=self._page):
             page.append(record)
@@ -61,7 +61,7 @@ class StoreCheck:
         self.records += len(page)
 
     async def _suspects(self, page: list[Record]) -> list[str]:
-        """Keys of the page that look wrong in reads of several revisions."""
+        """The keys of the page that look wrong in reads of several revisions."""
         view = View({record.key: record for record in page})
         suspects: dict[str, bool] = {}
         undecided = page
@@ -80,7 +80,7 @@ class StoreCheck:
         return [record.key for record in page if suspects[record.key]]
 
     async def _confirmed(self, key: str) -> list[Finding]:
-        """What is wrong with the record now, at one revision of everything that was looked at."""
+        """What is wrong with the record now, with everything that was needed read at one revision."""
         wanted = {key}
         while True:
             snapshot = await self._store.get_many(sorted(wanted))

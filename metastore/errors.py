@@ -1,4 +1,4 @@
-"""What a store call can fail with.
+"""The errors of store calls.
 
     MetastoreError
     ├── CheckFailed        a check did not hold; nothing happened               definite
@@ -11,9 +11,9 @@
     ├── StoreWentBack      the store is older than what was read from it        definite
     └── OutcomeUnknown     sent, no answer: it may or may not have happened     NOT definite
 
-Two facts decide what a caller may do. `retriable`: the same call can succeed later without anyone changing it.
-`definite`: the operation certainly did not happen. The answer to an error that is not definite is to read the
-records again, never to send the write again blindly.
+Two facts decide what a caller may do. `retriable`: the same call can succeed later without a change. `definite`: the
+operation certainly had no effect. After an error that is not definite, read the records again; never send the write
+again blindly.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from metastore.types import Check, Record, Revision
 
 
 class MetastoreError(Exception):
-    """Root of the tree. Not raised itself."""
+    """The root of the tree, which is never raised itself."""
 
     retriable = False
     definite = True
 
 
 class CheckFailed(MetastoreError):
-    """A check of the batch did not hold. Carries what the loser needs, so that it need not read again.
+    """A check of the batch did not hold. The error carries what the loser needs, so that it need not read again.
 
-    `check` is the first one that failed, in the order of the batch; `current` the record that made it fail (None:
-    the key is absent; for `EmptyRange` the first record found); `revision` the store revision of that observation.
+    `check` is the first one that failed, in the order of the batch; `current` is the record that made it fail (None:
+    the key is absent; for `EmptyRange`: the first record found); `revision` is the store revision of that observation.
     """
 
     def __init__(self, check: Check, current: Record | None, revision: Revision) -> None:
@@ -47,13 +47,13 @@ class InvalidBatch(MetastoreError):
 
 
 class StoreUnavailable(MetastoreError):
-    """The store did not answer and nothing was sent that could still take effect."""
+    """The store did not answer, and nothing was sent that could still take effect."""
 
     retriable = True
 
 
 class StoreFull(MetastoreError):
-    """The store has no space left (etcd: NOSPACE alarm; SQLite: disk full) and takes no writes until it has."""
+    """The store has no space left (etcd: NOSPACE alarm; SQLite: disk full) and accepts no writes until it has."""
 
     retriable = True
 
@@ -63,7 +63,7 @@ class StoreInUse(MetastoreError):
 
 
 class StoreUnusable(MetastoreError):
-    """What was opened is not a metadata store, was written by a newer version, or cannot keep the promises of one."""
+    """What was opened is not a metadata store, was written by a newer version, or cannot give a store's guarantees."""
 
 
 class StoreClosed(MetastoreError):
@@ -71,10 +71,11 @@ class StoreClosed(MetastoreError):
 
 
 class StoreWentBack(MetastoreError):
-    """The store holds less than this process has read from it, or another incarnation: it was restored from a backup.
+    """The store contains less than this process has read from it, or another incarnation: it was restored from a
+    backup.
 
-    What this process knows is of no use any more, so its client refuses every call from then on. Restart the process
-    once the store has been recovered (see `metastore.incarnation`).
+    What this process knows is no longer valid, so its client refuses every call from then on. Restart the process once
+    the store has been recovered (see `metastore.incarnation`).
     """
 
 

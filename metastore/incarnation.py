@@ -1,19 +1,19 @@
-"""Noticing that the store was restored from a backup.
+"""Detecting that the store was restored from a backup.
 
-A store that goes back in time breaks what everything above it is built on: versions are used again, ids are issued a
-second time, and a decision that a participant has carried out may be open again. So a process serves one *incarnation*
-of the store, and only as long as that goes forward:
+A store that goes back in time breaks the assumptions of everything above it: versions are used again, ids are issued a
+second time, and a decision that a broker has carried out may be open again. So a process serves one *incarnation* of
+the store, and only as long as that moves forward:
 
     revision of a read < revision of an earlier read     the store was restored from a backup
     /cluster/incarnation names another one               it was restored, and has been recovered since
 
 Both end in `MetadataStore.refuse`: this process does nothing more with the store. The first is also written into the
-record, so that every other process stops, and none starts, before `metatxn store recover` has made a new incarnation.
+record, so that every other process stops, and none starts, before `metatxn store recover` has begun a new incarnation.
 A process that has just started has read nothing yet, so a broker also remembers, beside its ledgers, how far it has
 seen the store (see `participants.restored`).
 
-This is a safety net. A restore is made with everything stopped: between a restore under running processes and the look
-that notices it, they act on what is no longer true.
+This is a safety net. A restore must be done with everything stopped: after a restore under running processes, they act
+on outdated knowledge until a look detects it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from metastore.types import Record, Revision
 INTERVAL_MS = 2_000
 
 IDS_PER_MS = 1 << 20
-"""More ids of transactions than any coordinator gives out in a millisecond; of epochs, generations and numbers of
-segments there is less than one."""
+"""More transaction ids than any coordinator gives out in a millisecond; of epochs, generations and numbers of segments
+there is less than one per millisecond."""
 
 log = structlog.get_logger()
 
 Clock = Callable[[], int]
-"""Now, in epoch milliseconds."""
+"""Now, in milliseconds since the epoch."""
 
 
 async def first_number(store: MetadataStore, per_ms: int = 1) -> int:
-    """Where a counter begins that the store does not know, and which never counts faster than `per_ms`: behind all that
-    one of the same name may have given out before the store was restored. 0 in a store that never was.
+    """The first number of a counter that the store does not know, and that never counts faster than `per_ms`: it is
+    above all numbers that a counter of the same name may have given out before the store was restored. It is 0 in a
+    store that was never restored.
 
     Raises the store's errors.
     """
@@ -57,10 +58,10 @@ async def first_number(store: MetadataStore, per_ms: int = 1) -> int:
 
 
 class IncarnationGuard:
-    """Looks every `interval_ms` whether the store is still the one that this process has started with.
+    """Checks every `interval_ms` whether the store is still the one with which this process has started.
 
-    `seen` tells the latest revision that this process has heard of otherwise, by a watch. `on_refusal` is called once,
-    after the store was told to refuse.
+    `seen` returns the latest revision that this process has learned of otherwise, by a watch. `on_refusal` is called
+    once, after the store was told to refuse.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class IncarnationGuard:
 
     @property
     def revision(self) -> Revision:
-        """How far this process has seen the store: by the latest look, or by what `seen` tells."""
+        """How far this process has seen the store: by the latest look, or according to `seen`."""
         return max(self._looked_at, self._seen())
 
     async def start(self) -> None:
         """Join the store's incarnation; a store without one begins its first.
 
-        Raises `StoreWentBack` when the store waits for its recovery, and the store's errors.
+        Raises `StoreWentBack` if the store waits for its recovery, and the store's errors.
         """
         record, self._looked_at = await self._read()
         if record is None:
@@ -101,17 +102,17 @@ class IncarnationGuard:
         self._task = in_background(self._keep_looking(), "incarnation guard")
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Stop. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def look(self) -> None:
-        """Once. Raises the store's errors; what is wrong with the store is no error but ends in its refusal."""
+        """Look once. Raises the store's errors. A wrong store is not an error here, but makes it refuse every call."""
         known = self.revision
         record, revision = await self._read()
         if revision < known:
-            await self.went_back(f"it was at revision {known} and is at revision {revision} now")
+            await self.went_back(f"it was at revision {known}, and now it is at revision {revision}")
             return
         self._looked_at = revision
         incarnation = Incarnation.decode(record.value) if record else None
@@ -120,11 +121,11 @@ class IncarnationGuard:
         elif waiting := _waits_for_recovery(incarnation):
             self._refuse(waiting)
         elif incarnation.id != self.id:
-            self._refuse("it was restored from a backup and recovered since. Restart this process.")
+            self._refuse("it was restored from a backup and has been recovered since. Restart this process.")
 
     async def went_back(self, how: str) -> str:
-        """This process knows that the store was restored: tell all others, as far as the store can be written. Answers
-        why it is refused."""
+        """This process knows that the store was restored: tell all others, as far as the store accepts writes. Returns
+        why the store is refused."""
         try:
             await self._mark(how)
         except MetastoreError as error:
@@ -162,12 +163,12 @@ class IncarnationGuard:
         incarnation = Incarnation.decode(record.value)
         if incarnation.went_back is None:
             marked = incarnation.model_copy(update={"went_back": how}).encode()
-            with suppress(CheckFailed):  # somebody else has marked it
+            with suppress(CheckFailed):  # another process has marked it
                 await self._store.apply(self._store.batch().replace(record, marked))
 
     def _refuse(self, why: str) -> None:
         if self._store.refusal is None:
-            log.error("the metadata store is not served any more", reason=why)
+            log.error("the metadata store is no longer served", reason=why)
         self._store.refuse(why)
         self._on_refusal(why)
 

@@ -1,8 +1,8 @@
-"""How keys are built, so that no name can ever overlap another.
+"""The construction of keys, so that no name can ever overlap another.
 
-A key is a path of escaped parts: `/txn-op/<txnId>/<seq>`. A part never holds a `/`, so a prefix that ends in `/`
+A key is a path of escaped parts: `/txn-op/<txnId>/<seq>`. A part never contains a `/`, so a prefix that ends in `/`
 matches exactly the records below it: subscription `s` never matches `s1`, segment `…/1` never matches `…/10`.
-Everything outside `A-Z a-z 0-9 - . _ ~` is percent-encoded (as UTF-8), the parts `.` and `..` too, because
+Everything outside `A-Z a-z 0-9 - . _ ~` is percent-encoded (as UTF-8), and so are the parts `.` and `..`, because
 ZooKeeper refuses them. Numbers are zero-padded to 20 digits, so that key order is numeric order.
 """
 
@@ -18,7 +18,7 @@ _END_OF_NUMBERS = 10**NUMBER_DIGITS
 
 @lru_cache(maxsize=4096)  # the same few segments, topics and subscriptions are in every key
 def escape(part: str) -> str:
-    """One key part from any text; reversed by `unescape`. The empty text becomes a lone `%`."""
+    """A key part made from any text; `unescape` reverses it. The empty text becomes a lone `%`."""
     if part in (".", ".."):
         return part.replace(".", "%2E")
     return quote(part, safe="") or "%"
@@ -28,7 +28,7 @@ def unescape(part: str) -> str:
     return "" if part == "%" else unquote(part, errors="strict")
 
 
-@lru_cache(maxsize=1024)  # what happens in one millisecond has keys with the same time in them
+@lru_cache(maxsize=1024)  # keys written in one millisecond contain the same time
 def number(value: int) -> str:
     """A non-negative number as 20 digits."""
     assert 0 <= value < _END_OF_NUMBERS, value

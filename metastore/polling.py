@@ -1,15 +1,15 @@
-"""A watch for stores that have none: look again and again, and tell what is different.
+"""A watch for stores that have none: it looks repeatedly, and reports what is different.
 
-Pulled, not pushed: the looks are taken while the consumer waits for the next item, so nothing is queued for a slow one,
-and what it holds is one version per key. A look reads the keys below the prefix; only when one of them has changed are
-the values read too, at one revision.
+The changes are pulled, not pushed: it looks while the consumer waits for the next item, so nothing is queued for a slow
+consumer, and it keeps only one version per key. A look reads the keys below the prefix; only if one of them has changed
+are the values read too, at one revision.
 
     the look before (P)          this look (R)           told
     any, or none yet             R < from_revision       nothing: it is too early
     P + 1 < from_revision        R >= from_revision      `Resync`: what came before from_revision is not told apart
     P + 1 >= from_revision       R >= from_revision      `Changes` with the difference, if there is one
 
-So a watch behind a listing is exact when nothing was applied between the two, and says `Resync` otherwise.
+So a watch after a listing is exact if nothing was applied between the two, and begins with a `Resync` otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metastore.types import Changes, Event, RangeResult, Resync, Revision, Versi
 
 
 class PollingWatch(Watch):
-    """See the module docstring. Ends when it or its store is closed."""
+    """A watch by polling; see the module's docstring. It ends when it or its store is closed."""
 
     def __init__(self, store: MetadataStore, prefix: str, from_revision: Revision) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class PollingWatch(Watch):
         look = await self._store.scan(self._prefix, keys_only=True)
         if _versions(look) != self._versions:
             look = await self._store.scan(self._prefix)
-        # Nothing is awaited from here on: a cancelled consumer has either not looked or been told.
+        # Nothing is awaited from here on, so a cancelled consumer either has not looked or gets the result.
         seen, self._seen = self._seen, look.revision
         before, self._versions = self._versions, _versions(look)
         if look.revision < self._from_revision:

@@ -1,9 +1,9 @@
-"""The nouns of the store: records, checks, batches, watch items.
+"""The basic types of the store: records, checks, batches, watch items.
 
-Keys are text and sort by their UTF-8 bytes (which for Python strings is code point order). Values are bytes.
-A *revision* is a number that grows with what is applied: an `apply` that changes nothing leaves it, and neighbours
-that travelled together may share one. A *version* is what a record carries to be compared with later. Both are
-opaque beyond `==`, `<` and `>`: on etcd a version is the record's modification revision.
+Keys are text and sort by their UTF-8 bytes (which for Python strings is code point order). Values are bytes. A
+*revision* is a number that grows with what is applied: an `apply` that changes nothing does not change it, and applies
+that were sent together may share one. A *version* is what a record carries for later comparison. Both are opaque beyond
+`==`, `<` and `>`: on etcd a version is the record's modification revision.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Revision = int
 Version = int
 
 
-class Record(NamedTuple):  # A tuple, as `Event`: every read and every write makes some.
+class Record(NamedTuple):  # A tuple, like `Event`, because every read and every write creates some.
     """One key as it was read.
 
-    `first` is true while the record has been written exactly once since it was created. A transaction header is
-    written exactly twice in its life, so `first` means OPEN without anyone having read it before.
+    `first` is true while the record has been written exactly once since it was created. A transaction header is written
+    exactly twice in its life, so `first` means OPEN without anyone having read it before.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class AtVersion:
-    """Check: the record exists and nobody has written it since it was read at `version`."""
+    """Check: the record exists and has not been written since it was read at `version`."""
 
     key: str
     version: Version
@@ -81,7 +81,7 @@ class IndexDefinition:
     entries: Callable[[str, bytes], Iterable[str]]
     root: str = field(init=False)
     guarded: tuple[str, str] = field(init=False)
-    """Below these prefixes nothing may be written but a record together with its entries."""
+    """Below these prefixes only records together with their index entries may be written."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", f"/idx/{self.name}/")
@@ -95,9 +95,9 @@ class IndexDefinition:
 class Batch:
     """What one `apply` checks and changes, all or nothing.
 
-    Two ways to write. `create`, `replace` and `remove` carry their own check (absent, or still at the version that
-    was read) and move index entries along; they are the only way to touch an indexed record. `put`, `delete` and
-    `delete_range` are bare and refuse keys below an indexed prefix (a programming error, so an `AssertionError`).
+    There are two ways to write. `create`, `replace` and `remove` carry their own check (absent, or still at the version
+    that was read) and move index entries along; they are the only way to write an indexed record. `put`, `delete` and
+    `delete_range` have no check and refuse keys below an indexed prefix (a programming error, so an `AssertionError`).
     A key may be written once per batch. `keep_entries` is false in a store that emulates its indexes.
     """
 
@@ -139,7 +139,9 @@ class Batch:
         """Delete every key in `[start, end)`. Keep ranges small: a backend may refuse more than a few hundred keys."""
         for index in self.indexes:
             for prefix in index.guarded:
-                assert end <= prefix or start >= prefix_end(prefix), f"{start} holds indexed records or index entries"
+                assert end <= prefix or start >= prefix_end(prefix), (
+                    f"{start} contains indexed records or index entries"
+                )
         for key in self.puts:
             assert not start <= key < end, f"{key} is written twice in one batch"
         self.range_deletes.append((start, end))
@@ -150,7 +152,7 @@ class Batch:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all keys and values. Raises `UnicodeEncodeError` for a key that UTF-8 cannot express."""
+        """The bytes of all keys and values. Raises `UnicodeEncodeError` for a key that UTF-8 cannot express."""
         keys = [*self.puts, *self.deletes]
         for check in self.checks:
             keys += (check.start, check.end) if isinstance(check, EmptyRange) else (check.key,)
@@ -204,7 +206,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """Records in key order (or reverse), as they were at `revision`; `more` tells that `limit` cut the list."""
+    """Records in key order (or reverse), as they were at `revision`; `more` is true if `limit` cut the list off."""
 
     records: list[Record]
     revision: Revision
@@ -220,7 +222,7 @@ class Snapshot:
 
 
 class Event(NamedTuple):
-    """One change: `record` is what the key holds now, None when it was deleted."""
+    """One change: `record` is the current record of the key, or None if it was deleted."""
 
     key: str
     record: Record | None
@@ -230,7 +232,7 @@ class Event(NamedTuple):
 class Changes:
     """All events of one revision below the watched prefix, in the order in which they were applied.
 
-    From a watch that polls: the last event of each key since the item before, as of `revision`.
+    From a watch that polls: the last event of each key since the previous item, as of `revision`.
     """
 
     revision: Revision
@@ -242,9 +244,9 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Events may have been lost (compaction, session expiry, slow consumer): read again, then trust events after it.
+    """Events may have been lost (compaction, session expiry, slow consumer): read again, then rely on events after it.
 
-    The watch goes on behind this item: every change later than `revision` will be delivered, none at or before it.
+    The watch continues after this item: every change later than `revision` will be delivered, none at or before it.
     """
 
     revision: Revision

@@ -6,9 +6,9 @@
     etcd://host:port[,host:port…][/root]          with ?ca=&cert=&key=&user=&password_file=
     zk://host:port[,host:port…][/root]            the same
 
-What follows `sqlite:///` up to a `?` is the path as it is, without percent-decoding. `ca`, `cert` and `key` are PEM
-files; any of them means TLS. Secrets have no place in a URL: it is shown in process lists and logs, so the password
-of `user` comes from a file.
+The text after `sqlite:///` up to a `?` is the path, without percent-decoding. `ca`, `cert` and `key` are PEM files; any
+of them means TLS. A URL must not contain secrets, because it is shown in process lists and logs; so the password of
+`user` comes from a file.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _ENDPOINT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.A
 
 
 class InvalidStoreUrl(ValueError):
-    """The URL names no store; the message is one line that lists the valid forms."""
+    """The URL does not name a store; the message is one line that lists the valid forms."""
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"store URL {_PASSWORD.sub('…', url)!r}: {problem} (valid forms: {FORMS})")
 
 
 async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **options: Any) -> MetadataStore:
-    """Open the store that `url` names; `options` go to the backend as they are.
+    """Open the store that `url` names; `options` are passed to the backend.
 
-    Raises `InvalidStoreUrl` (a `ValueError`) and whatever opening the backend raises.
+    Raises `InvalidStoreUrl` (a `ValueError`) and the errors of opening the backend.
     """
     scheme, separator, rest = url.partition("://")
     location, _, query = rest.partition("?")
@@ -65,13 +65,14 @@ async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **o
         case "zk":
             return await _open_zookeeper(url, location, indexes, _parameters(url, query, _CREDENTIALS) | options)
         case _:
-            raise InvalidStoreUrl(url, f"there is no store of the kind {scheme!r}")
+            raise InvalidStoreUrl(url, f"there is no kind of store named {scheme!r}")
 
 
 async def open_store_to_read(url: str) -> MetadataStore:
-    """Open what `url` names for looking only, and write nothing; it may be served by other processes meanwhile.
+    """Open the store that `url` names for reading only, and write nothing; other processes may be serving it.
 
-    Raises as `open_store`; also for `memory://`, which lives in the process that opened it.
+    Raises the errors of `open_store`, and `InvalidStoreUrl` for `memory://`, which exists only in the process that
+    opened it.
     """
     scheme = url.partition("://")[0]
     if scheme == "memory":
@@ -92,11 +93,11 @@ async def _open_sqlite(
 ) -> MetadataStore:
     path = location.removeprefix("/")
     if path == location:
-        raise InvalidStoreUrl(url, "the path of the file follows three slashes")
+        raise InvalidStoreUrl(url, "the path of the file must follow three slashes")
     if path in ("", "/") or path.endswith("/"):
         raise InvalidStoreUrl(url, "the name of the file is missing")
     if path == ":memory:":
-        raise InvalidStoreUrl(url, "a store in memory is memory://")
+        raise InvalidStoreUrl(url, "the URL of a store in memory is memory://")
     return await SqliteStore.open(path, indexes, **options)
 
 
@@ -108,7 +109,7 @@ async def _open_etcd(
     # gRPC writes each failed handshake to stderr, past all logs; the errors of the calls say the same.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-    # Only here: whoever runs on SQLite does not load gRPC.
+    # Imported here, so that a process with SQLite does not load gRPC.
     from metastore.backends.etcd import EtcdStore
 
     try:
@@ -122,9 +123,9 @@ async def _open_zookeeper(
 ) -> MetadataStore:
     hosts, root = _endpoints_and_root(url, location)
     if not _ZNODES.fullmatch(root):
-        raise InvalidStoreUrl(url, f"the root {root!r} is no path of plain names")
+        raise InvalidStoreUrl(url, f"the root {root!r} is not a path of plain names")
 
-    # Only here: whoever runs on another store does not load kazoo.
+    # Imported here, so that a process with another store does not load kazoo.
     from metastore.backends.zookeeper import ZooKeeperStore
 
     try:
@@ -136,7 +137,7 @@ async def _open_zookeeper(
 def _endpoints_and_root(url: str, location: str) -> tuple[list[str], str]:
     authority, slash, path = location.partition("/")
     if "@" in authority:
-        raise InvalidStoreUrl(url, "credentials are given as ?user=&password_file=")
+        raise InvalidStoreUrl(url, "credentials must be given as ?user=&password_file=")
     endpoints = authority.split(",")
     for endpoint in endpoints:
         matched = _ENDPOINT.fullmatch(endpoint)
@@ -153,8 +154,8 @@ def _parameters(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
-            allowed = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise InvalidStoreUrl(url, f"the parameter {name!r} is not known to this kind of store, {allowed}")
+            allowed = f"it accepts {', '.join(known)}" if known else "it accepts none"
+            raise InvalidStoreUrl(url, f"the parameter {name!r} is not known to this kind of store; {allowed}")
         if name in found:
             raise InvalidStoreUrl(url, f"the parameter {name!r} is given twice")
         if not value:

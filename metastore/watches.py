@@ -1,7 +1,7 @@
-"""Watches inside one process: a log of recent changes, fanned out to any number of bounded queues.
+"""Watches inside one process: a log of recent changes, delivered to any number of bounded queues.
 
-Every backend feeds one `ChangeLog`: memory and SQLite from their own writes, etcd and ZooKeeper from one server
-watch per prefix. Watch callbacks only enqueue; the owner of a `QueueWatch` drains it at its own pace.
+Every backend feeds one `ChangeLog`: memory and SQLite from their own writes, etcd and ZooKeeper from one server watch
+per prefix. Watch callbacks only enqueue; the owner of a `QueueWatch` drains it at its own pace.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from metastore.types import Changes, Event, Record, Resync, Revision, WatchItem
 MAX_QUEUED_BYTES = 64 << 20
 MAX_LOGGED_BYTES = 64 << 20
 EVENT_BYTES = 500
-"""What an event takes in memory besides its key and value, roughly. Counting events alone would bound nothing: one
-value may be as large as a batch."""
+"""The approximate memory of an event besides its key and value. A limit on the number of events alone would not limit
+memory: one value may be as large as a batch."""
 
 
 class Written(NamedTuple):
-    """What one apply has deleted and put, of which events are made only below a prefix that somebody watches.
+    """What one apply has deleted and put. Events are made of it only below a prefix that is watched.
 
-    `known` are those of the keys put that were there before.
+    `known` are those of the keys put that existed before.
     """
 
     revision: Revision
@@ -58,8 +58,8 @@ def size_bytes(events: Iterable[Event]) -> int:
 class QueueWatch(Watch):
     """A bounded queue of watch items. A consumer that falls too far behind gets a `Resync` instead of the backlog.
 
-    Changes before `from_revision` are dropped even when they are offered late: a read can be ahead of the feed, and
-    a watch that continues behind that read must not repeat what the read has shown.
+    Changes before `from_revision` are dropped even if they are offered late: a read can be ahead of the feed, and a
+    watch that continues after that read must not repeat what the read has shown.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class QueueWatch(Watch):
 
 
 class ChangeLog:
-    """Recent changes in memory, so that a watch can start a little in the past, and the queues that follow it.
+    """Recent changes in memory, so that a watch can start a little in the past, and the queues that follow them.
 
     `floor` is the last revision that is no longer in the log: a watch from at or below it starts with a `Resync`.
-    `on_idle` is called when the last watch has been closed, so that whoever feeds the log can stop.
+    `on_idle` is called when the last watch has been closed, so that the feed of the log can stop.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ChangeLog:
         self._watches: list[QueueWatch] = []
 
     def publish(self, changes: Changes | Written) -> None:
-        assert changes.revision > self.revision, "revisions grow"
+        assert changes.revision > self.revision, "revisions must grow"
         self.revision = changes.revision
         size = changes.size_bytes if isinstance(changes, Written) else size_bytes(changes.events)
         self._changes.append((changes, size))
@@ -157,7 +157,7 @@ class ChangeLog:
         self.floor = max(self.floor, min(revision, self.revision))
 
     def resync(self, revision: Revision, reason: str) -> None:
-        """The feed itself lost events up to `revision`: forget everything and tell every watch."""
+        """The feed itself lost events up to `revision`: forget everything and notify every watch."""
         self._changes.clear()
         self._logged_bytes = 0
         self.floor = self.revision = max(revision, self.revision)
@@ -206,12 +206,13 @@ class Mirror:
         return self._records
 
     def forget(self, key: str) -> None:
-        """Keep `key` no longer. It comes back, as news, when it changes or is listed after a gap."""
+        """Do not keep `key` any longer. It comes back as a change when it changes or is listed after a gap."""
         self._records.pop(key, None)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """List, then follow the prefix in a task until the block is left. Entered once the list is complete."""
+        """List, then follow the prefix in a task until the block is left. The block is entered once the list is
+        complete."""
         await self._list()
         task = in_background(self._follow(), f"mirror of {self.prefix}")
         try:
@@ -232,7 +233,7 @@ class Mirror:
                     self.revision = item.revision
 
     async def _list_until_answered(self) -> None:
-        """List again after a gap; the store may be away for a while, so try until it answers."""
+        """List again after a gap. The store may be away for a while, so this is retried until it answers."""
         backoff = Backoff(first_s=0.05, longest_s=2.0)
         while True:
             try:
@@ -253,7 +254,8 @@ class Mirror:
         self.revision = listing.revision
 
     def _take(self, event: Event) -> None:
-        """Only what is news: a watch that collapses changes may repeat what a listing after its `Resync` has shown."""
+        """Take only what is new: a watch that collapses changes may repeat what a listing after its `Resync` has
+        shown."""
         known = self._records.get(event.key)
         if event.record is None:
             if known is None:

@@ -1,7 +1,7 @@
-"""Whom a client trusts and who it says it is: the same files for every store that has servers.
+"""The credentials of a client and the authorities it trusts: the same files for every store that has servers.
 
-They are read when a store is opened, and what is wrong with them is said then and by name. The libraries below would
-say it late (as a server that does not answer) or end the process (gRPC, for a certificate without its key).
+They are read when a store is opened, and what is wrong with them is then reported by name. The libraries below would
+report it late (as a server that does not answer) or end the process (gRPC, for a certificate without its key).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def _read(what: str, file: File) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files: authorities to trust (None: the system's), and the client's own certificate with its key, if any."""
+    """PEM files: the authorities to trust (None: those of the system), and the client's own certificate with its key,
+    if any."""
 
     ca: File | None = None
     cert: File | None = None
@@ -34,32 +35,32 @@ class Tls:
 
     @classmethod
     def of(cls, ca: File | None, cert: File | None, key: File | None) -> Tls | None:
-        """None when no file is given: then there is no TLS. Raises `InvalidCredentials`."""
+        """None if no file is given: then there is no TLS. Raises `InvalidCredentials`."""
         if not (ca or cert or key):
             return None
         if bool(cert) != bool(key):
-            raise InvalidCredentials("a client certificate takes both files, cert and key")
+            raise InvalidCredentials("a client certificate needs both files, cert and key")
         tls = cls(ca, cert, key)
         tls.context()
         return tls
 
     def context(self) -> ssl.SSLContext:
-        """For a client that demands a trusted certificate with the right host name. Raises `InvalidCredentials`."""
+        """For a client that requires a trusted certificate with the right host name. Raises `InvalidCredentials`."""
         for what, file in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
             if file:
                 _read(what, file)
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except ssl.SSLError:
-            raise InvalidCredentials(f"the ca file {self.ca} holds no certificate in PEM form") from None
+            raise InvalidCredentials(f"the ca file {self.ca} contains no certificate in PEM form") from None
         if self.cert and self.key:
             try:
-                # The empty password keeps OpenSSL from asking the terminal for one.
+                # With an empty password, OpenSSL does not ask for one on the terminal.
                 context.load_cert_chain(self.cert, self.key, password="")
             except ssl.SSLError as error:
                 raise InvalidCredentials(
-                    f"the cert file {self.cert} and the key file {self.key} are no pair in PEM form, "
-                    f"with a key that needs no password: {error.reason or error}"
+                    f"the cert file {self.cert} and the key file {self.key} are not a pair in PEM form, "
+                    f"with a key without a password: {error.reason or error}"
                 ) from None
         return context
 
@@ -79,7 +80,7 @@ class Login:
 
     @classmethod
     def of(cls, user: str | None, password_file: File | None) -> Login | None:
-        """None without a user. The password is what the file holds but for the end of its line.
+        """None without a user. The password is the content of the file without the end of its line.
 
         Raises `InvalidCredentials`.
         """

@@ -12,8 +12,8 @@
     etcd_stubs.py          the messages themselves
 
 A version is the record's modification revision. Members of one request share it, so it is unique per key and not per
-apply. The revision of the store moves with every request, also by one whose applies changed nothing: its marker
-`/batch/<process>/<slot>` was written. Markers lie under the root, but ranges and watches leave them out.
+apply. The revision of the store moves with every request, even if its applies changed nothing, because its marker
+`/batch/<process>/<slot>` was written. Markers are below the root, but ranges and watches leave them out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from etcd3.etcdrpc.rpc_pb2_grpc import Unary
 
 RECORDS_PER_PAGE = 1_000
-# What a server takes unless it is started with another --max-txn-ops; and what is tried first. Still larger groups
+# What a server accepts by default (--max-txn-ops), and the larger values that are tried first. Larger groups still
 # gain little, and whatever arrives meanwhile waits for them.
 DEFAULT_MAX_TXN_OPS = 128
 # Reads that are refused are not split, so they never ask for more.
@@ -66,11 +66,11 @@ Response = TypeVar("Response")
 
 
 class _CompactedError(Exception):
-    """A page was asked for at a revision that has been compacted away since the first page."""
+    """A page was requested at a revision that has been compacted away since the first page."""
 
 
 class EtcdStore(StoredIndexes):
-    """See `open`."""
+    """The store on etcd; see `open`."""
 
     def __init__(
         self,
@@ -128,15 +128,16 @@ class EtcdStore(StoredIndexes):
         on_group: Callable[[int], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> EtcdStore:
-        """Connect to the cluster at `endpoints` (`host:port`, or with `http://` or `https://`) and ask it something.
+        """Connect to the cluster at `endpoints` (`host:port`, or with `http://` or `https://`) and check that it
+        answers.
 
-        Every key gets the prefix `root` on the server. `ca`, `cert` and `key` are PEM files; `password_file` holds
-        the password of `user`. `max_txn_ops` must not exceed the server's flag of that name; None: find out.
-        `max_request_bytes` bounds groups; a batch up to `max_batch_bytes` travels alone if need be, so the server's
+        Every key gets the prefix `root` on the server. `ca`, `cert` and `key` are PEM files; `password_file` contains
+        the password of `user`. `max_txn_ops` must not exceed the server's flag of that name; None: find it out.
+        `max_request_bytes` limits groups; a batch up to `max_batch_bytes` is sent alone if necessary, so the server's
         limit must be above that. `pipeline` requests are in flight at a time. `on_group` is called with the size of
-        each group, `on_lost` for each whose reply was lost.
+        each group, and `on_lost` for each group whose reply was lost.
 
-        Raises `StoreUnavailable` if no endpoint answers within `deadline_ms`, or the user is refused, and
+        Raises `StoreUnavailable` if no endpoint answers within `deadline_ms` or the user is refused, and
         `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
         """
         login = Login.of(user, password_file)
@@ -162,9 +163,9 @@ class EtcdStore(StoredIndexes):
         return store
 
     async def _find_max_txn_ops(self) -> int:
-        """etcd does not tell its --max-txn-ops, so it is asked for so many reads of nothing at once.
+        """etcd does not report its --max-txn-ops, so requests with as many empty reads are tried until one is accepted.
 
-        A member that is started with a smaller one later refuses groups; they are then split.
+        A member that is later started with a smaller value refuses groups; they are then split.
         """
         nothing = RequestOp(request_range=RangeRequest(key=self._wire.key("/"), count_only=True))
         for count in LARGER_MAX_TXN_OPS:
@@ -172,7 +173,7 @@ class EtcdStore(StoredIndexes):
             try:
                 await self._connection.ask(self._connection.kv.Txn, request, self._deadline_s)
             except grpc.aio.AioRpcError:
-                continue  # refused: too many, or for a reason that every later request will tell of
+                continue  # refused: too many, or for a reason that every later request will report
             return count
         return DEFAULT_MAX_TXN_OPS
 
@@ -239,7 +240,7 @@ class EtcdStore(StoredIndexes):
             return result
 
     async def _pages(self, bounds: tuple[bytes, bytes], limit: int, backward: bool, keys_only: bool) -> RangeResult:
-        """Page by page, all at the revision of the first."""
+        """Read page by page, all at the revision of the first page."""
         key, end = bounds
         records: list[Record] = []
         revision = 0
@@ -278,7 +279,9 @@ class EtcdStore(StoredIndexes):
                 raise _CompactedError from None
             if is_denied(error):
                 raise self._connection.denied(error) from None
-            raise StoreUnavailable(f"etcd at {self._connection.endpoints} refuses to read: {describe(error)}") from None
+            raise StoreUnavailable(
+                f"etcd at {self._connection.endpoints} refuses the read: {describe(error)}"
+            ) from None
 
     # -- hints --------------------------------------------------------------------------------------------------
 
@@ -294,7 +297,7 @@ class EtcdStore(StoredIndexes):
         return feed.watch(start)
 
     def _retire(self, feed: PrefixFeed) -> None:
-        """The last local watch is gone, and nobody will read this feed again."""
+        """The last local watch is closed, and this feed will not be read again."""
         if feed in self._feeds:
             self._feeds.remove(feed)
             feed.stop()

@@ -1,4 +1,4 @@
-"""The way to an etcd cluster: credentials, deadlines, and what an error code says.
+"""The connection to an etcd cluster: credentials, deadlines, and the meaning of error codes.
 
 One member is used at a time: the first that connects, until its connection is lost, it is silent for the time of a
 whole call, or it says that it cannot serve, because it has lost the majority or only learns. gRPC could go through a
@@ -41,17 +41,17 @@ Response = TypeVar("Response")
 
 # With several members, a call that may be repeated leaves the others time to answer it.
 _ATTEMPT_SHARE = 0.4
-# Nobody is called silent after less.
+# No member counts as silent before this time.
 _SILENCE_S = 0.1
 
 MEMBERS_EVERY_S = 60.0
 MEMBERS_WITHIN_S = 5.0
-"""How often, and how long, members are asked who belongs to the cluster."""
+"""The interval at which members are asked for the list of members, and the time that they have to answer."""
 
-# How gRPC puts what a server says to a client whose certificate it does not take.
+# How gRPC words the refusal of a server that does not accept the client's certificate.
 _CERTIFICATE_REFUSED = "TSI_DATA_CORRUPTED"
 
-# What etcd or gRPC's server side says before it does anything with a write. All others leave its outcome open.
+# Errors of etcd or gRPC's server side before a write has any effect. All other errors leave its outcome open.
 _REFUSALS = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -66,7 +66,7 @@ _REFUSALS = frozenset(
 
 
 def is_refusal(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the server refused the request: it certainly did nothing and never will."""
+    """Whether the server refused the request, so that it certainly has no effect, now or later."""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # HTTP/2 flow control uses this code too, and that says nothing about the request.
         return (error.details() or "").startswith(("etcdserver:", "grpc: received message larger"))
@@ -91,7 +91,7 @@ def _is_stale_token(error: grpc.aio.AioRpcError) -> bool:
 
 
 def is_denied(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the user, not the request, was refused."""
+    """Whether the user was refused instead of the request."""
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return True
     return any(hint in (error.details() or "") for hint in ("user name is empty", "authentication failed"))
@@ -110,7 +110,7 @@ def _lost(details: str) -> grpc.aio.AioRpcError:
 
 
 class _Routed:
-    """What a stub takes for its channel: each call goes over the one that is in use when it is made."""
+    """Stands in for the channel of a stub: each call uses the channel of the member that is in use at that moment."""
 
     def __init__(self, channel: Callable[[], grpc.aio.Channel]) -> None:
         self._channel = channel
@@ -123,7 +123,7 @@ class _Routed:
 
 
 class Connection:
-    """Stubs for the member in use. Every call has a deadline; `ask` is for what may be asked twice."""
+    """Stubs for the member in use. Every call has a deadline; `ask` is for requests that may be sent twice."""
 
     def __init__(
         self, endpoints: Sequence[str], root: str, credentials: grpc.ChannelCredentials | None, login: Login | None
@@ -168,7 +168,7 @@ class Connection:
             await self.members.wait_for_change()
 
     def follow_members(self) -> None:
-        """From now on, know who joins the cluster and who leaves it."""
+        """From now on, keep track of members that join or leave the cluster."""
         self._learning = in_background(self._learn_for_ever(), "etcd members")
 
     async def _learn_for_ever(self) -> None:
@@ -217,7 +217,7 @@ class Connection:
                 if member.answered_at < sent_at and timeout_s >= _SILENCE_S:
                     self.members.leave(member, silent=True)
             elif not is_refusal(error) or is_overload(error):
-                # Not the request was refused: this member cannot, and another one may.
+                # The request was not refused: this member cannot serve it, but another one may.
                 self.members.leave(member, silent=False)
             raise
         member.answered_at = self._loop.time()
@@ -246,7 +246,7 @@ class Connection:
         reason = ""
         while True:
             if not self.ready:
-                # Not to the end: only a call says why there is no connection.
+                # Not until the deadline, because only a call says why there is no connection.
                 with suppress(TimeoutError):
                     async with asyncio.timeout((deadline - self._loop.time()) / 2):
                         await self.wait_ready()
@@ -262,19 +262,19 @@ class Connection:
             await backoff.pause()
 
     def unavailable(self, reason: str) -> StoreUnavailable:
-        return StoreUnavailable(f"etcd at {self.endpoints} does not answer ({reason}): is it running there?")
+        return StoreUnavailable(f"etcd at {self.endpoints} does not answer ({reason}). Is it running there?")
 
     def denied(self, error: grpc.aio.AioRpcError) -> StoreUnavailable:
         """See `is_denied`."""
         who = f"the user {self._login.user!r}" if self._login else "a client without a user"
         return StoreUnavailable(
             f"etcd at {self.endpoints} refuses {who}: {error.details()}: "
-            f"it takes a user with a role that may read and write the prefix {self._root + '/'!r}"
+            f"it needs a user with a role that may read and write the prefix {self._root + '/'!r}"
         )
 
     async def _authenticate(self, timeout_s: float) -> None:
-        """Get a new token: etcd's simple ones end after minutes of silence, and with their server. Whoever needs one
-        meanwhile waits for the same: etcd makes each cost a tenth of a second of computing."""
+        """Get a new token: etcd's simple tokens end after minutes without use, and with their server. Calls that need
+        one meanwhile wait for the same token, because each costs etcd a tenth of a second of computing."""
         if self._renewal is None or self._renewal.done():
             self._renewal = self._loop.create_task(self._renew(timeout_s), name="etcd authentication")
         with self.cut_off():

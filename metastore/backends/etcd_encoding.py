@@ -31,14 +31,14 @@ _LENGTHS = tuple(map(_varint, range(1 << 12)))
 
 
 def sized(body: bytes) -> bytes:
-    """`body` behind its length, as every field of text, bytes or a message begins after its tag."""
+    """`body` after its length, which is how every field of text, bytes or a message begins after its tag."""
     size = len(body)
     return (_LENGTHS[size] if size < 4096 else _varint(size)) + body
 
 
 def _before(field: Callable[[bytes], bytes], after: int) -> Callable[[int], bytes]:
-    """The bytes of `field(key)` before its key, which is followed by `after` more: they depend on its length alone,
-    so they are made once for every length."""
+    """The bytes of `field(key)` before its key, which is followed by `after` more: they depend on its length alone, so
+    they are built once for every length."""
 
     @lru_cache(maxsize=1024)
     def before(size: int) -> bytes:
@@ -66,7 +66,7 @@ def is_absent(key: bytes) -> bytes:
 
 
 def is_first(key: bytes) -> bytes:
-    """The record was created and never written again: version 1 (and target 0, the default, is VERSION)."""
+    """The record was created and never written again: version 1 (target 0, the default, is VERSION)."""
     return _before_first(len(key)) + key + b"\x20\x01"
 
 
@@ -76,7 +76,7 @@ def is_at(key: bytes, mod_revision: int) -> bytes:
 
 
 def is_empty(key: bytes, end: bytes) -> bytes:
-    """No record in `[key, end)`."""
+    """There is no record in `[key, end)`."""
     return b"\x0a" + sized(b"\x10\x01\x1a" + sized(key) + b"\x28\x00\x82\x04" + sized(end))
 
 
@@ -89,7 +89,7 @@ def then(operation: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _around_key_of_put(key_size: int, value_size: int) -> tuple[bytes, bytes]:
-    """What stands before the key and between it and the value depends on their lengths alone."""
+    """The bytes before the key and between the key and the value, which depend only on their lengths."""
     key, value = sized(bytes(key_size)), sized(bytes(value_size))
     between = b"\x12" + value[: len(value) - value_size]
     whole = then(b"\x12" + sized(b"\x0a" + key + b"\x12" + value))
@@ -120,7 +120,7 @@ def then_read(key: bytes) -> bytes:
 
 
 def then_range(request: bytes) -> bytes:
-    """Whatever a `RangeRequest`, serialized, asks for."""
+    """A serialized `RangeRequest` as an operation."""
     return then(b"\x0a" + sized(request))
 
 
@@ -139,5 +139,5 @@ def else_read(key: bytes) -> bytes:
 
 
 def else_read_first(key: bytes, end: bytes) -> bytes:
-    """The first record in `[key, end)`."""
+    """Reads the first record in `[key, end)`."""
     return b"\x1a" + sized(b"\x0a" + sized(b"\x0a" + sized(key) + b"\x12" + sized(end) + b"\x18\x01"))

@@ -13,13 +13,13 @@ effect as a whole, or not at all if one check does not hold; that is definite, s
 where each stands for itself. So are the next `NESTED_AFTER_REFUSAL` groups: where checks fail often, hardly any request
 is sent twice.
 
-A store has a few *slots*; each carries one request at a time, under a marker of its own. Nothing waits for company:
-as soon as a slot is free everything that waits and may travel together leaves (`joining` has the rule), so a
-lone apply leaves at once, and under load the groups grow by themselves.
+A store has a few *slots*; each carries one request at a time, under a marker of its own. Nothing waits for company: as
+soon as a slot is free everything that waits and may travel together leaves (`joining` has the rule), so a lone apply
+leaves at once, and under load the groups grow by themselves.
 
-**A lost reply.** After `UNAVAILABLE`, a timeout or any other code that is no refusal, the request may have been
-applied, may be applied later, or never. Reading the marker would not tell: the request may still sit in the server.
-So a *fence* is sent, with the very compare of the request:
+**A lost reply.** After `UNAVAILABLE`, a timeout or any other code that is not a refusal, the request may have been
+applied, may be applied later, or never. Reading the marker would not tell: the request may still sit in the server. So
+a *fence* is sent, with the very compare of the request:
 
     Txn  if    version(marker) == n   then  put marker = {"fence": id}   else  get marker
 
@@ -31,21 +31,21 @@ equal, so any of them may be). Then the marker's value says which it was:
     batch    it was applied, at the marker's modification revision R. The compares of each member saw the state at
              R - 1, so its checks are evaluated on reads at R - 1: that is exactly what etcd did.
 
-Only if that revision has been compacted away meanwhile, or the deadline of a member passes before the server
-answers, is its outcome unknown. The slot goes on fencing after that, so that a request whose callers have gone does
-not land at some later time; and its members' keys stay reserved until it is settled, so that what touches them waits.
+Only if that revision has been compacted away meanwhile, or the deadline of a member passes before the server answers,
+is its outcome unknown. The slot continues to fence after that, so that a request whose callers have gone does not land
+at some later time; and its members' keys stay reserved until it is settled, so that what touches them waits.
 
 **Nothing is sent into the dark.** While the channel is not connected, applies wait in the queue. Their deadline then
 ends in `StoreUnavailable`, which is definite: they were never sent.
 
-**A refusal** (too large, too many operations, no permission) is definite too, but names no culprit: the group is
-split in halves, down to the one apply that is refused alone.
+**A refusal** (too large, too many operations, no permission) is definite too, but names no culprit: the group is split
+in halves, down to the one apply that is refused alone.
 
 **A full store** answers NOSPACE, also to the request that crossed the quota and *was* applied, so the marker is read
 before that is believed. A fence is a put and is refused while the alarm lasts: a request lost then stays unknown.
 
-The marker is put at the top level of the request for one more reason: etcd 3.4 counts nested puts as no growth at
-all, and without a plain put would fill its disk past the quota.
+The marker is put at the top level of the request for one more reason: etcd 3.4 counts nested puts as no growth at all,
+and without a plain put would fill its disk past the quota.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ NESTED_AFTER_REFUSAL = 16
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One apply on its way."""
+    """An apply that waits or is in flight."""
 
     encoded: Encoded
     cost: int
@@ -140,9 +140,9 @@ class _Slot:
 
 
 class GroupCommit:
-    """The one way in which applies of a store reach etcd.
+    """The only way in which applies of a store reach etcd.
 
-    `on_group` is told the size of every group sent, `on_lost` that the reply to one was lost.
+    `on_group` is called with the size of every group sent, and `on_lost` when the reply to one was lost.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class GroupCommit:
         self._expiry: asyncio.TimerHandle | None = None
 
     def submit(self, encoded: Encoded, footprint: Footprint) -> asyncio.Future[Applied]:
-        """`MetadataStore.apply`: queued when this returns, and what comes of it."""
+        """`MetadataStore.apply`: the apply is queued when this returns, and the returned future has the result."""
         member = Member(
             encoded,
             encoded.cost,
@@ -209,13 +209,13 @@ class GroupCommit:
         return [member for slot in self._slots for member in slot.members] + list(self._queue)
 
     def _schedule_pump(self) -> None:
-        """Send in the next round of the event loop, so that what is submitted in this one travels together."""
+        """Send in the next round of the event loop, so that applies submitted in this round are sent together."""
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Fill every free slot with what may travel now."""
+        """Fill every free slot with applies that may be sent now."""
         self._pump_scheduled = False
         for slot in self._slots:
             if not self._queue:
@@ -285,7 +285,7 @@ class GroupCommit:
                 self._answer(members, landed, again)
 
     def _answer(self, members: Sequence[Member], landed: Sequence[Callable[[], None]], again: Sequence[Member]) -> None:
-        """Nobody is left without one, also if what has come cannot be read: nothing else would end their waiting."""
+        """Every member gets an answer, even if the reply cannot be read, because nothing else would end its waiting."""
         try:
             for deliver in landed:
                 deliver()
@@ -318,7 +318,7 @@ class GroupCommit:
         if slot.flat and slot.version == (found[0].version if found else 0):
             self._nested_groups = NESTED_AFTER_REFUSAL
             return members
-        # Somebody wrote our marker: this request on a repeated delivery, or a hand that should not have.
+        # Our marker was written: by a repeated delivery of this request, or by someone who must not write it.
         return await self._settle(slot, members, found, name, fence=None)
 
     def _deliver(self, flat: bool, answer: TxnResponse, members: Sequence[Member]) -> None:
@@ -340,7 +340,8 @@ class GroupCommit:
                 member.fail(failure)
 
     async def _refused(self, slot: _Slot, members: Sequence[Member], error: grpc.aio.AioRpcError) -> Sequence[Member]:
-        """Nothing happened. Find the culprit by halves, in order; what follows a part to be sent again follows it."""
+        """The request had no effect. Find the culprit by halves, in order; members after a part that is sent again are
+        sent after it."""
         if is_overload(error):
             await Backoff(first_s=0.1).pause()
             return members
@@ -401,7 +402,7 @@ class GroupCommit:
     async def _settle(
         self, slot: _Slot, members: Sequence[Member], found: Sequence[KeyValue], name: bytes, fence: bytes | None
     ) -> Sequence[Member]:
-        """The compare on the marker has failed: its value says what became of the request called `name`."""
+        """The compare on the marker has failed: its value tells the outcome of the request called `name`."""
         marker = found[0] if found else None
         expected = slot.version + 1
         slot.version = marker.version if marker else 0
@@ -415,11 +416,11 @@ class GroupCommit:
         if fence is None or (marker and marker.value == fence and marker.version == expected):
             return members
         for member in members:
-            member.fail(OutcomeUnknown(f"the marker {slot.marker.decode()} was changed by somebody else"))
+            member.fail(OutcomeUnknown(f"the marker {slot.marker.decode()} was changed by another client"))
         return ()
 
     async def _judge(self, member: Member, revision: Revision) -> None:
-        """The member travelled in a request that was applied at `revision`: did its checks hold just before?"""
+        """The member was part of a request that was applied at `revision`: did its checks hold just before that?"""
         conditions = self._wire.conditions(member.encoded.checks)
         if not conditions:
             member.succeed(Applied(revision))

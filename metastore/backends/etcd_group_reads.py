@@ -28,7 +28,7 @@ class _Member(Generic[Read, Found]):
 
 
 class GroupReads(Generic[Read, Found]):
-    """`ask` sends up to `reads_per_request` reads, and answers what each of them found, in order, and the revision."""
+    """`ask` sends up to `reads_per_request` reads, and returns the result of each, in order, and the revision."""
 
     def __init__(
         self, ask: Callable[[Sequence[Read]], Awaitable[tuple[list[Found], Revision]]], reads_per_request: int
@@ -41,20 +41,20 @@ class GroupReads(Generic[Read, Found]):
         self._pump_scheduled = False
 
     async def read(self, reads: Sequence[Read]) -> tuple[list[Found], Revision]:
-        """At most `reads_per_request` reads. Raises what `ask` raises."""
+        """Send at most `reads_per_request` reads. Raises the errors of `ask`."""
         member: _Member[Read, Found] = _Member(reads, self._loop.create_future())
         self._queue.append(member)
         self._schedule_pump()
         return await member.answer
 
     async def close(self) -> None:
-        """Wait for the reads under way; each has a deadline."""
+        """Wait for the reads in flight; each has a deadline."""
         while self._queue or self._requests:
             await asyncio.gather(*self._requests)
             await asyncio.sleep(0)
 
     def _schedule_pump(self) -> None:
-        """In the next round of the event loop, so that what is asked for in this one travels together."""
+        """Send in the next round of the event loop, so that reads requested in this round are sent together."""
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)

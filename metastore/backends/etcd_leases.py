@@ -25,17 +25,17 @@ from metastore.backends.etcd_stubs import (
 from metastore.background import Backoff, in_background
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 
-MIN_TTL_S = 2  # etcd grants no shorter ones with its default election timeout
+MIN_TTL_S = 2  # etcd grants no shorter leases with its default election timeout
 PUTS = 10
-"""How often a record is tried to be put while somebody else keeps writing under its key."""
+"""How many times to try to put a record while another client keeps writing under its key."""
 
 
 class LeasedRecord(Ephemeral):
-    """Every third of its life the lease is refreshed, or a new one granted, and the record is looked for: if nobody's
-    is there it is put again. Nothing is remembered of what failed before, so it does not matter which step that was
-    and whether only its reply was lost: the first round that goes through leaves the record under a lease that lives.
+    """At intervals of a third of its time to live, the lease is refreshed, or a new one granted, and the record is
+    looked up: if there is none, it is put again. Earlier failures are not remembered, so it does not matter which step
+    failed and whether only its reply was lost: the first round that succeeds leaves the record under a valid lease.
 
-    A record that somebody else has put is left alone for as long as it is there.
+    A record that another client has put is left alone for as long as it exists.
     """
 
     def __init__(self, connection: Connection, key: bytes, value: bytes, ttl_ms: int, deadline_s: float) -> None:
@@ -48,7 +48,7 @@ class LeasedRecord(Ephemeral):
         self._keeper: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Put the record, whatever was there. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        """Put the record, whatever was there before. Raises `StoreUnavailable`, `OutcomeUnknown`."""
         await self._grant()
         try:
             await self._place(over_others=True)
@@ -57,7 +57,7 @@ class LeasedRecord(Ephemeral):
         self._keeper = in_background(self._keep(), "etcd lease")
 
     async def close(self) -> None:
-        """Revoke the lease: that deletes the record, unless somebody else's put has taken it off the lease."""
+        """Revoke the lease, which deletes the record unless another client's put has detached it from the lease."""
         if self._keeper is None:
             return
         self._keeper.cancel()
@@ -67,7 +67,7 @@ class LeasedRecord(Ephemeral):
             request = LeaseRevokeRequest(ID=self._lease)
             await self._connection.ask(self._connection.leases.LeaseRevoke, request, self._deadline_s)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:  # ended by itself
+            if error.code() is not grpc.StatusCode.NOT_FOUND:  # the lease ended by itself
                 raise StoreUnavailable(f"the lease was not revoked and will run out: {describe(error)}") from None
 
     async def _keep(self) -> None:
@@ -83,7 +83,7 @@ class LeasedRecord(Ephemeral):
                 await asyncio.sleep(self._ttl_s / 3)
 
     async def renew(self) -> None:
-        """One round. Raises `MetastoreError` or `grpc.aio.AioRpcError`; the next round makes up for what is missing."""
+        """Run one round. Raises `MetastoreError` or `grpc.aio.AioRpcError`; the next round does what is missing."""
         if not await self._refresh():
             await self._grant()
         await self._place()
@@ -97,7 +97,7 @@ class LeasedRecord(Ephemeral):
         self._lease = answer.ID
 
     async def _refresh(self) -> bool:
-        """Whether the lease is still there. A lost one is no error to etcd: its time to live is 0."""
+        """Whether the lease still exists. A lost lease is not an error to etcd: its time to live is 0."""
         request = LeaseKeepAliveRequest(ID=self._lease)
         within_s = min(self._deadline_s, self._ttl_s / 3)
         return (await self._connection.ask(self._keep_alive, request, within_s)).TTL > 0
@@ -124,14 +124,14 @@ class LeasedRecord(Ephemeral):
         raise StoreUnavailable("etcd has ended the stream without an answer")
 
     async def _place(self, *, over_others: bool = False) -> None:
-        """Put the record unless one is there; with `over_others` in any case."""
+        """Put the record unless one exists; with `over_others`, put it in any case."""
         for _ in range(PUTS):
             found = await self._find()
             if found and not over_others:
                 return
             if await self._put_over(found):
                 return
-        raise StoreUnavailable(f"somebody else keeps writing {self._key.decode()}")
+        raise StoreUnavailable(f"another client keeps writing {self._key.decode()}")
 
     async def _find(self) -> KeyValue | None:
         read = RangeRequest(key=self._key)

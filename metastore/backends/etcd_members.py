@@ -1,9 +1,9 @@
 """The members of an etcd cluster, and the one in use.
 
-Those that the store was opened with are kept for ever. Others are learned from the cluster itself, now and then, so
-that a process outlives the replacement of every member it once knew. What a member advertises need not be true for
-this machine (by default it is `localhost`), so nobody is used before the very member has answered there, of this very
-cluster; and one that is connected under the address that was given is not connected a second time.
+The members that the store was opened with are always kept. Others are learned from the cluster itself from time to
+time, so that a process survives the replacement of every member it once knew. The address that a member advertises need
+not be valid for this machine (by default it is `localhost`). So a member is only used after that very member, of this
+very cluster, has answered there; and one that is connected under its given address is not connected a second time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OPTIONS: list[tuple[str, object]] = [
 ]
 
 ListMembers = Callable[["Member"], Awaitable[MemberListResponse]]
-"""Asks that very member. Raises `grpc.aio.AioRpcError`."""
+"""Asks this very member. Raises `grpc.aio.AioRpcError`."""
 
 
 class Member:
-    """One endpoint. `id` is the cluster's name for who serves there, once that is known."""
+    """One endpoint. `id` is the cluster's id of the member that serves there, once that is known."""
 
     def __init__(self, endpoint: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = _address(endpoint)
@@ -49,7 +49,7 @@ class Member:
         self.streams = self._channel("watches")
 
     async def reconnect(self) -> None:
-        """Take new channels, and cut off what is on its way over the old ones."""
+        """Open new channels, and cut off the calls in flight on the old ones."""
         old = (self.streams, self.requests)
         self.requests, self.streams = self._channel("requests"), self._channel("watches")
         await self._close(old)
@@ -65,7 +65,7 @@ class Member:
         return self.requests.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
     def change(self) -> asyncio.Task[None]:
-        """Ends when the state of the channel for requests has changed."""
+        """Returns when the state of the channel for requests has changed."""
         if self._change is None or self._change.done():
             watched = self.requests.wait_for_state_change(self.requests.get_state(try_to_connect=True))
             self._change = asyncio.ensure_future(watched)
@@ -84,7 +84,7 @@ class Member:
 
 
 class Members:
-    """`in_use` is the member that calls go to."""
+    """`in_use` is the member to which calls go."""
 
     def __init__(self, endpoints: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
         self._credentials = credentials
@@ -110,11 +110,11 @@ class Members:
         return True
 
     async def wait_for_change(self) -> None:
-        """Until one of them connects, or loses its connection."""
+        """Wait until one of them connects, or loses its connection."""
         await asyncio.wait([member.change() for member in self.all], return_when=asyncio.FIRST_COMPLETED)
 
     def leave(self, member: Member, *, silent: bool) -> None:
-        """Go on with the next one that is connected, if `member` is in use: it does not serve.
+        """If `member` is in use, continue with the next one that is connected, because `member` does not serve.
 
         One that is silent may be frozen behind a connection that looks alive, so that connection is given up. Doing so
         without need costs a connection, and no more: what was on its way counts as lost.
@@ -131,8 +131,8 @@ class Members:
             given_up.add_done_callback(self._given_up.discard)
 
     async def learn(self, ask: ListMembers) -> None:
-        """Take up who has joined the cluster, and forget who was learned and has left it. One that is still learning
-        what the others have does not answer yet. Raises what `ask` raises."""
+        """Add members that have joined the cluster, and forget learned ones that have left it. A member that is still
+        catching up with the others does not answer yet. Raises the errors of `ask`."""
         async with self._learning:
             await self._learn(ask)
 
@@ -151,18 +151,18 @@ class Members:
                     break
 
     def _is_new(self, url: str) -> bool:
-        """Nobody is asked there, and it is as safe as what was given."""
+        """Whether no member is contacted at this address yet, and it is as secure as the given ones."""
         secure = self._credentials is not None
         return url.startswith("https://") == secure and _address(url) not in {member.address for member in self.all}
 
     async def _identify(self, ask: ListMembers) -> None:
-        """Learn who serves at the addresses that were given. It may be another one than before."""
+        """Learn which member serves at each of the given addresses. It may be another one than before."""
         for member in _connected(self._given):
             with suppress(grpc.aio.AioRpcError):
                 member.id = (await ask(member)).header.member_id
 
     async def _take_up(self, url: str, member_id: int, cluster_id: int, ask: ListMembers) -> bool:
-        """Whether `member_id` answers at `url`."""
+        """Add the member at `url` if `member_id` answers there. Returns whether it does."""
         candidate = Member(url, self._credentials)
         try:
             header = (await ask(candidate)).header
@@ -186,7 +186,7 @@ class Members:
 
 
 def _connected(members: Iterable[Member]) -> list[Member]:
-    """A list: each of them is asked, and so told to connect."""
+    """A list, because each of them is asked, which also makes it connect."""
     return [member for member in members if member.ready]
 
 
@@ -195,6 +195,6 @@ def _address(endpoint: str) -> str:
 
 
 async def list_members(member: Member, timeout_s: float, metadata: Sequence[tuple[str, str]]) -> MemberListResponse:
-    """As `member` knows them."""
+    """The members of the cluster, according to `member`."""
     stub = ClusterStub(member.requests)
     return await stub.MemberList(MemberListRequest(), timeout=timeout_s, metadata=metadata or None)

@@ -26,7 +26,8 @@ from metastore.types import Changes, Revision
 from metastore.watches import ChangeLog
 
 RECENT_BYTES = 4 << 20
-"""Of changes, in which a further local watch may begin; one that begins earlier has a stream of its own."""
+"""The size of the recent changes within which a further local watch may begin; an earlier one has a stream of its
+own."""
 
 
 class _CompactedError(Exception):
@@ -71,7 +72,7 @@ class PrefixFeed:
         await self._log.close()
 
     async def _run(self) -> None:
-        """Follow, for ever. Whatever ends a stream, the next one begins where the events ended."""
+        """Follow the changes until cancelled. Whatever ends a stream, the next one begins where the events ended."""
         backoff = Backoff()
         while True:
             try:
@@ -88,7 +89,7 @@ class PrefixFeed:
                 await self._current_revision()
 
     async def _follow(self, backoff: Backoff) -> None:
-        """One stream, until it ends or fails."""
+        """Follow one stream, until it ends or fails."""
         key, range_end = self._wire.prefix_bounds(self.prefix)
         create = WatchCreateRequest(key=key, range_end=range_end, start_revision=self._next_revision, fragment=True)
         # A member that lost its leader ends the stream instead of keeping it silent.
@@ -121,7 +122,7 @@ class PrefixFeed:
                 self._log.publish(Changes(revision, shown))
 
     async def _start_over(self) -> None:
-        """Go on at the present: what consumers read after the `Resync` is at least as new as that."""
+        """Continue at the present: what consumers read after the `Resync` is at least as new as that."""
         lost = self._next_revision
         revision = await self._current_revision()
         self._log.resync(revision, f"revision {lost} is compacted away")

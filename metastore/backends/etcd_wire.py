@@ -6,8 +6,9 @@
     FirstVersion(key)     version(key) == 1                          created and never written again
     EmptyRange(a, b)      create_revision([a, b)) == 0               holds for every record in the range: there is none
 
-A batch becomes a nested transaction: its compares; its writes if they hold; otherwise one read per check, so that
-the loser of a race learns what beat it in the same answer. Or its compares and writes stand among those of others.
+A batch becomes a nested transaction: its compares; its writes if they hold; otherwise one read per check, so that the
+loser of a race gets the record that made it lose in the same answer. Or its compares and writes are among those of
+others.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Condition:
     end: bytes = b""
 
     def add_read(self, operations: Messages[RequestOp], revision: Revision) -> None:
-        """Reads the record that decides, as it was at `revision`."""
+        """Read the record that decides, as it was at `revision`."""
         read = operations.add().request_range
         read.key = self.key
         read.revision = revision
@@ -84,8 +85,8 @@ AFTER_MARKERS = keys.prefix_end(MARKERS)
 class Wire:
     """Translates between this store's keys and etcd's, which begin with `root`.
 
-    The markers of group commit lie under the root too, but are no records of this store: nobody put them. Whatever
-    covers a range leaves them out: reads and watches by `is_marker`, checks and deletes by `pieces`.
+    The markers of group commit are below the root too, but they are not records of this store. Every operation on a
+    range leaves them out: reads and watches by `is_marker`, checks and deletes by `pieces`.
     """
 
     def __init__(self, root: str) -> None:
@@ -118,7 +119,7 @@ class Wire:
         return Event(record.key, record)
 
     def found(self, answers: Iterable[ResponseOp]) -> list[Record | None]:
-        """What single reads (of a key, or of the first key in a range) have found."""
+        """The results of single reads (of a key, or of the first key in a range)."""
         return [self.record(kvs[0]) if (kvs := answer.response_range.kvs) else None for answer in answers]
 
     def pieces(self, start: str, end: str) -> list[tuple[bytes, bytes]]:
@@ -129,7 +130,7 @@ class Wire:
         return [bounds for piece in cut if (bounds := self.bounds(*piece))]
 
     def conditions(self, checks: Iterable[Check]) -> list[Condition]:
-        """What the server was asked to compare and, if that failed, to read: in that order."""
+        """What the server was asked to compare and, if that failed, to read, in that order."""
         found: list[Condition] = []
         for check in checks:
             if isinstance(check, EmptyRange):
@@ -139,7 +140,7 @@ class Wire:
         return found
 
     def encode(self, batch: Batch, max_cost: int) -> Encoded:
-        """Raises `InvalidBatch` if the batch has more operations than a request can nest."""
+        """Encode the batch. Raises `InvalidBatch` if it has more operations than a request can nest."""
         compares: list[bytes] = []
         for check in batch.checks:
             if isinstance(check, EmptyRange):
@@ -167,7 +168,7 @@ class Wire:
         cost = max(len(compares), len(operations), 1) + width
         if cost > max_cost:
             raise InvalidBatch(
-                f"{len(compares)} checks and {len(writes)} writes are more than the store takes at once "
+                f"{len(compares)} checks and {len(writes)} writes are more than the store accepts at once "
                 f"(max_txn_ops is {max_cost + 2}): split the batch"
             )
         compared = b"".join(compares)
@@ -175,7 +176,7 @@ class Wire:
         return Encoded(fields, tuple(batch.checks), cost, len(fields) + len(compared))
 
     def nested(self, encoded: Encoded) -> bytes:
-        """As one operation of a request."""
+        """The batch as one operation of a request."""
         reads: list[bytes] = []
         for check in encoded.checks:
             if isinstance(check, EmptyRange):

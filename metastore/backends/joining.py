@@ -2,23 +2,23 @@
 
 One request holds many applies, each as a nested transaction with its own compares, or (*flat*) with the compares and
 writes of all in one list. etcd evaluates *all* compares of a request, at every level, on the state before it, and then
-runs the operations in order. Two applies of which one
-checks what the other writes would both pass: write skew. So an apply may join a request only if
+runs the operations in order. Two applies of which one checks what the other writes would both pass: write skew. So an
+apply may join a request only if
 
     what it checks, writes or range-deletes  ∩  what the members of the request write  =  ∅.
 
-Then the order of the members is a valid serial order. Take the i-th member and run it alone after its predecessors:
-the state differs from the one before the request only at keys that they wrote, and it checks none of those, so each
-compare (and each record reported for a failed one) is the same. It writes none of those either, so a range delete
-finds the same keys, a put meets the same record, and etcd's own rule (no key twice in a request) is kept. The other
-direction is free: a member may check what a *later* one writes, because checks see the state before the request,
-which is what serial order asks for. By induction the whole request equals its members one after the other. A flat
-one takes effect only if every member would; otherwise nothing has happened.
+Then the order of the members is a valid serial order. Take the i-th member and run it alone after its predecessors: the
+state differs from the one before the request only at keys that they wrote, and it checks none of those, so each compare
+(and each record reported for a failed one) is the same. It writes none of those either, so a range delete finds the
+same keys, a put meets the same record, and etcd's own rule (no key twice in a request) is kept. The other direction is
+free: a member may check what a *later* one writes, because checks see the state before the request, which is what
+serial order asks for. By induction the whole request equals its members one after the other. A flat one takes effect
+only if every member would; otherwise nothing has happened.
 
-Across requests there is no such favour: two requests in flight may reach the server in either order. So an apply
-waits for every request in flight that it *touches* (either one writes what the other checks or writes), and for
-every earlier apply that waits and that it touches. Applies that touch therefore take effect in the order of the
-calls; those that do not touch commute, and may overtake each other.
+Across requests there is no such direction: two requests in flight may reach the server in either order. So an apply
+waits for every request in flight that it *touches* (either one writes what the other checks or writes), and for every
+earlier apply that waits and that it touches. Applies that touch therefore take effect in the order of the calls; those
+that do not touch commute, and may overtake each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from metastore.types import Batch, EmptyRange
 
 KeyRange = tuple[str, str]
 
-# How many waiting applies are looked at for one request. For speed only: those behind wait for the next one.
+# How many waiting applies are examined for one request. This is only for speed: later ones wait for the next one.
 MAX_SCANNED = 2_000
 
 
@@ -104,7 +104,7 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may hold.
+    """What one request may contain.
 
     etcd counts, level by level, the longest of a transaction's three lists, and what a level uses is taken from what
     the levels below may use. A request of n nested members has n operations besides its marker's, so n + 1 + the
@@ -129,9 +129,9 @@ W = TypeVar("W", bound=Waiting)
 
 
 def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) -> tuple[list[W], Footprint]:
-    """Remove from `queue` the applies that may travel in one request now, in order. None: all must wait.
+    """Remove from `queue` the applies that may be sent in one request now, in order. None: all must wait.
 
-    The first apply that waits for nobody is taken whatever its size, so that none can starve.
+    The first apply that does not wait for another one is taken whatever its size, so that none can starve.
     """
     overtaken = Footprint()
     barriers = list(in_flight)

@@ -42,7 +42,7 @@ class _Slot:
 
 
 class MemoryStore(StoredIndexes):
-    """One copy of the records; gone with the process."""
+    """A store in memory: one copy of the records, which ends with the process."""
 
     def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:
         super().__init__(indexes)

@@ -64,7 +64,7 @@ from metastore.watches import ChangeLog, Written
 Connect = Callable[..., sqlite3.Connection]
 
 FORMAT_VERSION = 1
-APPLICATION_ID = 0x6D747831  # "mtx1": tells our file from any other SQLite database
+APPLICATION_ID = 0x6D747831  # "mtx1": distinguishes our file from any other SQLite database
 MAX_GROUP_APPLIES = 1_000
 WAL_BYTES_KEPT = 64 << 20
 
@@ -87,8 +87,8 @@ _FIRST_IN_RANGE = "SELECT key, value, version, writes FROM records WHERE key >= 
 _PUT_SOME = "INSERT OR REPLACE INTO records VALUES {}"
 _DELETE_SOME = "DELETE FROM records WHERE key IN ({})"
 _DELETE_RANGE = "DELETE FROM records WHERE key >= ? AND key < ? RETURNING key"
-# For each row that a statement gives or takes by itself, the driver lets other threads in and waits for its turn again.
-# So one takes many. There is one statement for each number of keys, and the driver keeps them compiled.
+# For each row that a statement handles by itself, the driver lets other threads in and waits for its turn again.
+# So one statement handles many. There is one for each number of keys, and the driver keeps them compiled.
 KEYS_PER_STATEMENT = 64
 
 # What SQLite or its driver says about the data it was given. Everything else it says is about the store.
@@ -113,17 +113,17 @@ Row = tuple[str, bytes, int, int]
 Plan = Callable[[sqlite3.Connection], Batch]
 
 
-# eq=False: jobs are told apart by identity. kw_only: a kind of job adds what it needs.
+# eq=False: jobs are distinguished by identity. kw_only: a kind of job adds what it needs.
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Job(Generic[T]):
-    """A call on its way through a lane. `outcome` is set in the lane's thread, `future` on the loop."""
+    """A call in a lane. `outcome` is set in the lane's thread, `future` on the loop."""
 
     future: asyncio.Future[T]
     outcome: T | Exception | None = None
     begun: bool = False
 
     def answer(self, failure: BaseException | None) -> None:
-        """Wake the caller, with `failure` where the lane found no outcome."""
+        """Wake the caller, with `failure` if the lane found no outcome."""
         if self.outcome is None:
             self.future.set_exception(failure or AssertionError("a job without outcome"))
         elif isinstance(self.outcome, Exception):
@@ -134,7 +134,7 @@ class _Job(Generic[T]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Write(_Job[Applied]):
-    """`plan` makes the batch once the job's turn has come, inside the group's transaction."""
+    """`plan` makes the batch when it is the job's turn, inside the group's transaction."""
 
     plan: Plan
     ephemeral: bool = False
@@ -150,7 +150,7 @@ J = TypeVar("J", bound=_Job[Any])
 
 
 class SqliteStore(StoredIndexes):
-    """See the module docstring. Open one with `SqliteStore.open`."""
+    """The store in one SQLite file; see the module's docstring. Open one with `SqliteStore.open`."""
 
     def __init__(
         self, database: _Database, indexes: Iterable[IndexDefinition], deadline_ms: int, max_batch_bytes: int
@@ -199,7 +199,7 @@ class SqliteStore(StoredIndexes):
         return await self._apply(lambda _: batch)
 
     async def put_sequential(self, prefix: str, value: bytes) -> Record:
-        """Native: the number is taken inside the group's transaction, so nobody loses and many share one commit."""
+        """Native: the number is taken inside the group's transaction, so no caller loses and many share one commit."""
         self._refuse_unfit_sequence(prefix, value)
         counter, key = sequence_counter(prefix), ""
 
@@ -300,7 +300,8 @@ class SqliteStore(StoredIndexes):
     # -- life --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As the interface says. Raises `StoreUnavailable`, and keeps the lock, while the disk hangs in a commit."""
+        """Close as the interface describes. Raises `StoreUnavailable`, and keeps the lock, while the disk hangs in a
+        commit."""
         if self._closing is None or (self._closing.done() and self._closing.exception()):
             self._closing = asyncio.create_task(self._close(), name="close of a sqlite store")
         await asyncio.shield(self._closing)
@@ -311,8 +312,8 @@ class SqliteStore(StoredIndexes):
                 await self._writer.idle()
                 await self._reader.idle()
         except TimeoutError:
-            # The lock stays: a commit that is still under way must not meet another process.
-            raise StoreUnavailable("a commit is still under way, the file stays locked") from None
+            # The lock stays: no other process may open the file while a commit is in progress.
+            raise StoreUnavailable("a commit is still in progress, so the file stays locked") from None
         finally:
             await self._log.close()
         await self._release()
@@ -354,7 +355,7 @@ class _Lane(Generic[J]):
         self._flush_soon()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run `function` alone in this lane's thread, behind the work that was handed to it."""
+        """Run `function` alone in this lane's thread, after the work that was already given to it."""
         return await self._loop.run_in_executor(self._thread, function)
 
     async def idle(self) -> None:
@@ -365,7 +366,7 @@ class _Lane(Generic[J]):
         self._thread.shutdown(wait=False)
 
     def _flush_soon(self) -> None:
-        # Not at once: callers that were woken in this turn of the loop join the same group.
+        # Not at once, so that callers that were woken in this turn of the loop join the same group.
         if not (self._flush_is_due or self._working):
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
@@ -418,9 +419,9 @@ class _Database:
     # -- opening and closing -----------------------------------------------------------------------------------
 
     def open_writer(self) -> Revision:
-        """Take the file and make it ready; gives its revision."""
+        """Lock the file and prepare it; returns its revision."""
         try:
-            # Two names of one file (a symbolic link, a relative path) must meet at one lock.
+            # Two names of one file (a symbolic link, a relative path) must lead to one lock.
             self._path = self._path.resolve()
             if self.read_only:
                 if not self._path.is_file():
@@ -447,7 +448,7 @@ class _Database:
             raise _opening_failure(self._path, error) from error
 
     def close_writer(self) -> None:
-        """Close the connection, then give the lock back: never the other way round."""
+        """Close the connection, then release the lock, and never the other way round."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -488,7 +489,7 @@ class _Database:
         if is_new:
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 connection.execute(statement)
-        # What a former process left behind of its liveness. A change like any other: it has its own revision.
+        # The ephemeral records of a former process. This is a change like any other: it has its own revision.
         if connection.execute("DELETE FROM records WHERE ephemeral").rowcount:
             connection.execute("UPDATE meta SET number = number + 1 WHERE name = 'revision'")
         connection.execute("COMMIT")
@@ -526,11 +527,11 @@ class _Database:
             self._settle(connection, group, token, error)
 
     def _settle(self, connection: sqlite3.Connection, group: list[_Write], token: int, error: BaseException) -> None:
-        """COMMIT failed, however it did: find out whether it took, and make the answer true for good.
+        """COMMIT failed in some way: find out whether it took effect, and make sure that this remains true.
 
-        Reading the token is not enough. After a failed fsync the frames of the lost commit may sit in the log, and
-        a recovery after a crash could still find them complete. Only a further commit settles it: its frames take
-        their place, or follow them. A full disk is the exception: the commit frame was never written.
+        Reading the token is not enough. After a failed fsync the frames of the lost commit may sit in the log, and a
+        recovery after a crash could still find them complete. Only a further commit settles it: its frames take their
+        place, or follow them. A full disk is the exception: the commit frame was never written.
         """
         try:
             _end_transaction(connection)
@@ -562,7 +563,7 @@ class _Database:
             for job in group:
                 try:
                     job.outcome = job.query(connection)
-                except ValueError as error:  # a key that UTF-8 cannot express: the caller's own fault
+                except ValueError as error:  # a key that UTF-8 cannot express is the caller's error
                     job.outcome = error
             connection.execute("COMMIT")
         except _STORE_FAILURES as error:
@@ -574,8 +575,9 @@ class _Database:
 
 
 def _evaluate_group(connection: sqlite3.Connection, group: list[_Write], token: int) -> bool:
-    """Give every job its outcome, in a transaction that is ready to be committed; False if there is nothing to."""
-    _end_transaction(connection)  # what a failed group left
+    """Set the outcome of every job, in a transaction that is ready to be committed; False if there is nothing to
+    commit."""
+    _end_transaction(connection)  # what a failed group left behind
     connection.execute("BEGIN IMMEDIATE")
     before = revision = _revision(connection)
     for job in group:
@@ -589,10 +591,10 @@ def _evaluate_group(connection: sqlite3.Connection, group: list[_Write], token: 
 
 
 def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -> Revision:
-    """Give one job its outcome on the state its predecessors left; returns the revision behind it."""
+    """Set the outcome of one job on the state that its predecessors left; returns the revision after it."""
     try:
         batch = job.plan(connection)
-    except ValueError as error:  # a counter that holds no number: its caller's affair, not the group's
+    except ValueError as error:  # a counter without a number is an error of its caller, not of the group
         job.outcome = error
         return revision
     checked = [check.key for check in batch.checks if not isinstance(check, EmptyRange)]
@@ -620,7 +622,7 @@ def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -
 
 
 def _holds(check: Check, row: Row | None) -> bool:
-    # Asked for every check: a `match` takes three times as long.
+    # Called for every check, and a `match` takes three times as long.
     if isinstance(check, AtVersion):
         return row is not None and row[2] == check.version
     if isinstance(check, FirstVersion):
@@ -631,7 +633,7 @@ def _holds(check: Check, row: Row | None) -> bool:
 def _write(
     connection: sqlite3.Connection, batch: Batch, found: Mapping[str, Row], revision: Revision, ephemeral: bool
 ) -> Written | None:
-    """None when nothing was changed. `found` are the rows that the keys of the batch have now."""
+    """Returns None if nothing was changed. `found` are the current rows of the keys of the batch."""
     deleted = batch.deletes & found.keys()
     for some in _parts(deleted):
         connection.execute(_DELETE_SOME.format(_marks(len(some))), some)
@@ -650,7 +652,7 @@ def _write(
 
 
 def _forget(group: list[_Write]) -> None:
-    """Take back what the jobs were told inside a transaction that is gone."""
+    """Take back the outcomes of the jobs in a transaction that was rolled back."""
     for job in group:
         job.changes = None
         if not isinstance(job.outcome, InvalidBatch):
@@ -677,7 +679,7 @@ def _revision(connection: sqlite3.Connection) -> Revision:
 
 
 def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> dict[str, Row]:
-    """Those that there are. A statement with many keys costs a third of as many statements."""
+    """The rows that exist. A statement with many keys costs a third of as many statements."""
     rows: dict[str, Row] = {}
     for some in _parts(keys):
         rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(_marks(len(some))), some))
@@ -705,7 +707,7 @@ def _record(row: Row) -> Record:
 
 
 def _end_transaction(connection: sqlite3.Connection) -> None:
-    # SQLite ends some failed transactions by itself, so ask before.
+    # SQLite ends some failed transactions by itself, so check first.
     if connection.in_transaction:
         connection.execute("ROLLBACK")
 
@@ -715,7 +717,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    """In words. A `MemoryError` has none of its own."""
+    """The error in words. A `MemoryError` has none of its own."""
     return str(error) or type(error).__name__
 
 

@@ -63,12 +63,13 @@ from metastore.types import (
 
 MAX_BATCH_BYTES = 400_000
 KEYS_PER_READ = 400
-# Up to so many keys are read with their guards, so that a checked write can follow without another read.
+# Up to this many keys are read with their guards, so that a checked write can follow without another read.
 _GUARDED_KEYS = 16
 
 
 class ZooKeeperStore(StoredIndexes):
-    """See `open`. A batch is smaller here than elsewhere: its values travel twice in a request of at most 1 MB."""
+    """The store on ZooKeeper; see `open`. A batch must be smaller here than elsewhere, because its values are sent
+    twice in a request of at most 1 MB."""
 
     max_batch_bytes = MAX_BATCH_BYTES
 
@@ -136,11 +137,11 @@ class ZooKeeperStore(StoredIndexes):
         `ca`, `cert` and `key` are PEM files; with any of them the hosts are asked to speak TLS. With a `user`, whose
         password is in `password_file`, znodes are made for this user alone (scheme `digest`).
 
-        The server confines `session_timeout_ms` to 2 to 20 of its ticks. Ephemeral records live that long after their
-        process stops, whatever their own time to live. A connection without answers is given up after two thirds of
-        it. `max_request_bytes` bounds groups. `read_only` writes nothing at all, not even what every client tidies up,
-        refuses every apply and ephemeral record, and wants the store to be there. `on_group` is called with the size
-        of each group, `on_lost` for each whose reply was lost.
+        The server limits `session_timeout_ms` to 2 to 20 of its ticks. Ephemeral records live that long after their
+        process stops, whatever their own time to live. A connection without answers is given up after two thirds of it.
+        `max_request_bytes` bounds groups. `read_only` writes nothing at all, not even what every client tidies up,
+        refuses every apply and ephemeral record, and wants the store to be there. `on_group` is called with the size of
+        each group, `on_lost` for each whose reply was lost.
 
         Raises `StoreUnavailable` if no host answers within `deadline_ms`, `StoreUnusable` if there is no store to read,
         `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
@@ -230,7 +231,7 @@ class ZooKeeperStore(StoredIndexes):
         return feed.watch(prefix, start)
 
     def _retire(self, feed: Feed) -> None:
-        """The last local watch is gone, and nobody will read this feed again."""
+        """The last local watch is closed, and this feed will not be read again."""
         if feed in self._feeds:
             self._feeds.remove(feed)
             feed.stop()
@@ -285,11 +286,11 @@ class ZooKeeperStore(StoredIndexes):
             raise StoreUnusable(f"ZooKeeper at {self._connection.hosts} has no store below {self._paths.root or '/'}")
 
     async def _make_root(self) -> None:
-        """Make the znodes that every store has, unless they are there."""
+        """Create the znodes that every store has, unless they exist."""
         paths, deadline = self._paths, self._deadline()
         parts = paths.root.split("/")[1:]
         for depth in range(1, len(parts)):
-            await self._create([create("/" + "/".join(parts[:depth]))], deadline)  # others may have stores there, too
+            await self._create([create("/" + "/".join(parts[:depth]))], deadline)  # others may have stores there too
         if paths.root:
             await self._create([paths.create(paths.root)], deadline)
         guards = [paths.create(self._beliefs.guard_path(guard)) for guard in range(GUARDS)]

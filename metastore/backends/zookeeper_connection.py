@@ -1,17 +1,17 @@
-"""The way to a ZooKeeper ensemble: kazoo's client, called from an event loop.
+"""The connection to a ZooKeeper ensemble: kazoo's client, called from an event loop.
 
 kazoo runs one thread that sends and receives, in the order of the calls. A request goes to it with a small object in
-place of kazoo's own future, which takes the answer to the event loop: one wake-up per request, and a request is a
-whole group of writes or a whole batch of reads.
+place of kazoo's own future, which takes the answer to the event loop: one wake-up per request, and a request is a whole
+group of writes or a whole batch of reads.
 
-kazoo connects, moves on to the next host and keeps the session. It fails everything that is sent or waits when it
-loses a connection, and *never* sends again by itself. Whether that may be done is decided here for reads, and in
+kazoo connects, moves on to the next host and keeps the session. It fails everything that is sent or waits when it loses
+a connection, and *never* sends again by itself. Whether that may be done is decided here for reads, and in
 `zookeeper_group_commit` for writes. Its pauses between rounds through the hosts grow and are jittered.
 
-**Reads are linearizable** by a `sync` in front of them, in the same session, on the same connection: ZooKeeper
-answers a session in the order of its requests, and the server has caught up with its leader when `sync` is answered.
-Reads that are asked for in one round of the event loop share a `sync` and a multi-read, which is framed by two reads
-of the tip (see `zookeeper_reads`).
+**Reads are linearizable** by a `sync` in front of them, in the same session, on the same connection: ZooKeeper answers
+a session in the order of its requests, and the server has caught up with its leader when `sync` is answered. Reads that
+are asked for in one round of the event loop share a `sync` and a multi-read, which is framed by two reads of the tip
+(see `zookeeper_reads`).
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ Found = Node | list[str] | None
 
 
 class LostError(Exception):
-    """The connection was lost, or never there: the request may have been done, may be done later, or never."""
+    """The connection was lost or did not exist: the request may have been carried out, may be carried out later, or
+    never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was found, between two looks at the tip."""
+    """The results of reads between two looks at the tip."""
 
     before: Node
     found: list[Found]
@@ -92,13 +93,13 @@ class _Handler(SequentialThreadingHandler):
         return connection
 
     def select(self, readable: Sequence[Any], *others: Any) -> Any:
-        """What TLS has decrypted already is no longer seen by the operating system."""
+        """Data that TLS has already decrypted is no longer seen by the operating system."""
         decrypted = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
         return (decrypted, [], []) if decrypted else super().select(readable, *others)
 
 
 class _Secret(str):
-    """kazoo shows the requests that it sends in its log."""
+    """Hides a secret, because kazoo writes the requests that it sends to its log."""
 
     __slots__ = ()
 
@@ -109,7 +110,7 @@ class _Secret(str):
 
 
 class _Answer:
-    """Takes an answer from kazoo's thread to a future of the event loop."""
+    """Passes an answer from kazoo's thread to a future of the event loop."""
 
     __slots__ = ("_denied", "_future", "_loop")
 
@@ -121,7 +122,7 @@ class _Answer:
         self._denied = denied
 
     def set(self, value: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no caller waits any more
             self._loop.call_soon_threadsafe(self._succeed, value)
 
     def set_exception(self, error: Exception) -> None:
@@ -136,7 +137,7 @@ class _Answer:
         if not self._future.done():
             lost = LostError(f"{type(error).__name__} {error}".strip())
             self._future.set_exception(self._denied() if isinstance(error, NoAuthError) else lost)
-            self._future.exception()  # whoever waited may have gone
+            self._future.exception()  # the waiting caller may have gone
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +188,7 @@ class Connection:
     ) -> Self:
         """Raises `StoreUnavailable` if no host takes a session within the deadline, `InvalidCredentials`."""
         if login and ":" in login.user:
-            raise InvalidCredentials(f"a user of ZooKeeper has no colon in the name: {login.user!r}")
+            raise InvalidCredentials(f"the name of a ZooKeeper user must not contain a colon: {login.user!r}")
         connection = cls(hosts, session_timeout_s, tip, tls, login)
         await asyncio.to_thread(connection._client.start_async)
         try:
@@ -221,7 +222,7 @@ class Connection:
 
     @property
     def session(self) -> int | None:
-        """The id of the session, None without a connection."""
+        """The id of the session, or None without a connection."""
         identity = self._client.client_id
         return identity[0] if identity else None
 
@@ -230,9 +231,9 @@ class Connection:
         return StoreUnavailable(f"{what}: ZooKeeper at {self.hosts} does not answer{reason}")
 
     def denied(self) -> StoreUnavailable:
-        """The znodes of this store belong to somebody else. A wrong password makes another user of the same name."""
+        """The znodes of this store belong to another user. With a wrong password, a user counts as another one."""
         who = f"the user {self._user!r}, or the password" if self._user else "a client without a user"
-        return StoreUnavailable(f"ZooKeeper at {self.hosts} refuses {who}: the root belongs to another")
+        return StoreUnavailable(f"ZooKeeper at {self.hosts} refuses {who}: the root belongs to another user")
 
     async def wait_connected(self, deadline: float | None = None) -> None:
         """Raises `StoreUnavailable` when the deadline passes first."""
@@ -287,7 +288,7 @@ class Connection:
                 await self._pause(backoff, deadline)
 
     async def children(self, path: str, deadline: float) -> list[str]:
-        """Their names, in no order; none if there is no such znode. Raises `StoreUnavailable`."""
+        """The names of the children, in no order; none if there is no such znode. Raises `StoreUnavailable`."""
         (names,) = (await self.read([get_children(path)], deadline)).found
         return names if isinstance(names, list) else []
 
@@ -319,7 +320,7 @@ class Connection:
     def _deliver(
         self, part: list[_Waiting], synced: asyncio.Future[None], answer: asyncio.Future[list[Found] | Culprit]
     ) -> None:
-        # The session answers in order, so `sync` is done: what it says decides whether the reads count.
+        # The session answers in order, so `sync` is answered: its result decides whether the reads count.
         failure = synced.exception() if synced.done() else LostError("the reads were answered before their sync")
         failure = failure or answer.exception()
         found: list[Found] = []

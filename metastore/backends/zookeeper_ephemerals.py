@@ -4,18 +4,18 @@
     <root>/held/<owner>/<number>    the key of a record; its czxid is the version of that record
     <root>/records/…                the record, like any other
 
-The record itself is no ephemeral znode: ZooKeeper would delete it without a log entry and without setting the tip, so
-that watches missed it and reads of one revision were none. The owner's znode is ephemeral in its place. Every store
-watches `alive`. When an owner is gone, whoever is fastest deletes what it held, by an ordinary apply that checks
-the version, so that nothing is taken away that somebody else has written since.
+The record itself is not an ephemeral znode: ZooKeeper would delete it without a log entry and without setting the tip,
+so watches would miss the deletion, and reads would not be of one revision. The owner's znode is ephemeral in its place.
+Every store watches `alive`. When an owner is gone, the fastest of them deletes what it held, by an ordinary apply that
+checks the version, so that nothing is deleted that another process has written since.
 
 An owner lives as long as one session and its name never comes back. After its session was lost, a process takes a new
-name and writes its records again, unless somebody else has written them. Their versions change with that, so a
+name and writes its records again, unless another process has written them. Their versions change with that, so a
 deletion in the name of the old owner that comes later finds nothing.
 
 **Whose record it is, when a reply was lost**, the holder tells: it is made in the multi that writes the record, so a
-record is ours if its version is the czxid of a holder of ours. Both are read at one revision, because whoever buries
-the dead takes both away at once. So a process remembers the holders of all its writes since the last one whose answer
+record is ours if its version is the czxid of a holder of ours. Both are read at one revision, because the process that
+cleans up deletes both at once. So a process remembers the holders of all its writes since the last one whose answer
 came. To close a record in doubt also settles it: what is applied next waits for whatever is still on its way.
 """
 
@@ -86,7 +86,7 @@ class Ephemerals:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def let_go_all(self) -> None:
-        """Delete what is held, if that is possible now."""
+        """Delete the records that are held, if that is possible now."""
         for held in list(self._held):
             with suppress(MetastoreError):  # then its session ends it
                 await self.let_go(held)
@@ -94,7 +94,7 @@ class Ephemerals:
     # -- holding ------------------------------------------------------------------------------------------------
 
     async def hold(self, key: str, value: bytes) -> HeldRecord:
-        """Put the record, whatever was there."""
+        """Put the record, whatever was there before."""
         held = HeldRecord(self, key, value)
         async with self._taking:
             await self._write(held, Batch().put(key, value))
@@ -103,7 +103,7 @@ class Ephemerals:
         return held
 
     async def let_go(self, held: HeldRecord) -> None:
-        """Delete the record, unless somebody else has written it since."""
+        """Delete the record, unless another process has written it since."""
         held.closing = True
         async with self._taking:
             if held not in self._held:
@@ -111,7 +111,7 @@ class Ephemerals:
             await self._delete(held)
             self._held.remove(held)
             for holder in held.holders:
-                with suppress(StoreUnavailable):  # somebody will see that it holds nothing
+                with suppress(StoreUnavailable):  # another process will see that it holds nothing
                     await self._connection.ask(Multi([delete(holder)]), self._deadline())
 
     async def _delete(self, held: HeldRecord) -> None:
@@ -129,7 +129,7 @@ class Ephemerals:
                 return
 
     async def _look(self, held: HeldRecord) -> tuple[Version | None, bool]:
-        """The version of the record, None if it is not there, and whether it is a write of ours."""
+        """The version of the record (None if it does not exist), and whether it is a write of ours."""
         paths = [self._paths.record(held.key), *held.holders]
         (record, *holders), _ = await self._snapshots.nodes(paths, self._deadline())
         version = record.stat.mzxid if record else None
@@ -156,7 +156,7 @@ class Ephemerals:
             (outcome,) = await self._connection.ask(made, self._deadline())
             if isinstance(outcome, Culprit) and outcome.code == NO_AUTH:
                 raise self._connection.denied()
-            # What was sent twice fails the second time, and its session may be another one by then.
+            # A request that was sent twice fails the second time, and its session may be another one by then.
             (node,) = (await self._connection.read([get_data(mark)], self._deadline())).found
             if isinstance(node, Node):
                 self._owner = name, node.stat.owner
@@ -165,7 +165,7 @@ class Ephemerals:
     # -- keeping ------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """See to it that what is held is held in the session that there is now."""
+        """Make sure that what is held is held in the current session."""
         if self._keeper is None and self._lost():
             self._keeper = in_background(self._hold_again(), "zookeeper ephemerals again")
 
@@ -177,7 +177,7 @@ class Ephemerals:
         return [held for held in self._held if held.session != session and not held.closing]
 
     async def _hold_again(self) -> None:
-        """Write what was held in another session, under an owner of this one."""
+        """Write the records that were held in another session again, under an owner of this one."""
         backoff = Backoff()
         try:
             while lost := self._lost():
@@ -209,7 +209,7 @@ class Ephemerals:
             try:
                 await self._connection.wait_connected()
                 changed = asyncio.Event()
-                # Set before the look, so that whoever dies behind it is noticed.
+                # Set before the look, so that an owner that ends after it is noticed.
                 await self._connection.send(GetChildren(self._paths.alive, partial(self._wake, changed)))
                 await self.reap()
                 backoff.reset()
@@ -218,13 +218,13 @@ class Ephemerals:
                 await backoff.pause()
 
     def _wake(self, changed: asyncio.Event, _: object) -> None:
-        """On a thread of kazoo's."""
+        """Called on a thread of kazoo's."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(changed.set)
 
     async def reap(self) -> None:
-        """Delete the records of owners that are gone. Raises `StoreUnavailable` when something of them is left."""
-        # In this order: who holds something was alive before that.
+        """Delete the records of owners that are gone. Raises `StoreUnavailable` if something of them is left."""
+        # In this order, because an owner is alive before it holds anything.
         operations = [get_children(self._paths.held), get_children(self._paths.alive)]
         owners, alive = (await self._connection.read(operations, self._deadline())).found
         if isinstance(owners, list) and isinstance(alive, list):
@@ -233,7 +233,7 @@ class Ephemerals:
                 raise StoreUnavailable("what a dead process held is not all gone")
 
     async def _bury(self, home: str) -> bool:
-        """Whether nothing of it is left."""
+        """Delete the records of one owner. Returns whether nothing of it is left."""
         for name in await self._connection.children(home, self._deadline()):
             holder = f"{home}/{name}"
             (node,) = (await self._connection.read([get_data(holder)], self._deadline())).found
@@ -244,7 +244,7 @@ class Ephemerals:
                 except CheckFailed:
                     await self._connection.ask(Multi([delete(holder)]), self._deadline())
                 except StoreUnavailable:
-                    continue  # somebody else was faster, or it is still there in the end
+                    continue  # another process was faster, or it still exists in the end
         (outcome,) = await self._connection.ask(Multi([delete(home)]), self._deadline())
         return not (isinstance(outcome, Culprit) and outcome.code == NOT_EMPTY)
 

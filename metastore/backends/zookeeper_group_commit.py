@@ -6,36 +6,36 @@
     create  <root>/log/<writer>/<n>        what was changed
     delete  <root>/log/<writer>/<k> …      entries that are too old
 
-One request is on its way at a time; while it is, applies wait, and then leave together. A lone one leaves at once.
-What waits is planned meanwhile, so that the server and this process work at the same time, and answers are given
-after the next request has left. Only what touches nothing that is on its way is planned; what the one before made stale
+One request is on its way at a time; while it is, applies wait, and then leave together. A lone one leaves at once. What
+waits is planned meanwhile, so that the server and this process work at the same time, and answers are given after the
+next request has left. Only what touches nothing that is on its way is planned; what the one before made stale
 nevertheless (it set a guard, or the tip) is planned again.
 
-**A failure names its culprit.** A multi is all or nothing, so when one member's check does not hold, nothing
-happened. The operation that failed belongs to a member, or to a belief that was wrong. That member is read completely
-before the next try: it loses, or it is planned again on what was read. The others are sent again. If that fails too,
-all of them are read. All this is definite: a multi that was answered with a failure never takes effect.
+**A failure names its culprit.** A multi is all or nothing, so when one member's check does not hold, nothing happened.
+The operation that failed belongs to a member, or to a belief that was wrong. That member is read completely before the
+next try: it loses, or it is planned again on what was read. The others are sent again. If that fails too, all of them
+are read. All this is definite: a multi that was answered with a failure never takes effect.
 
 **A lost reply.** When the connection is lost, the request may have been applied, may be applied later, or never. Its
 log entry tells, but only once nothing can change any more: the request may still sit in a server. ZooKeeper refuses
-requests of a session that has moved to another server, yet between two connections to one server it promises little.
-So the writer sends a *fence*: it sets its own log znode without a version, until one such set has been answered.
-Nobody else writes that znode, and its data version only grows. The request demands version n; after the fence the
-version is above n for ever, so from then on the request cannot be applied. Then
+requests of a session that has moved to another server, yet between two connections to one server it promises little. So
+the writer sends a *fence*: it sets its own log znode without a version, until one such set has been answered. Nobody
+else writes that znode, and its data version only grows. The request demands version n; after the fence the version is
+always above n, so from then on the request cannot be applied. Then
 
     the entry n exists      it was applied, whole; its czxid is the revision of all its members
     it does not             it never will be; its members go back to the head of the queue and are sent again
     the log is gone         the entry may have gone with it (see `zookeeper_history`): its members' outcome is unknown
 
-A fence that is late itself only makes the version grow once more: the next request fails at its first operation,
-which is definite, and is sent again with the right version. If the deadline of a member passes before all this is
-settled, its outcome is unknown. The fencing goes on, and what waits behind waits for it.
+A fence that is late itself only makes the version grow once more: the next request fails at its first operation, which
+is definite, and is sent again with the right version. If the deadline of a member passes before all this is settled,
+its outcome is unknown. The fencing continues, and applies behind it wait for it.
 
 **Nothing is sent into the dark.** Without a connection applies wait; their deadline then ends in `StoreUnavailable`,
 which is definite: they were never sent.
 
-ZooKeeper drops a connection that sends more than 1 MB, which would look like a network that is down. So a request
-that large is refused here, and groups stay below half of it.
+ZooKeeper drops a connection that sends more than 1 MB, which would look like a network that is down. So a request that
+large is refused here, and groups stay below half of it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Member:
 
 @dataclass(slots=True)
 class _Request:
-    """A multi, with the member that each operation belongs to, and what to believe when it has been applied."""
+    """A multi, with the member to which each operation belongs, and what to believe after it was applied."""
 
     operations: list[bytes]
     owners: list[Member | None]
@@ -153,7 +153,7 @@ class _Log:
 
 
 class GroupCommit:
-    """The one way in which applies of a store reach ZooKeeper.
+    """The only way in which applies of a store reach ZooKeeper.
 
     `on_group` is told the size of every group sent, `on_lost` that the reply to one was lost, `on_emptied` the
     directories that may hold nothing any more.
@@ -195,7 +195,7 @@ class GroupCommit:
         self._log: _Log | None = None
 
     async def apply(self, batch: Batch, extra: Sequence[bytes] = ()) -> Applied:
-        """See `MetadataStore.apply`. When an `extra` operation fails, nothing happens: `StoreUnavailable`."""
+        """See `MetadataStore.apply`. If an `extra` operation fails, the apply has no effect: `StoreUnavailable`."""
         count = len(batch.puts) + len(batch.deletes) + len(batch.checks) + len(batch.range_deletes)
         content = sum(map(len, batch.puts)) + sum(map(len, batch.puts.values())) + sum(map(len, batch.deletes))
         member = Member(
@@ -246,7 +246,7 @@ class GroupCommit:
     # -- one group after the other ------------------------------------------------------------------------------
 
     async def _carry(self) -> None:
-        """Carry everything that waits to its answers: prepare the next group while one is on its way."""
+        """Carry all waiting applies to their answers: prepare the next group while one is in flight."""
         try:
             while self._queue or self._prepared or self._flight:
                 if self._flight is None:
@@ -270,7 +270,7 @@ class GroupCommit:
                 await self._refresh(stale)
                 self._launch()
                 if applied:
-                    # Only now, while the next one is on its way: this takes as long as sending it.
+                    # Only now, while the next one is in flight, because this takes as long as sending it.
                     self._answer(landed)
                 self._beliefs.bound()
         finally:
@@ -281,7 +281,7 @@ class GroupCommit:
                 member.fail(self._connection.unavailable("the store was closed before the write was sent"))
 
     async def _prepare(self) -> None:
-        """Plan what may travel with the next request: it touches nothing that is on its way or prepared."""
+        """Plan what may be sent with the next request: applies that touch nothing that is in flight or prepared."""
         if not self._queue:
             return
         barriers = [member.footprint for member, _ in self._prepared]
@@ -302,7 +302,7 @@ class GroupCommit:
         self._queue.extendleft(reversed(later))
 
     def _stale(self, landed: _Request) -> list[Member]:
-        """Those whose proofs `landed` has made stale: they check a guard that it set, or the tip."""
+        """The members whose proofs `landed` has made stale: they check a guard that it set, or the tip."""
         moved: set[int] = set().union(*(part.guards for part in landed.parts))
         return [
             member
@@ -311,7 +311,7 @@ class GroupCommit:
         ]
 
     async def _refresh(self, stale: Sequence[Member]) -> None:
-        """Nothing is on its way. Plan what is stale again, and see that there is a log."""
+        """Nothing is in flight. Plan stale members again, and make sure that there is a log."""
         if stale:
             fresh = [(member, part) for member, part in self._prepared if member not in stale]
             self._prepared, self._planned = fresh, list(stale)
@@ -346,7 +346,7 @@ class GroupCommit:
             return
         if self._on_group:
             self._on_group(len(request.members))
-        # What is prepared from here on rests on them.
+        # What is prepared from here on depends on them.
         self._beliefs.directories.update(request.directories)
         request.reply = self._connection.send(Multi(request.operations, request.stat_at))
         request.reply.add_done_callback(lambda _: self._wake.set())
@@ -361,7 +361,9 @@ class GroupCommit:
         if isinstance(made[0], Culprit) and made[0].code == NO_AUTH:
             raise self._connection.denied()
         if isinstance(made[0], Culprit) and made[0].code != NODE_EXISTS:  # it exists: our own repeated request
-            raise StoreUnavailable(f"ZooKeeper at {self._connection.hosts} makes no log: error {made[0].code}")
+            raise StoreUnavailable(
+                f"ZooKeeper at {self._connection.hosts} could not create a log: error {made[0].code}"
+            )
         return log
 
     # -- planning -----------------------------------------------------------------------------------------------
@@ -550,7 +552,8 @@ class GroupCommit:
         self._queue.extendleft(member for member in reversed(request.members) if not member.answer.done())
 
     async def _failed(self, request: _Request, culprit: Culprit) -> None:
-        """Nothing happened. Doubt what the culprit rests on, or everything when it is not the first time."""
+        """The request had no effect. Doubt what the culprit depends on, or everything if it is not the first
+        failure."""
         assert self._log is not None
         owner = request.owners[culprit.index]
         if culprit.code == NO_AUTH:
@@ -570,7 +573,7 @@ class GroupCommit:
         self._put_back(request)
 
     async def _find_log(self) -> None:
-        """Our log is not as it was thought to be: a late fence moved it, or it was trimmed or removed as history."""
+        """Our log is not in the expected state: a late fence moved it, or it was trimmed or removed as history."""
         assert self._log is not None
         self._log.kept.clear()
         self._log.kept_bytes = 0
@@ -601,7 +604,7 @@ class GroupCommit:
                 await backoff.pause()
         entry, log_now = await self._until_read(f"{home}/{entry_name(number)}", home)
         if isinstance(fenced, Culprit) or log_now is None:
-            # Somebody removed the log, with its entry if there was one. It will not come back under this name.
+            # Another client removed the log, with its entry if there was one. It will not come back under this name.
             self._log = None
             for member in request.members:
                 member.fail(OutcomeUnknown("the log was removed before the lost request was settled"))
@@ -615,7 +618,7 @@ class GroupCommit:
         return entry is not None
 
     async def _until_read(self, *paths: str) -> list[Node | None]:
-        """Znodes now, at one revision. Waits for the server as long as it takes."""
+        """Znodes as they are now, at one revision. Waits for the server as long as necessary."""
         while True:
             try:
                 nodes, _ = await self._snapshots.nodes(paths, self._loop.time() + self._deadline_s)

@@ -23,12 +23,12 @@ from metastore.backends.zookeeper_wire import Culprit, Multi, Node, check, delet
 from metastore.types import Revision
 
 DELETED_AT_ONCE = 500
-# The log of a client that has written nothing for so long is removed by whoever opens the store next.
+# The log of a client that has written nothing for this long is removed when a client next opens the store.
 IDLE_LOG_MS = 600_000
 
 
 class History:
-    """What is kept of the past. All of it may be done by several clients at once, and may end half-way."""
+    """The removal of history. Several clients may do all of it at once, and it may end half-way."""
 
     def __init__(self, connection: Connection, paths: Paths, snapshots: Snapshots, deadline_s: float) -> None:
         self._connection = connection
@@ -38,7 +38,7 @@ class History:
         self._loop = asyncio.get_running_loop()
 
     async def compact(self) -> None:
-        """Forget all of it up to now. Raises `StoreUnavailable`."""
+        """Remove all history up to now. Raises `StoreUnavailable`."""
         entries = [entry for home in await self._homes() for entry in (await self._entries(home))[:-1]]
         # The entries were listed before, so all of them are at or below it.
         _, tip = await self._snapshots.nodes((), self._deadline())
@@ -46,7 +46,8 @@ class History:
         await self._delete(entries)
 
     async def remove_idle_logs(self) -> None:
-        """Those whose clients are gone, or have been silent for long: these begin a new one when they write again.
+        """Remove the logs of clients that are gone or have been silent for long; the latter begin a new one when they
+        write again.
 
         Raises `StoreUnavailable`.
         """
@@ -57,7 +58,7 @@ class History:
                 await self._remove(home, node)
 
     async def _remove(self, home: str, node: Node) -> None:
-        """A log that has been idle, unless its client has written since it looked like `node`."""
+        """Remove a log that has been idle, unless its client has written since it looked like `node`."""
         unchanged = check(home, node.stat.version)
         entries = await self._entries(home)
         await self._raise_floor(node.stat.mzxid)
@@ -66,7 +67,7 @@ class History:
             await self._connection.ask(Multi([unchanged, *last]), self._deadline())
 
     async def _raise_floor(self, floor: Revision) -> None:
-        """Say that entries up to this revision may be gone. Somebody else may be doing the same."""
+        """Record that entries up to this revision may be gone. Another client may be doing the same."""
         deadline = self._deadline()
         while True:
             (log,) = (await self._connection.read([get_data(self._paths.log)], deadline)).found
@@ -79,7 +80,7 @@ class History:
                 return
 
     async def _delete(self, entries: Sequence[str], *checks: bytes) -> bool:
-        """Those that are still there. False, and no more, once one of the checks does not hold."""
+        """Delete those that still exist. Returns False, and stops, once one of the checks does not hold."""
         for part in in_parts(entries, DELETED_AT_ONCE):
             left = list(part)
             while left:
@@ -97,7 +98,7 @@ class History:
         return [f"{self._paths.log}/{writer}" for writer in writers]
 
     async def _entries(self, home: str) -> list[str]:
-        """Of one log, the oldest first."""
+        """The entries of one log, the oldest first."""
         return [f"{home}/{number}" for number in sorted(await self._connection.children(home, self._deadline()))]
 
     def _deadline(self) -> float:

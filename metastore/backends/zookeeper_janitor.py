@@ -1,8 +1,8 @@
 """Removes directories that hold nothing.
 
 Directories come with the first record that needs them, in its multi. They go some time later, and nothing depends on
-when: an empty one is no record. ZooKeeper refuses to delete a znode that has children, so whoever creates a record in
-the same moment wins; and whoever believed that the directory was there fails, looks, and creates it again.
+when: an empty one is not a record. ZooKeeper refuses to delete a znode that has children, so a client that creates a
+record at the same moment wins; and a client that assumed that the directory exists fails, looks, and creates it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_NOTED = 100_000
 
 
 class Janitor:
-    """Looks at what it was told about, after a pause in which it may be used again."""
+    """Examines the directories that it was told about, after a pause in which they may be used again."""
 
     def __init__(self, connection: Connection, paths: Paths, beliefs: Beliefs, deadline_s: float) -> None:
         self._connection = connection
@@ -52,7 +52,7 @@ class Janitor:
                 try:
                     await self.remove_empty(noted)
                 except (LostError, StoreUnavailable):
-                    continue  # somebody who lists them will note them again
+                    continue  # the next listing of them will note them again
         finally:
             self._task = None
 

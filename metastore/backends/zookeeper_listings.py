@@ -1,8 +1,8 @@
 """What directories hold, in the order of the keys; the listing of a large one is kept for as long as it is true.
 
 ZooKeeper has no way to read a part of a directory, and the operations of one transaction may be 100,000 names of 100
-bytes. Whoever reads them page by page would fetch, decode and sort 10 MB for each page. So a large listing is kept
-with the *stamp* of its directory, and the next read asks for that first. A stamp changes with every child that
+bytes. A client that reads them page by page would fetch, decode and sort 10 MB for each page. So a large listing is
+kept with the *stamp* of its directory, and the next read asks for that first. A stamp changes with every child that
 comes or goes: it is made of the zxids at which the directory was created and its children changed last, and of the
 count of those changes.
 """
@@ -48,7 +48,7 @@ class Listings:
         return directory.path in self._kept
 
     def children(self, directory: Child, stat: Stat) -> Sequence[Child] | None:
-        """Those that are kept, if they are the children of a directory that looks like `stat`."""
+        """The kept listing, if it is of the children of a directory that looks like `stat`."""
         stamp, children = self._kept.get(directory.path, (None, ()))
         return children if stamp == _stamp_of(stat) else None
 

@@ -5,12 +5,11 @@
     <root>/log/<writer>             data: the floor of this log
     <root>/log/<writer>/<number>    what one multi changed; its czxid is the revision of the change
 
-Every store client writes a log of its own, under a name that nobody else ever has. An entry is created in the multi
-that makes its changes. Numbers grow; the order *between* writers is that of the czxid, which is
-the number of the transaction in ZooKeeper's own log. A number is the data version of the log's znode at which its
-entry was made: one that is below the version now and has no entry was trimmed, or fenced off. A *floor* is the
-revision of the newest entry that was trimmed: whoever has read up to a revision at or above every floor has missed
-nothing.
+Every store client writes a log of its own, under a name that no other client ever has. An entry is created in the multi
+that makes its changes. Numbers grow; the order *between* writers is that of the czxid, which is the number of the
+transaction in ZooKeeper's own log. A number is the data version of the log's znode at which its entry was made: one
+that is below the version now and has no entry was trimmed, or fenced off. A *floor* is the revision of the newest entry
+that was trimmed: a reader that has read up to a revision at or above every floor has missed nothing.
 
 An entry is a sequence of
 
@@ -20,8 +19,8 @@ An entry is a sequence of
 
 **Nothing is missed, nothing comes twice.** A round reads the tip first, at revision R, and behind it every log up to
 its end. An entry with a czxid of at most R existed before the reads of the logs, so they found it, unless it was
-trimmed: then a floor is above what had been read, and the round says so. Entries above R may have been found in one
-log and missed in another, so they are left for the next round. What a round returns is therefore complete up to R.
+trimmed: then a floor is above what had been read, and the round says so. Entries above R may have been found in one log
+and missed in another, so they are left for the next round. What a round returns is therefore complete up to R.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _ENTRIES_PER_READ = 16
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key as an apply leaves it. `value` None: deleted."""
+    """One key as an apply leaves it. `value` is None if it was deleted."""
 
     key: str
     value: bytes | None
@@ -96,7 +95,7 @@ def floor_of(node: Node) -> Revision:
 
 
 class GapError(Exception):
-    """Entries behind the revision that had been read are gone, or one cannot be read. Says which."""
+    """Entries after the revision that had been read are gone, or one cannot be read. The message says which."""
 
 
 def _events(entry: Node) -> tuple[Event, ...]:
@@ -208,7 +207,7 @@ class LogReader:
                     following = number
                 else:
                     entries.append(node)
-        # Only now: whatever was trimmed while this was read shows in the floor.
+        # Only now, because anything trimmed while this was read shows in the floor.
         floors = await self._nodes([self._home(writer), self._paths.log], deadline)
         for holder in filter(None, floors):
             self._require(holder)

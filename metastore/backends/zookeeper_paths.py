@@ -4,13 +4,13 @@
                  <root>/records/a+/b+            the directory of all keys that begin with /a/b/
 
 A record is always a leaf and a directory never holds a record: their names differ (a directory ends in `+`), so the
-records `/a/b` and `/a/b/c` meet nowhere, the data version of a record counts its writes and nothing else, and an
-empty directory is never mistaken for a record.
+records `/a/b` and `/a/b/c` meet nowhere, the data version of a record counts its writes and nothing else, and an empty
+directory is never mistaken for a record.
 
-Names keep what our keys are made of (see `metastore.keys`), so that people can read them in `zkCli`. Everything else
-is `=XX` per UTF-8 byte: ZooKeeper refuses control characters, surrogates and the parts `.` and `..`, and `+` and `=`
-are ours. An empty part is a lone `=`. Keys that do not begin with `/` live below the directory `=_+`, which no part
-can be called. The order of keys is not the order of names; whoever lists, sorts by key.
+Names keep what our keys are made of (see `metastore.keys`), so that people can read them in `zkCli`. Everything else is
+`=XX` per UTF-8 byte: ZooKeeper refuses control characters, surrogates and the parts `.` and `..`, and `+` and `=` are
+ours. An empty part is a lone `=`. Keys that do not begin with `/` live below the directory `=_+`, which no part can be
+called. The order of keys is not the order of names, so listings are sorted by key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How the applies of one group become the operations of one multi.
 
-A multi takes no "put" and no "if absent": it creates what is not there, sets and deletes what is, and fails
-otherwise; its operations run one after the other, each on what the ones before it left. So a plan is made from what
-is believed, and the multi proves every belief it rests on:
+A multi takes no "put" and no "if absent": it creates what is not there, sets and deletes what is, and fails otherwise;
+its operations run one after the other, each on what the ones before it left. So a plan is made from what is believed,
+and the multi proves every belief it rests on:
 
     Absent(k)            create k, delete k            (only "create k" where the batch puts it)
                          or, where its directory is missing, create and delete the topmost one that is
@@ -15,26 +15,26 @@ is believed, and the multi proves every belief it rests on:
     put k                create k, or set k
     delete k             delete k, or (believed absent) create k, delete k
 
-Beliefs come from a cache of what was read and written last, from guesses (an index entry that comes was not there),
-or from a read made for this plan. A wrong one costs a failed multi, never a wrong result: the member that it belongs
-to is then read completely, evaluated, and either loses or is planned again.
+Beliefs come from a cache of what was read and written last, from guesses (an index entry that comes was not there), or
+from a read made for this plan. A wrong one costs a failed multi, never a wrong result: the member that it belongs to is
+then read completely, evaluated, and either loses or is planned again.
 
-**A data version alone would not prove AtVersion**: it starts again at 0 when a record is deleted and created again.
-So every multi that deletes records also sets a *guard* (one of 256, chosen by the directory). v and g are read at one
-revision, at which the record had the version M. If the guard is still at g, nothing of its directory was deleted
-since; so it is the same znode, and its data version is v only if nobody has written it since.
+**A data version alone would not prove AtVersion**: it starts again at 0 when a record is deleted and created again. So
+every multi that deletes records also sets a *guard* (one of 256, chosen by the directory). v and g are read at one
+revision, at which the record had the version M. If the guard is still at g, nothing of its directory was deleted since;
+so it is the same znode, and its data version is v only if it has not been written since.
 
 **Checks of all members come first**: those of directories, then the directories that puts need are created, then the
 other checks, and then the writes. The joining rule (`joining`) lets a member check what a later one writes, never the
-other way round, so every check must see the records as they were before the multi; and it does. Nobody writes a key
-twice in one group.
+other way round, so every check must see the records as they were before the multi; and it does. No key is written twice
+in one group.
 
 **No operation may undo what another one of the multi rests on**: it would fail again however often it is planned. So
 ranges to delete that overlap are made one (a record is deleted once), and a check creates nothing that stays (a
 directory that a member deletes whole would not be empty).
 
-Ranges that are no whole directory are the one thing that is *emulated*: their proof fails whenever anybody applies
-anything between the read and the multi, and is tried again until the deadline.
+Only ranges that are not a whole directory are *emulated*: their proof fails whenever any client applies anything
+between the read and the multi, and is tried again until the deadline.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MAX_CACHED = 100_000
 
 
 class UnknownError(Exception):
-    """The cache does not say enough to plan this batch."""
+    """The cache does not contain enough to plan this batch."""
 
 
 def disjoint(ranges: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -153,7 +153,8 @@ class Beliefs:
         self.records[key] = Belief(node.stat.mzxid, node.stat.version, known) if node else None
 
     def forget(self, batch: Batch) -> None:
-        """Its records must be read again, and with them its directories and guards: they replace what was believed."""
+        """The records of the batch must be read again, and with them its directories and guards, which replace the
+        beliefs."""
         for key in (*batch.puts, *batch.deletes, *(c.key for c in batch.checks if not isinstance(c, EmptyRange))):
             self.records.pop(key, None)
 
@@ -163,7 +164,7 @@ class Beliefs:
             yield path
 
     def bound(self) -> None:
-        """Between plans only: a plan must find what was read for it."""
+        """Called only between plans, because a plan must find what was read for it."""
         if len(self.records) > _MAX_CACHED:
             self.records.clear()
         if len(self.directories) > _MAX_CACHED:
@@ -214,7 +215,7 @@ class Planner:
         return list(wanted), list(paths)
 
     def part(self, batch: Batch, facts: Facts | None, missing: set[str]) -> Part:
-        """Raises `UnknownError`. `missing` holds directories that were looked for and not found."""
+        """The part of a batch. Raises `UnknownError`. `missing` has directories that were looked up and not found."""
         part = Part()
         checks: dict[str, list[Check]] = {}
         for one in batch.checks:

@@ -63,11 +63,12 @@ class Listing:
 
 
 class _AgainError(Exception):
-    """What was read cannot be made whole."""
+    """The results of the reads cannot be combined into one revision."""
 
 
 class Snapshots:
-    """Reads. `on_empty` is told directories that hold nothing, so that they can be removed some time."""
+    """Reads of one revision. `on_empty` is called with directories that are empty, so that they can be removed
+    later."""
 
     def __init__(self, connection: Connection, paths: Paths, on_empty: Callable[[str], None]) -> None:
         self._connection = connection
@@ -95,7 +96,7 @@ class Snapshots:
         reverse: bool = False,
         keys_only: bool = False,
     ) -> Listing:
-        """Raises `StoreUnavailable`."""
+        """Records of a range, at one revision. Raises `StoreUnavailable`."""
         while True:
             walk = _Walk(self._connection, self._paths, self._listings, start, end, deadline)
             try:
@@ -204,7 +205,7 @@ class _Walk:
         }
 
     async def _find(self, operations: Sequence[bytes]) -> list[Found]:
-        """Also without any operation, the tip is looked at."""
+        """Even without any operation, the tip is read."""
         parts = list(in_parts(operations, OPERATIONS_PER_READ)) or [()]
         readings = await asyncio.gather(*(self._connection.read(part, self._deadline) for part in parts))
         for reading in readings:

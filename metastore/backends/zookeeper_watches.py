@@ -60,7 +60,7 @@ class Feed:
         await self._log.close()
 
     async def _run(self) -> None:
-        """Follow, for ever."""
+        """Follow the log until cancelled."""
         backoff = Backoff()
         while True:
             try:
@@ -74,7 +74,7 @@ class Feed:
                 await backoff.pause()
 
     def _wake(self, changed: asyncio.Event, _: object) -> None:
-        """On a thread of kazoo's."""
+        """Called on a thread of kazoo's."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(changed.set)
 

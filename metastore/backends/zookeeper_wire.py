@@ -34,8 +34,8 @@ _HEADER = struct.Struct("!iBi")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 _END = _HEADER.pack(-1, 1, -1)
 _HEADERS = {kind: _HEADER.pack(kind, 0, -1) for kind in (CREATE, DELETE, GET_DATA, SET_DATA, GET_CHILDREN, CHECK)}
-# Who may touch a znode. One access control entry: all permissions (31), and for whom. In place of the scheme `auth`
-# the server writes down the users of the connection.
+# The access control list of a znode: one entry with all permissions (31), and for whom. For the scheme `auth`
+# the server records the users of the connection.
 OPEN_ACL = _INT.pack(1) + _INT.pack(31) + _INT.pack(5) + b"world" + _INT.pack(6) + b"anyone"
 CREATOR_ACL = _INT.pack(1) + _INT.pack(31) + _INT.pack(4) + b"auth" + _INT.pack(0)
 
@@ -109,7 +109,7 @@ def get_children(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Why a multi did nothing, or a multi-read found nothing: the first operation that failed, and its error code."""
+    """Why a multi had no effect, or a multi-read no result: the first operation that failed, and its error code."""
 
     index: int
     code: int
@@ -145,7 +145,7 @@ class Multi:
                     return [Stat._make(_STAT.unpack_from(answer, offset))]
                 offset += _STAT.size
             elif kind == CREATE:
-                # The rest has no stat that anybody wants.
+                # The stats in the rest are not needed.
                 return [None]
             index += 1
 
@@ -195,7 +195,7 @@ class MultiRead:
 
 
 class Sync:
-    """What was committed before this request arrived is seen by the reads behind it in this session."""
+    """The reads after it in this session see everything that was committed before this request arrived."""
 
     type = SYNC
 

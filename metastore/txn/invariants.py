@@ -1,15 +1,15 @@
 """The laws of the layout (see `metastore.txn.paths`): for each kind of record, what must hold between it and others.
 
-A law is a pure function of one record and a `View` of the store at one revision. It asks the view for other records;
-while one of them has not been read its verdict does not count, so whoever judges reads what was asked for and judges
-again. A record that is missing is found by the records that point to it; every pair points in both directions:
+A law is a pure function of one record and a `View` of the store at one revision. It asks the view for other records. As
+long as one of them has not been read, its verdict does not count, so the caller reads the requested records and applies
+the law again. A missing record is found by the records that point to it; every pair points in both directions:
 
     header ↔ deadline entry │ header ↔ final-state entry │ operation ↔ its index entries │ topic ↔ segment
     lease, prepared, writers → open header │ key ↔ open header │ header → id sequence
     operation → header, segment, owner │ outcome → segment, header │ owner → segment │ parent ↔ child
     acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
 
-Processes and group-commit markers are looked at no closer than by their keys. The laws are in `metastore.txn.laws`.
+Of processes and group-commit markers only the keys are checked. The laws are in `metastore.txn.laws`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from metastore.types import Record
 
 
 def judge(record: Record, view: View) -> list[Finding]:
-    """Everything that is wrong with `record`, provided that nothing is left in `view.unread`."""
+    """Everything that is wrong with `record`, provided that `view.unread` is empty afterwards."""
     law = next((law for prefix, law in _LAWS if record.key.startswith(prefix)), None)
     if law is None:
-        action = "See who wrote it: a newer version keeps its records here, anything else wants a root of its own."
-        return [Finding(record.key, "the key belongs to no part of the layout", action)]
+        action = (
+            "Find out what wrote it: a newer version stores its records here; other programs need a root of their own."
+        )
+        return [Finding(record.key, "the key does not belong to any part of the layout", action)]
     findings: list[Finding] = []
     try:
         for problem, action in law(record, view):

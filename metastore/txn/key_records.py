@@ -1,7 +1,7 @@
-"""The records of transaction keys: read, written and listed here and nowhere else.
+"""The records of transaction keys, which are read, written and listed only here.
 
-A key's record is what serializes connect, begin, commit and delete under one key: each of them reads it, and writes it
-back at the version it read.
+A key's record serializes connect, begin, commit and delete under one key: each of them reads it, and writes it back at
+the version that it read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KeyRecord:
         return None if value is None or value.deleted else value
 
     def write(self, batch: Batch, value: TransactionKey) -> Batch:
-        """Put `value`; the apply fails when anyone wrote the key since it was read."""
+        """Put `value`; the apply fails if the key was written since it was read."""
         if self.record:
             return batch.replace(self.record, value.encode())
         return batch.create(paths.transaction_key(self.owner, self.key), value.encode())
@@ -48,9 +48,9 @@ async def read_key(store: MetadataStore, owner: str | None, key: str) -> KeyReco
 async def list_keys(
     store: MetadataStore, owner: str | None, *, after: str = "", limit: int
 ) -> tuple[Sequence[KeyRecord], bool]:
-    """Up to `limit` keys, deleted ones included, and whether there are more. Without `owner`: of every owner.
+    """Up to `limit` keys, including deleted ones, and whether there are more. Without `owner`, those of every owner.
 
-    `after` is a key as `position` gave it.
+    `after` is a key as returned by `position`.
     """
     prefix = paths.TRANSACTION_KEYS + (f"{escape(owner)}&" if owner else "")
     start = paths.TRANSACTION_KEYS + after + "\0" if after else prefix
@@ -59,5 +59,5 @@ async def list_keys(
 
 
 def position(key: KeyRecord) -> str:
-    """Where a listing of keys goes on."""
+    """The position at which a listing of keys continues."""
     return paths.transaction_key(key.owner, key.key).removeprefix(paths.TRANSACTION_KEYS)

@@ -1,7 +1,7 @@
 """Slices of the transaction records in the order of one key range, for lists that are paged and never loaded whole.
 
-Every function takes `after`, the position of the last row seen ("" to begin), and answers rows with their positions
-in order; fewer than `limit` rows mean that the range has ended. A position is the part of the key behind its prefix.
+Every function takes `after`, the position of the last row seen ("" to begin), and returns rows with their positions in
+order; fewer than `limit` rows mean that the range has ended. A position is the part of the key after its prefix.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ _OPERATIONS_PER_JUMP = 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One transaction in a range; `position` is where the next slice goes on."""
+    """One transaction in a range; `position` is where the next slice continues."""
 
     txn_id: TxnId
     position: str
 
     @property
     def at_ms(self) -> int:
-        """Of a row of an index by time: the deadline in force, or the decision, when it was read."""
+        """The time of a row in an index by time: the deadline in force, or the time of the decision, when it was
+        read."""
         return int(self.position.partition("/")[0])
 
 
@@ -82,7 +83,8 @@ class Participant:
 
 
 async def participants(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[Participant]:
-    """Up to `limit` of them, each once, however many operations it has: as above, the range jumps over the others."""
+    """Up to `limit` participants, each once, however many operations it has: as above, the range jumps over the
+    others."""
     root = paths.ops_of_transaction(txn_id)
     found: dict[str, Participant] = {}
     start = root

@@ -17,14 +17,14 @@
     /cursor/<segment>/<subscription>/<incarnation>/mark-delete      everything before it is acknowledged
     /cursor/<segment>/<subscription>/<incarnation>/acked/<bucket>   ranges behind it that are, a bounded number
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
-    /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: who serves where
-    /cluster/incarnation                              Incarnation: which life of the store this is
+    /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: the running services
+    /cluster/incarnation                              Incarnation: the current incarnation of the store
     /gc/horizon                                       GcHorizon
     /batch/<process>/<slot>                           group-commit markers (etcd)
 
-`<seq>` is `<segment>:w:<generation>:<counter>` for a write and `<segment>:a:<subscription>:<generation>:<counter>`
-for an ack. A colon is always escaped inside a part, so one participant's operations are exactly one key prefix: it
-writes them without contention and deletes nobody else's.
+`<seq>` is `<segment>:w:<generation>:<counter>` for a write and `<segment>:a:<subscription>:<generation>:<counter>` for
+an ack. A colon is always escaped inside a part, so one participant's operations are exactly one key prefix: it writes
+them without contention and deletes nobody else's.
 
 The escape and padding rules are those of `metastore.keys`.
 """

@@ -1,10 +1,10 @@
-"""The state machine of a transaction, as a table with one door.
+"""The state machine of a transaction, as a table.
 
     (absent) ──begin──▶ OPEN ──commit──▶ COMMITTED
                           └────abort───▶ ABORTED
 
-Two arrows and no more (PIP-471). COMMITTED and ABORTED are final. `prepared` is a record beside the header and not
-a state; expiry by timeout and by fencing are reasons of ABORTED, not states.
+There are only these transitions (PIP-471). COMMITTED and ABORTED are final. `prepared` is a record beside the header
+and not a state; expiry by timeout and by fencing are reasons of ABORTED, not states.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TxnState(StrEnum):
 
 
 class ExpiredBy(StrEnum):
-    """Who aborted a transaction over its user's head; its user then sees EXPIRED_TRANSACTION."""
+    """Why a transaction was aborted without a request of its user, who then gets EXPIRED_TRANSACTION."""
 
     TIMEOUT = "timeout"
     FENCING = "fencing"

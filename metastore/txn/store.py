@@ -1,7 +1,7 @@
-"""Typed access to the transaction records: the only code that joins their keys, values, checks and indexes.
+"""Typed access to the transaction records: the only code that combines their keys, values, checks and indexes.
 
-Reads are coroutines. Writes come as functions that add to a `Batch`, because what they belong to (a key's epoch, a
-segment's ownership) must travel in the same `apply`.
+Reads are coroutines. Writes are functions that add to a `Batch`, because the records that they depend on (a key's
+epoch, a segment's ownership) must be checked in the same `apply`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _acks_by_segment_subscription(key: str, value: bytes) -> Iterable[str]:
 
 
 def _by_final_state(key: str, value: bytes) -> Iterable[str]:
-    # Many are decided in one millisecond, with equal values. Long ones (lists of writers) are not kept for that.
+    # Many are decided in one millisecond, with equal values. Long ones (lists of writers) are not cached.
     decided = (_decided if len(value) <= SHORT_HEADER_BYTES else _decided.__wrapped__)(value)
     return (f"{decided}/{key.removeprefix(paths.HEADERS)}",) if decided else ()
 
 
 @lru_cache(maxsize=1024)
 def _decided(value: bytes) -> str:
-    """How and when, as the index has it; empty while the transaction is open."""
+    """The state and the time as in the index; empty while the transaction is open."""
     header = Header.decode(value)
     if not header.state.final:
         return ""
@@ -51,15 +51,15 @@ INDEXES = (
     IndexDefinition("acks-by-segment-subscription", paths.OPS, _acks_by_segment_subscription),
     IndexDefinition("txn-by-final-state", paths.HEADERS, _by_final_state),
 )
-"""What a store of transactions is opened with. The deadline index is not here: its entry depends on three records
+"""The indexes of a store of transactions. The deadline index is not among them: its entry depends on three records
 (header, lease, prepared), so `TransactionRecords` moves it."""
 
 
-_READ_CHUNK = 25  # Four records each: what `get_many` reads at one revision.
+_READ_CHUNK = 25  # Four records each, which `get_many` reads at one revision.
 
 
 class TransactionRecords(NamedTuple):
-    """All of one transaction but its operations, read at one revision. Absent records are None."""
+    """All records of one transaction except its operations, read at one revision. Absent records are None."""
 
     txn_id: TxnId
     revision: Revision
@@ -79,7 +79,7 @@ class TransactionRecords(NamedTuple):
 
     @property
     def deadline_ms(self) -> int:
-        """The deadline in force: the prepared one, else the last keep-alive's, else the one given at begin."""
+        """The deadline in force: that of the prepared record, or else of the last keep-alive, or else of the begin."""
         if self.prepared_record:
             return Prepared.decode(self.prepared_record.value).deadline_ms
         if self.lease_record:
@@ -88,12 +88,12 @@ class TransactionRecords(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the values: the names of writers, and what was said at begin, may be long."""
+        """The size of the values: the names of writers, and what was given at begin, may be long."""
         records = (self.header_record, self.lease_record, self.prepared_record, self.writers_record)
         return sum(len(record.value) for record in records if record)
 
     def finalize(self, batch: Batch, final: Header) -> Batch:
-        """Decide: see `finalize_alike`."""
+        """Decide the transaction: see `finalize_alike`."""
         return finalize_alike(batch, [self], final)
 
     def keep_alive(self, batch: Batch, deadline_ms: int) -> Batch:
@@ -107,7 +107,7 @@ class TransactionRecords(NamedTuple):
         return self._move_deadline(batch, deadline_ms)
 
     def prepare(self, batch: Batch, prepared: Prepared) -> Batch:
-        """Close an open transaction for operations; the prepared record's deadline is now the one in force."""
+        """Close an open transaction for operations; the deadline of the prepared record is then in force."""
         batch.check(FirstVersion(self.header_record.key))
         if self.lease_record:
             batch.remove(self.lease_record)
@@ -137,12 +137,12 @@ class TxnStore:
         self.store = store
 
     async def read(self, txn_id: TxnId) -> TransactionRecords | None:
-        """Header and side records at one revision; None when the header is unknown."""
+        """The header and the side records at one revision, or None if the header is unknown."""
         snapshot = await self.store.get_many(_record_keys(txn_id))
         return _records_of(txn_id, snapshot)
 
     async def read_many(self, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
-        """As `read`, for many transactions in few requests; each one by itself is read at one revision."""
+        """Like `read`, for many transactions in few requests; each of them is read at one revision."""
         found: list[TransactionRecords | None] = []
         for chunk in (txn_ids[at : at + _READ_CHUNK] for at in range(0, len(txn_ids), _READ_CHUNK)):
             snapshot = await self.store.get_many([key for txn_id in chunk for key in _record_keys(txn_id)])
@@ -150,10 +150,11 @@ class TxnStore:
         return found
 
     async def read_plain(self, txn_ids: Sequence[TxnId]) -> dict[TxnId, TransactionRecords]:
-        """Those that are there, *presumed* to have no lease, prepared or writers record: one key each, not four.
+        """The transactions that exist, *presumed* to have no lease, prepared or writers record: one key each instead of
+        four.
 
-        For a decision and for nothing else. It checks that they are absent, so whoever has presumed wrong only loses
-        the apply and reads again.
+        Only for use in a decision. It checks that these records are absent, so a wrong presumption only fails the
+        apply, and the transaction is read again.
         """
         if not txn_ids:
             return {}
@@ -173,7 +174,7 @@ class TxnStore:
         return [TxnId.parse(record.key.rpartition("/")[2]) for record in found.records]
 
     async def gc_horizon(self) -> Revision:
-        """The highest decision revision whose header may be gone; 0 while none is."""
+        """The highest decision revision whose header may be deleted; 0 if there is none."""
         record = await self.store.get(paths.GC_HORIZON)
         return GcHorizon.decode(record.value).revision if record else 0
 
@@ -200,7 +201,7 @@ def begin(batch: Batch, txn_id: TxnId, header: Header) -> Batch:
 
 
 def begin_alike(batch: Batch, txn_ids: Iterable[TxnId], header: Header) -> Batch:
-    """`begin` of several with equal headers."""
+    """`begin` for several transactions with equal headers."""
     assert header.state is TxnState.OPEN
     value = header.encode()
     for txn_id in txn_ids:
@@ -210,10 +211,10 @@ def begin_alike(batch: Batch, txn_ids: Iterable[TxnId], header: Header) -> Batch
 
 
 def finalize_alike(batch: Batch, alike: Iterable[TransactionRecords], final: Header) -> Batch:
-    """Decide (DESIGN §5.1) transactions with equal headers: each one's header at the version read, its side records at
-    theirs, all gone or final at once.
+    """Decide (DESIGN §5.1) transactions with equal headers: each header at the version read, and its side records at
+    theirs, all become final or are deleted at once.
 
-    A keep-alive, prepare or add-writers that slipped in makes the apply fail; the caller reads again.
+    A concurrent keep-alive, prepare or add-writers makes the apply fail; the caller reads again.
     """
     value = final.encode()
     assert final.finalized_ms is not None
@@ -244,7 +245,7 @@ def put_write_op(batch: Batch, txn_id: TxnId, generation: int, counter: int, op:
 
 
 def put_ack_ops(batch: Batch, txn_id: TxnId, generation: int, ops: Iterable[tuple[int, AckOp]]) -> Batch:
-    """Acks of one transaction, each with its counter, guarded as `put_write_op`.
+    """Acknowledgements of one transaction, each with its counter, guarded like `put_write_op`.
 
     The caller adds the other guards, its ownership of the segment and the subscription's incarnation.
     """

@@ -1,14 +1,14 @@
-"""The gate in front of a service: who may come in, and how much they may bring.
+"""The gate in front of a service: which requests may pass, and how large they may be.
 
-    head: count and size    431       what is refused here has touched nothing
+    head: count and size    431       a request that is refused here has had no effect
     token                   401       `/healthz`, `/readyz` and `/docs` need none
     rate, requests at once  429
-    `/admin/…`              403       needs the right admin, whatever is below it
+    `/admin/…`              403       requires the right admin, whatever the rest of the path is
     body: size, time        413, 408
-    answer in time          504       the work goes on: cancelled half-way it would leave nothing better known
+    answer in time          504       the work continues, because cancelling it half-way would not settle its outcome
 
-Plain ASGI: a request that has no body and a known token costs some microseconds here. Without authentication and
-without a rate nothing is hashed or counted but the requests under way.
+This is plain ASGI: a request that has no body and a known token costs some microseconds here. Without authentication
+and without a rate nothing is hashed, and only the requests in progress are counted.
 """
 
 from __future__ import annotations

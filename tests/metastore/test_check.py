@@ -255,7 +255,7 @@ def damages() -> Iterator[Damage]:
         yield Damage(f"{name} of a collected one", {build(COLLECTED): value}, build(COLLECTED), "without header")
         yield Damage(f"{name} undecodable", {build(PREPARED): b"7"}, build(PREPARED), "cannot be read")
     both = {paths.lease(PREPARED): packed({"deadline_ms": 1})}
-    yield Damage("prepared and kept alive", both, paths.header(PREPARED), "prepared and has a keep-alive")
+    yield Damage("prepared and kept alive", both, paths.header(PREPARED), "prepared but has a keep-alive")
 
     keyed = paths.header(KEYED)
     yield Damage("key lost its transaction", {KEY: packed({"epoch": 2, "updated_ms": 1})}, keyed, "does not hold it")
@@ -264,13 +264,13 @@ def damages() -> Iterator[Damage]:
     def key(**fields: object) -> dict[str, bytes | None]:
         return {KEY: packed({"epoch": 2, "updated_ms": 1, "txn_id": str(KEYED)} | fields)}
 
-    yield Damage("key at another epoch", key(epoch=3), keyed, "epoch 2 and its transaction key epoch 3")
+    yield Damage("key at another epoch", key(epoch=3), keyed, "epoch 2, but its transaction key has epoch 3")
     yield Damage("key says committed", key(last_version=8), keyed, "version 8 is OPEN")
     yield Damage("key holds a final one", key(txn_id=str(ABORTED)), KEY, "which is ABORTED")
     yield Damage("key holds a collected one", key(txn_id=str(COLLECTED)), KEY, "without header")
     yield Damage("key holds a stranger", key(txn_id=str(OPEN)), KEY, "belongs to another key")
     yield Damage("key holds nonsense", key(txn_id="7"), KEY, "cannot be read")
-    yield Damage("key deleted and held", key(deleted=True), KEY, "is deleted and holds")
+    yield Damage("key deleted and held", key(deleted=True), KEY, "is deleted but holds")
     yield Damage("key with negative epoch", key(epoch=-1), KEY, "negative")
     yield Damage(
         "key unescaped", {"/txn-key/&a b": packed({"epoch": 0, "updated_ms": 1})}, "/txn-key/&a b", "malformed"
@@ -294,10 +294,10 @@ def damages() -> Iterator[Damage]:
     unpadded_op = f"{paths.write_ops_of_segment(OPEN, SEGMENT)}1:1"
     yield Damage("op unpadded", {unpadded_op: op_value()}, unpadded_op, "malformed")
     yield Damage("op value of another segment", {op: op_value(segment=SEGMENTS[1])}, op, "the key says")
-    yield Damage("op after nothing", {op: op_value(after="x")}, op, "no position")
+    yield Damage("op after nothing", {op: op_value(after="x")}, op, "not a position")
     yield Damage("op of less than nothing", {op: op_value(count=-1)}, op, "negative")
     of_owner = packed({"broker": "b", "url": "http://b", "generation": 2})
-    yield Damage("op of a later generation", {owner: of_owner}, op, "made by generation 3")
+    yield Damage("op of a later generation", {owner: of_owner}, op, "written by generation 3")
     yield Damage("op without owner", {owner: None}, op, "owner record is absent")
     yield Damage("op without segment", {segment: None}, op, "does not exist")
     ack = f"{paths.OPS}{OPEN}/{escape(SEGMENT)}:a:s:{1:020d}:{1:020d}"
@@ -308,7 +308,7 @@ def damages() -> Iterator[Damage]:
         sane = {"kind": "ack", "segment": SEGMENT, "subscription": "s", "incarnation": 2, "position": "1:1"}
         return {ACK: packed(sane | fields)}
 
-    yield Damage("ack nowhere", ack_op(position="1"), ACK, "no position")
+    yield Damage("ack nowhere", ack_op(position="1"), ACK, "not a position")
     yield Damage("ack of no message", ack_op(batch_index=2, batch_size=2), ACK, "no message 2")
     yield Damage("ack of a later incarnation", ack_op(incarnation=3), ACK, "which is at incarnation 2")
     index_entry = f"{paths.ACKS_INDEX}{paths.acks_by_subscription(SEGMENT, 's')}{ACK.removeprefix(paths.OPS)}"
@@ -322,7 +322,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("subscription gone", {SUBSCRIPTION: None}, MARK, "which is absent")
     yield Damage("subscription undecodable", {SUBSCRIPTION: b"7"}, SUBSCRIPTION, "cannot be read")
     yield Damage("subscription of no incarnation", subscription(incarnation=0), SUBSCRIPTION, "begin with 1")
-    yield Damage("subscription from nowhere", subscription(starts={SEGMENT: "1:1"}), SUBSCRIPTION, "no place")
+    yield Damage("subscription from nowhere", subscription(starts={SEGMENT: "1:1"}), SUBSCRIPTION, "not a place")
     lost = paths.subscription("public/default/none", "s")
     sane = subscription()[SUBSCRIPTION]
     yield Damage("subscription without topic", {lost: sane}, lost, "does not exist")
@@ -349,7 +349,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("outcome of other writers", more, path, "counts other writers")
     yield Damage("outcome of nothing", outcome(COMMITTED, highest="1:1"), path, "either")
     nowhere = outcome(COMMITTED, highest="end", counted_writers=["w"])
-    yield Damage("outcome nowhere", nowhere, path, "no position")
+    yield Damage("outcome nowhere", nowhere, path, "not a position")
     of_open_one = outcome(OPEN, highest="1:1", aborted=True)
     yield Damage("outcome of an open one", of_open_one, paths.outcome(SEGMENT, OPEN), "it is OPEN")
     stray = paths.outcome("nowhere", COLLECTED)
@@ -365,9 +365,9 @@ def damages() -> Iterator[Damage]:
     unborn = packed({field: value for field, value in topic.items() if field != "created_ms"})
     yield Damage("topic that brokers cannot read", {name: unborn}, name, "created_ms")
     yield Damage("topic renamed", {name: packed(topic | {"name": "x"})}, name, "calls itself")
-    yield Damage("topic would reuse an id", {name: packed(topic | {"next_segment": 1})}, name, "used again")
+    yield Damage("topic would reuse an id", {name: packed(topic | {"next_segment": 1})}, name, "would be reused")
     twice = packed(topic | {"segments": [*SEGMENTS, SEGMENT], "next_segment": 3})
-    yield Damage("topic lists one twice", {name: twice}, name, "repeats")
+    yield Damage("topic lists one twice", {name: twice}, name, "is repeated")
     yield Damage("topic forgot a segment", {name: packed(topic | {"segments": SEGMENTS[1:]})}, segment, "not list it")
     yield Damage("topic without segment", {segment: None}, name, "does not exist")
     yield Damage("segments overlap", {segment: segment_value(range=[0, 0x8000])}, name, "overlap")
@@ -380,7 +380,7 @@ def damages() -> Iterator[Damage]:
     sealed = [{"id": 1, "storage": "b", "entries": 4}]
     endless = segment_value(state="sealed", ledgers=[{"id": 1, "storage": "b"}])
     yield Damage("sealed without a length", {segment: endless}, segment, "no final length")
-    yield Damage("active with children", {segment: segment_value(children=[SEGMENTS[1]])}, segment, "two ways")
+    yield Damage("active with children", {segment: segment_value(children=[SEGMENTS[1]])}, segment, "two destinations")
     childless = segment_value(state="sealed", ledgers=sealed, children=["x"])
     yield Damage("child that is none", {segment: childless}, segment, "child x does not exist")
     orphan = segment_value(state="sealed", ledgers=sealed, children=[SEGMENTS[1]])
@@ -393,7 +393,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("chunk missing", {segment: segment_value(dedup=snapshot)}, segment, "is missing")
     chunk = paths.dedup_chunk(SEGMENT, "3-opened", 1)
     whole = {segment: segment_value(dedup=snapshot), paths.dedup_chunk(SEGMENT, "3-opened", 0): b"{}", chunk: b"{}"}
-    yield Damage("chunk too many", whole, chunk, "one more")
+    yield Damage("chunk too many", whole, chunk, "further one")
     lost = paths.dedup_chunk("x", "3-opened", 1)
     yield Damage("chunk without segment", {lost: b"{}"}, lost, "does not exist")
     yield Damage("chunk key", {lost[:-1]: b"{}"}, lost[:-1], "malformed")
@@ -403,8 +403,10 @@ def damages() -> Iterator[Damage]:
     yield Damage("owner of generation zero", {owner: zero}, owner, "begin with 1")
     yield Damage("owner without segment", {segment: None}, owner, "does not exist")
 
-    yield Damage("unknown key", {"/foreign/1": b""}, "/foreign/1", "no part of the layout")
-    yield Damage("unknown index", {"/idx/by-color/red": b""}, "/idx/by-color/red", "no part of the layout")
+    yield Damage("unknown key", {"/foreign/1": b""}, "/foreign/1", "not belong to any part of the layout")
+    yield Damage(
+        "unknown index", {"/idx/by-color/red": b""}, "/idx/by-color/red", "not belong to any part of the layout"
+    )
     yield Damage("cursor of nobody", {"/cursor//s/0": b"{}"}, "/cursor//s/0", "malformed")
 
 

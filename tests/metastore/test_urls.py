@@ -158,8 +158,8 @@ async def test_files_that_are_no_certificates_are_named(tmp_path: Path, scheme: 
     good, other = (Authority(tmp_path / name) for name in ("good", "other"))
     client, stranger = good.sign("client"), other.sign("client")
     for query, problem in (
-        (f"ca={client.key}", f"{client.key} holds no certificate"),
-        (f"cert={client.cert}&key={stranger.key}", f"{stranger.key} are no pair"),
+        (f"ca={client.key}", f"{client.key} contains no certificate"),
+        (f"cert={client.cert}&key={stranger.key}", f"{stranger.key} are not a pair"),
         (f"cert={client.key}&key={client.cert}", f"{client.key} and the key file {client.cert}"),
     ):
         with pytest.raises(InvalidStoreUrl, match=re.escape(problem)):

@@ -124,7 +124,7 @@ def test_after_the_server_has_stopped(tmp_path: Path) -> None:
         ("etcd://127.0.0.1:1", "does not answer"),
         ("zk://127.0.0.1:1", "does not answer"),
         ("memory://", "another process"),
-        ("redis://x", "no store of the kind"),
+        ("redis://x", "no kind of store named"),
     ],
 )
 @pytest.mark.parametrize("command", ["dump", "check"])

@@ -1,4 +1,4 @@
-"""What the whole store has once, and records that are looked at no closer than by their keys."""
+"""Records that the whole store has once, and records of which only the keys are checked."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def sequence_law(record: Record, view: View) -> Problems:
 
 def horizon_law(record: Record, view: View) -> Problems:
     if record.key != paths.GC_HORIZON:
-        raise MalformedKeyError(f"{paths.GC_HORIZON} would be right")
+        raise MalformedKeyError(f"expected {paths.GC_HORIZON}")
     horizon = decoded(record, GcHorizon.decode)
     # The horizon is the version of a header that was read before, and later writes have higher versions.
     if not 0 <= horizon.revision < record.version:
         problem = f"the horizon {horizon.revision} lies in the future: it was written at revision {record.version}"
-        yield problem, "Every snapshot would be refused. After a restore into a new store, delete this key."
+        yield problem, "Every snapshot read would be refused. After a restore into a new store, delete this key."
 
 
 def incarnation_law(record: Record, view: View) -> Problems:
     if record.key != paths.INCARNATION:
-        raise MalformedKeyError(f"{paths.INCARNATION} would be right")
+        raise MalformedKeyError(f"expected {paths.INCARNATION}")
     incarnation = decoded(record, Incarnation.decode)
     if incarnation.recovering:
-        yield "the recovery of a restored store was begun and has not ended", RECOVER
+        yield "the recovery of a restored store has begun but has not ended", RECOVER
     elif incarnation.went_back is not None:
         yield f"the store was restored from a backup: {incarnation.went_back}", RECOVER
 

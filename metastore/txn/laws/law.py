@@ -1,4 +1,4 @@
-"""What a law is, and how it reads keys, values and other records."""
+"""The definition of a law, and how laws read keys, values and other records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ J = TypeVar("J", bound=JsonRecord)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that does not hold: at which record, what is wrong, and what to do about it."""
+    """One violation: the record, what is wrong with it, and what to do about it."""
 
     key: str
     problem: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 class UnreadableError(Exception):
-    """A value cannot be decoded. It is a finding at its own key and silences the laws that needed it."""
+    """A value cannot be decoded. That is a finding at its own key, and disables the laws that need the value."""
 
     def __init__(self, key: str, why: Exception) -> None:
         super().__init__(_first_line(why))
@@ -48,11 +48,11 @@ def _first_line(why: Exception) -> str:
 
 
 class MalformedKeyError(Exception):
-    """A key does not have the form that its prefix promises."""
+    """A key does not have the form that its prefix requires."""
 
 
 class View:
-    """Records as far as they have been read; remembers what else was asked for since `begin`."""
+    """The records read so far; it remembers what else was requested since `begin`."""
 
     def __init__(self, records: Mapping[str, Record | None]) -> None:
         self._records = dict(records)
@@ -93,14 +93,14 @@ def decoded(record: Record, decode: Callable[[bytes], D]) -> D:
 
 
 def parsed(key: str, parse: Callable[[], D], build: Callable[[D], str]) -> D:
-    """What a key says; building the key from it again must give the same key."""
+    """The parts of a key; building the key from them again must give the same key."""
     try:
         found = parse()
         again = build(found)
     except (ValueError, AssertionError) as error:
         raise MalformedKeyError(str(error) or "a number is out of range") from error
     if again != key:
-        raise MalformedKeyError(f"{again} would be right")
+        raise MalformedKeyError(f"expected {again}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Operations with their index entries, and the outcomes that are left of them on segments."""
+"""Operations with their index entries, and the outcomes that remain of them on segments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def op_law(record: Record, view: View) -> Problems:
     yield from _op_key(record.key, seq, op, view)
     if isinstance(op, WriteOp):
         if not POSITION.fullmatch(op.after):
-            yield f"`after` is no position: {op.after!r}", RESTORE
+            yield f"`after` is not a position: {op.after!r}", RESTORE
         if op.count < 0:
             yield f"the count {op.count} is negative", RESTORE
     else:
@@ -34,17 +34,17 @@ def op_law(record: Record, view: View) -> Problems:
                 if view.get(entry) is None:
                     yield f"the operation is missing in its index: {entry}", f"Put {entry} with an empty value."
     if view.get(paths.header(txn_id)) is None:
-        problem = f"the header of transaction {txn_id} is gone, and its operation is left"
-        yield problem, "It counts as committed. Restart the segment's broker: its recovery deletes what is left."
+        problem = f"the header of transaction {txn_id} is gone, but its operation is left"
+        yield problem, "It counts as committed. Restart the segment's broker; its recovery deletes what is left."
     if view.get(paths.segment(op.segment)) is None:
         yield f"the operation is on segment {op.segment}, which does not exist", RESTORE
 
 
 def _ack(op: AckOp, view: View) -> Problems:
     if not POSITION.fullmatch(op.position):
-        yield f"`position` is no position: {op.position!r}", RESTORE
+        yield f"`position` is not a position: {op.position!r}", RESTORE
     if op.batch_index is not None and not 0 <= op.batch_index < (op.batch_size or 0):
-        yield f"the entry has no message {op.batch_index}: it holds {op.batch_size}", RESTORE
+        yield f"the entry has no message {op.batch_index}: it contains {op.batch_size}", RESTORE
     segment = view.decode(SegmentRecord, paths.segment(op.segment))
     if segment is not None:
         yield from of_subscription("acknowledgement", segment.topic, op.subscription, op.incarnation, view)
@@ -57,7 +57,7 @@ def _op_key(key: str, seq: str, op: WriteOp | AckOp, view: View) -> Problems:
     if len(parts) != len(where) + 2:
         raise MalformedKeyError(f"the operation's number {seq!r} has {len(parts)} parts instead of {len(where) + 2}")
     if parts[: len(where)] != where:
-        yield f"the key says {':'.join(parts[: len(where)])} and the value {':'.join(where)}", RESTORE
+        yield f"the key says {':'.join(parts[: len(where)])} but the value {':'.join(where)}", RESTORE
     try:
         generation, _ = map(number, parts[-2:])
     except ValueError as error:
@@ -65,7 +65,10 @@ def _op_key(key: str, seq: str, op: WriteOp | AckOp, view: View) -> Problems:
     owner = view.decode(OwnerRecord, paths.segment_owner(op.segment))
     if owner is None or owner.generation < generation:
         known = f"at generation {owner.generation}" if owner else "absent"
-        yield f"the operation was made by generation {generation}, and the segment's owner record is {known}", RESTORE
+        yield (
+            f"the operation was written by generation {generation}, but the segment's owner record is {known}",
+            RESTORE,
+        )
 
 
 def op_entry(root: str, kind: str, names: int) -> Law:
@@ -91,13 +94,13 @@ def outcome_law(record: Record, view: View) -> Problems:
     def parse() -> tuple[str, TxnId]:
         segment, kind, txn_id = record.key.removeprefix(paths.SEGMENT_STATES).split("/")
         if kind != "outcome":
-            raise ValueError(f"{kind!r} is no state of a segment")
+            raise ValueError(f"{kind!r} is not a kind of segment state")
         return unescape(segment), TxnId.parse(txn_id)
 
     segment, txn_id = parsed(record.key, parse, lambda parts: paths.outcome(*parts))
     outcome = decoded(record, Outcome.decode)
     if not POSITION.fullmatch(outcome.highest):
-        yield f"`highest` is no position: {outcome.highest!r}", RESTORE
+        yield f"`highest` is not a position: {outcome.highest!r}", RESTORE
     if bool(outcome.aborted) == (outcome.counted_writers is not None):
         yield "the outcome must say either that it is aborted or which writers count", RESTORE
     if view.get(paths.segment(segment)) is None:
@@ -106,7 +109,7 @@ def outcome_law(record: Record, view: View) -> Problems:
     if header is None:
         return  # collected: the outcome outlives it
     if outcome.aborted and header.state is not TxnState.ABORTED:
-        yield f"the segment hides transaction {txn_id} as aborted, and it is {header.state}", RESTORE
+        yield f"the segment hides transaction {txn_id} as aborted, but it is {header.state}", RESTORE
     counted = outcome.counted_writers
     if counted is not None and not (header.writers is not None and set(counted) <= set(header.writers)):
         yield f"the segment counts other writers of transaction {txn_id} than its header", RESTORE

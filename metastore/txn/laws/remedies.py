@@ -1,5 +1,5 @@
-"""What an operator does about a record that is wrong."""
+"""What an operator should do about a record that is wrong."""
 
-RESTORE = "Stop writing to this store and restore a backup; keep a dump for the analysis."
+RESTORE = "Stop writing to this store and restore a backup; keep a dump for analysis."
 RECOVER = "Stop every process of this cluster and run `metatxn store recover`."
-DELETE = "Delete this key with the store's own tools: nothing reads it."
+DELETE = "Delete this key with the store's own tools; nothing reads it."

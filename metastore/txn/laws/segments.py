@@ -1,4 +1,4 @@
-"""Topics and segments, who owns these, and what they remember of their producers."""
+"""Topics and segments, their owners, and the producers' sequences that segments remember."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def topic_law(record: Record, view: View) -> Problems:
     if topic.name != name:
         yield f"the topic calls itself {topic.name!r}", RESTORE
     if topic.next_segment < len(topic.segments) or len(set(topic.segments)) < len(topic.segments):
-        problem = f"there are {len(topic.segments)} segments and the next one has number {topic.next_segment}"
-        yield f"{problem}: an id repeats or would be used again", RESTORE
+        problem = f"there are {len(topic.segments)} segments, but the next one has number {topic.next_segment}"
+        yield f"{problem}: an id is repeated or would be reused", RESTORE
     active = []
     for segment_id in topic.segments:
         segment = view.decode(SegmentRecord, paths.segment(segment_id))
@@ -52,31 +52,34 @@ def segment_law(record: Record, view: View) -> Problems:
     if any(ledger.entries is None for ledger in segment.ledgers[:-2]):
         yield "a ledger before the last two is not sealed", RESTORE
     if not POSITION.fullmatch(segment.first_position):
-        yield f"`first_position` is no position: {segment.first_position!r}", RESTORE
+        yield f"`first_position` is not a position: {segment.first_position!r}", RESTORE
     if segment.state == "sealed":
         if any(ledger.entries is None for ledger in segment.ledgers):
-            yield "the segment is sealed and one of its ledgers has no final length", RESTORE
+            yield "the segment is sealed, but one of its ledgers has no final length", RESTORE
         if segment.children and segment.merge is not None:
-            yield "the segment has children and is still claimed by a merge", RESTORE
+            yield "the segment has children but is still claimed by a merge", RESTORE
     elif segment.children:
-        yield "the segment has children and is not sealed: keys go two ways", RESTORE
+        yield "the segment has children but is not sealed, so keys have two destinations", RESTORE
     yield from _family(segment_id, segment, view)
     yield from _snapshot_chunks(segment_id, segment, view)
 
 
 def _family(segment_id: str, segment: SegmentRecord, view: View) -> Problems:
-    """Parent and child name each other, and the children cover exactly what their parents did."""
+    """Parent and child name each other, and the children cover exactly the range of their parents."""
     for parent_id in segment.parents:
         parent = view.decode(SegmentRecord, paths.segment(parent_id))
         if parent is None or segment_id not in parent.children:
             problem = "does not name it as a child" if parent else "does not exist"
             yield f"the segment's parent {parent_id} {problem}", RESTORE
         elif not _overlap(parent.range, segment.range):
-            yield f"no hash of the segment is one of its parent {parent_id}", RESTORE
+            yield f"the range of the segment does not overlap that of its parent {parent_id}", RESTORE
     if segment.merge is not None:
         other = view.decode(SegmentRecord, paths.segment(segment.merge.other))
         if other is None or other.merge is None or other.merge.other != segment_id:
-            yield f"the segment is claimed by a merge with {segment.merge.other}, which is not", RESTORE
+            yield (
+                f"the segment is claimed by a merge with {segment.merge.other}, which is not part of that merge",
+                RESTORE,
+            )
     covered = []
     for child_id in segment.children:
         child = view.decode(SegmentRecord, paths.segment(child_id))
@@ -86,7 +89,7 @@ def _family(segment_id: str, segment: SegmentRecord, view: View) -> Problems:
         else:
             covered.append(child.range)
     if len(covered) == len(segment.children) > 0 and not _cover(covered, segment.range):
-        yield f"the ranges of its children {sorted(covered)} leave out a part of {list(segment.range)}", RESTORE
+        yield f"the ranges of its children {sorted(covered)} do not cover all of {list(segment.range)}", RESTORE
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -104,16 +107,16 @@ def _snapshot_chunks(segment_id: str, segment: SegmentRecord, view: View) -> Pro
         assert segment.dedup is not None
         key = paths.dedup_chunk(segment_id, segment.dedup.name, chunk)
         if view.get(key) is None:
-            yield f"a part of what the segment remembers of its producers is missing: {key}", RESTORE
+            yield f"a part of the segment's deduplication table is missing: {key}", RESTORE
 
 
 def owner_law(record: Record, view: View) -> Problems:
     segment_id = named(record.key, paths.segment_owner)
     owner = decoded(record, OwnerRecord.decode)
     if owner.generation < 1:
-        yield f"the generation {owner.generation} is none: they begin with 1", RESTORE
+        yield f"the generation {owner.generation} is not valid: generations begin with 1", RESTORE
     if view.get(paths.segment(segment_id)) is None and not owner.deleted:
-        yield f"the segment {segment_id} has an owner and does not exist", RESTORE
+        yield f"the segment {segment_id} has an owner but does not exist", RESTORE
 
 
 def segment_state_law(record: Record, view: View) -> Problems:
@@ -122,7 +125,7 @@ def segment_state_law(record: Record, view: View) -> Problems:
 
 
 def _dedup(record: Record, view: View) -> Problems:
-    """A snapshot that its segment does not name is being written, or on its way out."""
+    """A snapshot that its segment does not name is being written, or about to be deleted."""
 
     def parse() -> tuple[str, str, int]:
         segment, _, name, chunk = record.key.removeprefix(paths.SEGMENT_STATES).split("/")
@@ -131,6 +134,6 @@ def _dedup(record: Record, view: View) -> Problems:
     segment_id, name, chunk = parsed(record.key, parse, lambda parts: paths.dedup_chunk(*parts))
     segment = view.decode(SegmentRecord, paths.segment(segment_id))
     if segment is None:
-        yield f"the sequences are of segment {segment_id}, which does not exist", DELETE
+        yield f"the sequences belong to segment {segment_id}, which does not exist", DELETE
     elif segment.dedup is not None and segment.dedup.name == name and chunk >= segment.dedup.chunks:
-        yield f"the snapshot {name} has {segment.dedup.chunks} chunks, and this is one more", RESTORE
+        yield f"the snapshot {name} has {segment.dedup.chunks} chunks, but this is a further one", RESTORE

@@ -21,12 +21,12 @@ def subscription_law(record: Record, view: View) -> Problems:
     topic, _ = parsed(record.key, parse, lambda parts: paths.subscription(*parts))
     found = decoded(record, SubscriptionRecord.decode)
     if found.incarnation < 1:
-        yield f"the incarnation {found.incarnation} is none: they begin with 1", RESTORE
+        yield f"the incarnation {found.incarnation} is not valid: incarnations begin with 1", RESTORE
     if not found.deleted and view.get(paths.topic(topic)) is None:
         yield f"the subscription is on topic {topic}, which does not exist", RESTORE
     for segment, place in (found.starts or {}).items():
         if not PLACE.fullmatch(place):
-            yield f"it begins on {segment} at {place!r}, which is no place", RESTORE
+            yield f"it begins on {segment} at {place!r}, which is not a place", RESTORE
 
 
 def cursor_law(record: Record, view: View) -> Problems:
@@ -36,7 +36,7 @@ def cursor_law(record: Record, view: View) -> Problems:
     def parse() -> tuple[str, str, int, list[int] | None]:
         segment, subscription, incarnation, kind, *bucket = parts
         if (kind, len(bucket)) not in (("mark-delete", 0), ("acked", 1)):
-            raise ValueError(f"{kind!r} is no record of a cursor")
+            raise ValueError(f"{kind!r} is not a kind of cursor record")
         start = [number(part) for part in bucket[0].split(":")] if bucket else None
         return unescape(segment), unescape(subscription), number(incarnation), start
 
@@ -66,8 +66,8 @@ def cursor_law(record: Record, view: View) -> Problems:
 
 
 def of_subscription(what: str, topic: str, name: str, incarnation: int, view: View) -> Problems:
-    """What an earlier incarnation has left behind is on its way out; nothing can belong to a later one."""
+    """The remains of an earlier incarnation are about to be deleted; nothing can belong to a later one."""
     found = view.decode(SubscriptionRecord, paths.subscription(topic, name))
     if found is None or found.incarnation < incarnation:
         known = f"at incarnation {found.incarnation}" if found else "absent"
-        yield f"the {what} is of incarnation {incarnation} of subscription {name}, which is {known}", RESTORE
+        yield f"the {what} belongs to incarnation {incarnation} of subscription {name}, which is {known}", RESTORE

@@ -28,11 +28,14 @@ def header_law(record: Record, view: View) -> Problems:
 
 def _open_header(record: Record, txn_id: TxnId, header: Header, view: View) -> Problems:
     if not record.first:
-        yield "the header is OPEN but was written more than once", f"Nobody can decide it any more. {RESTORE}"
+        yield "the header is OPEN but was written more than once", f"It can no longer be decided. {RESTORE}"
     if header.finalized_ms is not None:
-        yield "the header is OPEN and has the time of a decision", RESTORE
+        yield "the header is OPEN but has the time of a decision", RESTORE
     if view.get(paths.lease(txn_id)) and view.get(paths.prepared(txn_id)):
-        yield "the transaction is prepared and has a keep-alive", f"Delete {paths.lease(txn_id)}: it counts no more."
+        yield (
+            "the transaction is prepared but has a keep-alive",
+            f"Delete {paths.lease(txn_id)}: it has no effect any more.",
+        )
     entry = paths.deadline_entry(_deadline_ms(txn_id, header, view), txn_id)
     if view.get(entry) is None:
         problem = f"the transaction is OPEN but missing in the deadline index: {entry}"
@@ -48,24 +51,24 @@ def _held_by_key(txn_id: TxnId, header: Header, name: str, view: View) -> Proble
     if key is None or key.txn_id != str(txn_id):
         yield f"the transaction is OPEN but its transaction key does not hold it: {path}", abort
         return
-    # A prepared transaction outlives its epoch: a newer connection is told of it and ends it.
+    # A prepared transaction outlives its epoch: a newer connection learns of it and ends it.
     prepared = view.get(paths.prepared(txn_id)) is not None
     if header.epoch is None or (key.epoch < header.epoch if prepared else key.epoch != header.epoch):
-        yield f"the transaction has epoch {header.epoch} and its transaction key epoch {key.epoch}: {path}", abort
+        yield f"the transaction has epoch {header.epoch}, but its transaction key has epoch {key.epoch}: {path}", abort
     if header.version is not None and key.last_version is not None and header.version <= key.last_version:
-        yield f"version {header.version} is OPEN, and {path} says that {key.last_version} was committed", abort
+        yield f"version {header.version} is OPEN, but {path} says that {key.last_version} was committed", abort
 
 
 def _final_header(record: Record, txn_id: TxnId, header: Header, view: View) -> Problems:
     if record.first:
-        yield f"the header is {header.state} but was written only once, so brokers take it for OPEN", RESTORE
+        yield f"the header is {header.state} but was written only once, so brokers treat it as OPEN", RESTORE
     if header.finalized_ms is None:
         yield f"the header is {header.state} without the time of the decision", RESTORE
         return
     if header.state is not TxnState.COMMITTED and header.writers is not None:
-        yield "the header is ABORTED and has a list of writers that count", "Harmless: the list is not read."
+        yield "the header is ABORTED but has a list of writers that count", "This is harmless: the list is not read."
     if header.expired_by is not None and header.state is not TxnState.ABORTED:
-        yield f"the header is {header.state} and says that it expired by {header.expired_by}", RESTORE
+        yield f"the header is {header.state} but says that it expired by {header.expired_by}", RESTORE
     entry = paths.final_state_entry(header.state, header.finalized_ms, str(txn_id))
     if view.get(entry) is None:
         problem = f"the transaction is {header.state} but missing in the index of final states: {entry}"
@@ -73,7 +76,7 @@ def _final_header(record: Record, txn_id: TxnId, header: Header, view: View) -> 
 
 
 def _deadline_ms(txn_id: TxnId, header: Header, view: View) -> int:
-    """The deadline in force, as `TransactionRecords.deadline_ms`."""
+    """The deadline in force, like `TransactionRecords.deadline_ms`."""
     if prepared := view.decode(Prepared, paths.prepared(txn_id)):
         return prepared.deadline_ms
     lease = view.decode(Lease, paths.lease(txn_id))
@@ -102,7 +105,7 @@ def deadline_entry_law(record: Record, view: View) -> Problems:
     if header is None or header.state.final:
         yield f"the deadline index lists {txn_id}, which is {header.state if header else 'without header'}", DELETE
     elif (in_force := _deadline_ms(txn_id, header, view)) != deadline_ms:
-        yield f"the deadline index lists {txn_id} at {deadline_ms}, and its deadline is {in_force}", DELETE
+        yield f"the deadline index lists {txn_id} at {deadline_ms}, but its deadline is {in_force}", DELETE
 
 
 def final_state_entry_law(record: Record, view: View) -> Problems:
@@ -115,7 +118,7 @@ def final_state_entry_law(record: Record, view: View) -> Problems:
     header = view.decode(Header, paths.header(TxnId.parse(text)))
     if header is None or (header.state, header.finalized_ms) != (state, finalized_ms):
         found = f"{header.state} at {header.finalized_ms}" if header else "without header"
-        yield f"the index of final states lists {text} as {state} at {finalized_ms}, and it is {found}", DELETE
+        yield f"the index of final states lists {text} as {state} at {finalized_ms}, but it is {found}", DELETE
 
 
 def key_law(record: Record, view: View) -> Problems:
@@ -128,14 +131,16 @@ def key_law(record: Record, view: View) -> Problems:
     if key.txn_id is None:
         return
     if key.deleted:
-        yield f"the transaction key is deleted and holds transaction {key.txn_id}", RESTORE
+        yield f"the transaction key is deleted but holds transaction {key.txn_id}", RESTORE
     try:
         header = view.decode(Header, paths.header(TxnId.parse(key.txn_id)))
     except ValueError as error:
         raise UnreadableError(record.key, error) from error
     if header is None or header.state.final:
         state = header.state if header else "without header"
-        action = "Harmless by itself, the next begin under the key clears it; whatever wrote it is not harmless."
+        action = (
+            "This is harmless by itself, because the next begin under the key clears it; but find out what wrote it."
+        )
         yield f"the transaction key holds {key.txn_id}, which is {state}", action
     elif (header.owner or None, header.key) != (owner, name):
         yield f"the transaction key holds {key.txn_id}, which belongs to another key", RESTORE

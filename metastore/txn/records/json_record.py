@@ -1,4 +1,4 @@
-"""What all records have in common."""
+"""The common base of all records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of what transactions do on segments, and of what is hidden there."""
+"""The records of the operations of transactions on segments, and of the entries that are hidden there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from metastore.txn.records.json_record import JsonRecord
 
 
 class WriteOp(JsonRecord):
-    """One transactional append. `after` is a lower bound of where its frame lands, known before it is appended."""
+    """One append of a transaction. `after` is a lower bound of the position of its frame, known before it is
+    appended."""
 
     kind: Literal["write"] = "write"
     segment: str
@@ -21,8 +22,9 @@ class WriteOp(JsonRecord):
 
 
 class AckOp(JsonRecord):
-    """One transactional acknowledgement: of message `batch_index` of the entry at `position`, which holds `batch_size`
-    messages, or of the whole entry when there is no index; with `cumulative` of everything before it too."""
+    """One acknowledgement of a transaction: of message `batch_index` of the entry at `position`, which contains
+    `batch_size` messages, or of the whole entry if there is no index; with `cumulative` also of everything before
+    it."""
 
     kind: Literal["ack"] = "ack"
     segment: str
@@ -44,9 +46,10 @@ def decode_op(value: bytes) -> WriteOp | AckOp:
 
 
 class Outcome(JsonRecord):
-    """`/segment-state/<segment>/outcome/<txnId>`: what a reader must hide of a transaction on one segment.
+    """`/segment-state/<segment>/outcome/<txnId>`: which entries of a transaction on one segment readers must skip.
 
-    Exists only where the transaction is not simply committed. `highest` is the last position a frame of it can have.
+    It exists only if the transaction is not simply committed. `highest` is the last position that a frame of it can
+    have.
     """
 
     highest: str

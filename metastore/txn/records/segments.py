@@ -1,4 +1,4 @@
-"""The records of segments: what they are, who owns them, and whose retries they know."""
+"""The records of segments: their place and ledgers, their owners, and the sequences by which they recognize retries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DedupRun = tuple[int, int, int, int, int, tuple[tuple[int, int], ...] | None]
 
 
 class LedgerRecord(JsonRecord):
-    """One ledger of a segment. `entries` is its final length, known once it is sealed; `storage` the only storage
-    that holds it."""
+    """One ledger of a segment. `entries` is its final length, which is known once it is sealed; `storage` is the only
+    storage that has it."""
 
     id: int
     storage: str
@@ -20,14 +20,15 @@ class LedgerRecord(JsonRecord):
 
     @property
     def last(self) -> Position | None:
-        """Its last entry, or the place before the first one when it has none; None while its length is not known."""
+        """The position of its last entry, or the one before the first entry if it has none; None while its length is
+        not known."""
         return Position(self.id, self.entries - 1) if self.entries is not None else None
 
 
 class DedupSnapshot(JsonRecord):
-    """A complete snapshot of a segment's dedup table: the chunks `/segment-state/<segment>/dedup/<name>/<n>`.
+    """A complete snapshot of a segment's deduplication table: the chunks `/segment-state/<segment>/dedup/<name>/<n>`.
 
-    What the ledgers up to and including `through` tell is in it, so they need not be read for that again.
+    It covers the ledgers up to and including `through`, so they need not be read for it again.
     """
 
     name: str
@@ -36,7 +37,7 @@ class DedupSnapshot(JsonRecord):
 
 
 class MergeClaim(JsonRecord):
-    """Two neighbours are being merged: each is to be sealed, then `child` takes over from both (DESIGN §5.14)."""
+    """Two neighbours are being merged: both are sealed first, and then `child` takes over from both (DESIGN §5.14)."""
 
     other: str
     child: str
@@ -46,12 +47,12 @@ class MergeClaim(JsonRecord):
 class SegmentRecord(JsonRecord):
     """`/segment/<id>`: its place in the topic, and its ledgers in order.
 
-    Only the last ledger may be unsealed, or the last two while the segment goes on from one to the other. `planned` is
-    the number of a ledger that may have been created and holds nothing: it is in the record before it is anywhere else,
-    so a number is used once and no ledger is left behind.
+    Only the last ledger may be unsealed, or the last two while the segment continues from one to the other. `planned`
+    is the number of a ledger that may have been created and is empty: the number is in the record before it is used
+    anywhere else, so each number is used once and no ledger is left behind.
 
-    Entries below `first_position` are trimmed; `trimmed` are ledgers that held only such, until their bytes are gone.
-    Of a deleted segment the record stays until its storage has deleted the ledgers.
+    Entries below `first_position` are trimmed; `trimmed` are ledgers with only such entries, until their bytes are
+    deleted. The record of a deleted segment remains until its storage has deleted the ledgers.
     """
 
     topic: str
@@ -69,13 +70,13 @@ class SegmentRecord(JsonRecord):
 
     @property
     def newest_ledger(self) -> int:
-        """The highest number that a ledger of this segment bears, or may bear; 0 when there was none."""
+        """The highest number that a ledger of this segment has, or may have; 0 if there was none."""
         numbers = [ledger.id for ledger in (*self.ledgers, *self.trimmed)]
         return max([*numbers, self.planned or 0])
 
     @property
     def trimmed_up_to(self) -> Position | None:
-        """The last entry that must not be read any more."""
+        """The last entry that must no longer be read."""
         first = Position.parse(self.first_position)
         return None if first.entry < 0 else first.before
 
@@ -83,8 +84,8 @@ class SegmentRecord(JsonRecord):
 class OwnerRecord(JsonRecord):
     """`/segment-owner/<id>`: written once per generation; every apply of the owner checks it (DESIGN §5.2).
 
-    Without a `broker` nobody owns it: the last owner gave it up. Of a deleted segment a tombstone stays, at a
-    generation that nobody has.
+    Without a `broker` it has no owner: the last one gave it up. For a deleted segment a tombstone remains, at a
+    generation that no broker has.
     """
 
     broker: str
@@ -94,11 +95,11 @@ class OwnerRecord(JsonRecord):
 
 
 class DedupRow(JsonRecord):
-    """Sequences of one scope, of entries in one segment: `segment`, when they were inherited from it.
+    """Sequences of one scope, for entries in one segment: `segment`, if they were inherited from it.
 
-    A run is `[sequence, length, messages, ledger, entry, ranges?]`: `length` sequences from `sequence` on, in entries
-    one after another from `ledger:entry` on, of so many messages each; of those that hash into `ranges`
-    (`[[lo, hi], …]`), unless that is the segment's whole range.
+    A run is `[sequence, length, messages, ledger, entry, ranges?]`: `length` sequences from `sequence` on, in
+    consecutive entries from `ledger:entry` on, with this number of messages each; these are the messages that hash into
+    `ranges` (`[[lo, hi], …]`), unless that is the segment's whole range.
     """
 
     txn_id: str | None = None
@@ -109,6 +110,6 @@ class DedupRow(JsonRecord):
 
 
 class DedupChunk(JsonRecord):
-    """`/segment-state/<segment>/dedup/<name>/<chunk>`: a part of a segment's dedup table."""
+    """`/segment-state/<segment>/dedup/<name>/<chunk>`: a part of a segment's deduplication table."""
 
     rows: tuple[DedupRow, ...]

@@ -10,9 +10,10 @@ from metastore.txn.records.json_record import JsonRecord
 class SubscriptionRecord(JsonRecord):
     """`/subscription/<topic>/<subscription>`: written when it is created, and when it is dropped.
 
-    Every ack operation and every write of a cursor checks it, so that nothing of a dropped one can land. The record
-    stays as a tombstone: created again, the subscription has the next incarnation. `starts` is where a subscription
-    that began with `latest` begins, by segment; everywhere else it begins with the earliest entry.
+    Every ack operation and every write of a cursor checks it, so that no write for a dropped one can take effect. The
+    record remains as a tombstone: if it is created again, the subscription has the next incarnation. `starts` is, by
+    segment, where a subscription that began with `latest` begins; on all other segments it begins with the earliest
+    entry.
     """
 
     incarnation: int
@@ -32,7 +33,7 @@ class MarkDelete(JsonRecord):
 
 
 class AckedBucket(JsonRecord):
-    """`/cursor/…/acked/<bucket>`: acknowledged ranges behind the mark-delete, `ledger:entry:index` up to before
-    another one, in order."""
+    """`/cursor/…/acked/<bucket>`: acknowledged ranges after the mark-delete position, in order; each is from
+    `ledger:entry:index` up to, but not including, another place."""
 
     ranges: tuple[tuple[str, str], ...]

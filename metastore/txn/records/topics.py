@@ -8,10 +8,10 @@ from metastore.txn.records.json_record import JsonRecord
 
 
 class TopicRecord(JsonRecord):
-    """`/topic/<name>`. `next_segment` numbers the next segment: segment ids are never reused.
+    """`/topic/<name>`. `next_segment` is the number of the next segment: segment ids are never reused.
 
-    A deleted topic stays as a tombstone, so that the counter survives; `segments` are then those of which something
-    is left to delete.
+    A deleted topic remains as a tombstone, so that the counter survives; `segments` are then those that are not
+    completely deleted yet.
     """
 
     name: str

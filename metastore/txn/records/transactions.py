@@ -14,11 +14,11 @@ SHORT_HEADER_BYTES = 512
 
 
 class Header(JsonRecord):
-    """`/txn/<txnId>`: the linearization point. Written exactly twice: created OPEN, made final.
+    """`/txn/<txnId>`: the linearization point. It is written exactly twice: created OPEN, then made final.
 
     `timeout_ms` is the absolute deadline given at begin; a keep-alive or a prepare moves the deadline in a record of
-    its own, because the header must stay at its first version while it is OPEN. `writers`, once COMMITTED, is the
-    list of writers that count (None: all of them; empty: only operations without a writer).
+    its own, because the header must stay at its first version while it is OPEN. `writers`, once COMMITTED, is the list
+    of writers that count (None: all of them; empty: only operations without a writer).
     """
 
     state: TxnState
@@ -36,14 +36,14 @@ class Header(JsonRecord):
 
     @property
     def as_begun(self) -> Header:
-        """What it was before it was decided."""
+        """The header as it was before the decision."""
         decided = dict.fromkeys(("finalized_ms", "writers", "reason", "expired_by"))
         return self.model_copy(update={"state": TxnState.OPEN, **decided})
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """What begins or ends in one millisecond has equal headers. Long ones (lists of writers) are not kept in memory
-        for that."""
+        """Transactions that begin or end in one millisecond have equal headers, so decoded ones are cached. Long ones
+        (lists of writers) are not kept in memory for that."""
         return cls._decode_short(value) if len(value) <= SHORT_HEADER_BYTES else super().decode(value)
 
     @classmethod
@@ -84,8 +84,8 @@ class RememberedWriters(JsonRecord):
 class TransactionKey(JsonRecord):
     """`/txn-key/<owner>&<key>`: fencing and idempotence. Deleting leaves a tombstone, so that epochs never repeat.
 
-    `session` names the connection that holds `epoch`, when it gave a name: connecting again under the same name
-    finds the epoch instead of bumping it. `fenced_sessions` are the last ones it took over from.
+    `session` names the connection that holds `epoch`, if it gave a name: connecting again with the same name returns
+    the same epoch instead of incrementing it. `fenced_sessions` are the last sessions that were taken over from.
     """
 
     epoch: int
@@ -108,7 +108,7 @@ class GcHorizon(JsonRecord):
     finalized_ms: int | None = None
 
     def joined(self, other: Self) -> Self:
-        """Both together: the later revision, and the later time."""
+        """Both combined: the later revision, and the later time."""
         times = [time for time in (self.finalized_ms, other.finalized_ms) if time is not None]
         revision = max(self.revision, other.revision)
         return self.model_copy(update={"revision": revision, "finalized_ms": max(times, default=None)})

@@ -211,4 +211,4 @@ async def test_a_wrong_port_is_named(open_store: OpenStore) -> None:
     with pytest.raises(StoreUnavailable) as failed:
         await EtcdStore.open([f"127.0.0.1:{port}"], deadline_ms=300)
     message = str(failed.value)
-    assert f"127.0.0.1:{port}" in message and "is it running there?" in message and "\n" not in message
+    assert f"127.0.0.1:{port}" in message and "Is it running there?" in message and "\n" not in message

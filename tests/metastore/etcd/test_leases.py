@@ -147,7 +147,7 @@ async def test_a_key_that_somebody_keeps_writing_is_given_up(etcd_server: EtcdSe
 
     store._connection.kv.Txn = too_late
     async with asyncio.timeout(60):
-        with pytest.raises(OutcomeUnknown, match="somebody else keeps writing"):
+        with pytest.raises(OutcomeUnknown, match="another client keeps writing"):
             await announce(store)
     store._connection.kv.Txn = real
     await store.apply(store.batch().check(Absent("/other")))

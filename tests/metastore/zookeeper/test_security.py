@@ -222,7 +222,7 @@ def take_away(server: ZooKeeperServer, path: str) -> None:
 
 
 async def test_a_user_with_a_colon_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidStoreUrl, match="no colon"):
+    with pytest.raises(InvalidStoreUrl, match="must not contain a colon"):
         await open_store(f"zk://127.0.0.1:1/x?user=a:b&password_file={password_file(tmp_path)}")
 
 
