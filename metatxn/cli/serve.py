@@ -26,7 +26,8 @@ StoreOption = Annotated[
     typer.Option(
         envvar="METATXN_STORE",
         metavar="URL",
-        help="sqlite:///path/file.db, etcd://host:port[,…][/root], zk://host:port[,…][/root] or memory://.",
+        help="The metadata store: sqlite:///path/file.db, etcd://host:port[,…][/root], "
+        "zk://host:port[,…][/root] or memory://.",
     ),
 ]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
@@ -114,7 +115,7 @@ def dev(
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
-    """Run a coordinator and a broker on SQLite in one process, until Ctrl-C."""
+    """Run a coordinator and a broker in one process. They use SQLite, and run until Ctrl-C."""
     set_up_logs(log_level)
     exposed = exposure.open(host)
     make_directory(data_dir)

@@ -20,7 +20,7 @@ from metatxn.cli.recover import EXAMPLE, recover
 EXIT_FINDINGS = 1
 
 app = typer.Typer(
-    help="Show and check a metadata store, even while it is being served; recover one that was restored from a backup.",
+    help="Show, check and recover a metadata store. It may be shown and checked while it is being served.",
     epilog="Example: metatxn store check --store sqlite:///metatxn-data/metadata.db",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -31,7 +31,7 @@ StoreOption = Annotated[
     typer.Option(
         envvar="METATXN_STORE",
         metavar="URL",
-        help="sqlite:///path/file.db, etcd://host:port[,…][/root] or zk://host:port[,…][/root].",
+        help="The metadata store: sqlite:///path/file.db, etcd://host:port[,…][/root] or zk://host:port[,…][/root].",
     ),
 ]
 

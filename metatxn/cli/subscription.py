@@ -13,7 +13,7 @@ from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import SubscriptionInfo
 
 app = typer.Typer(
-    help="Create, show and drop subscriptions; `metatxn topic consume --subscription` reads them.",
+    help="Create, show and drop subscriptions. `metatxn topic consume --subscription` reads them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -88,7 +88,10 @@ def produce(
     ] = None,
     txn: Annotated[str | None, typer.Option(metavar="TXN_ID", help="Send inside this transaction.")] = None,
     text: Annotated[bool, typer.Option("--text", help="The values are plain text instead of JSON.")] = False,
-    properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE")] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="A property of the messages. May be repeated."),
+    ] = None,
 ) -> None:
     """Send messages, and return when all of them are durable."""
     messages = parsed_values(values if values else (line.rstrip("\n") for line in sys.stdin), text)

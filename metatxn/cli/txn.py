@@ -56,7 +56,8 @@ def begin(
     ] = None,
     owner: Annotated[str | None, typer.Option(help="The principal that owns the transaction.")] = None,
     properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="May be repeated.")
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="A property of the transaction. May be repeated."),
     ] = None,
 ) -> None:
     """Begin a transaction and print its id."""
