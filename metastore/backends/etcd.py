@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from etcd3.etcdrpc.rpc_pb2_grpc import Unary
 
 RECORDS_PER_PAGE = 1_000
-# What a server accepts by default (--max-txn-ops), and the larger values that are tried first. Larger groups still
+# What a server accepts by default (--max-txn-ops), and the larger values that are tried first. Even larger groups
 # gain little, and whatever arrives meanwhile waits for them.
 DEFAULT_MAX_TXN_OPS = 128
 # Reads that are refused are not split, so they never ask for more.

@@ -15,7 +15,7 @@ free: a member may check what a *later* one writes, because checks see the state
 serial order asks for. By induction the whole request equals its members one after the other. A flat one takes effect
 only if every member would; otherwise nothing has happened.
 
-Across requests there is no such direction: two requests in flight may reach the server in either order. So an apply
+Across requests neither direction is free: two requests in flight may reach the server in either order. So an apply
 waits for every request in flight that it *touches* (either one writes what the other checks or writes), and for every
 earlier apply that waits and that it touches. Applies that touch therefore take effect in the order of the calls; those
 that do not touch commute, and may overtake each other.

@@ -652,7 +652,7 @@ def _write(
 
 
 def _forget(group: list[_Write]) -> None:
-    """Take back the outcomes of the jobs in a transaction that was rolled back."""
+    """Take back the outcomes of the jobs in a transaction that is gone."""
     for job in group:
         job.changes = None
         if not isinstance(job.outcome, InvalidBatch):
