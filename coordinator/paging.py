@@ -1,6 +1,6 @@
 """Page tokens that any coordinator understands, because nothing is remembered between two pages.
 
-    base64url( <list> \n <position of the last row that was looked at> )
+    base64url( <list> \n <position of the last row that was examined> )
 
 The list's name is in the token, so that a token cannot be used for another list, where its position means nothing.
 """

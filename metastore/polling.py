@@ -61,7 +61,7 @@ class PollingWatch(Watch):
         if look.revision < self._from_revision:
             return None
         if seen + 1 < self._from_revision:
-            return Resync(look.revision, f"what was applied before revision {self._from_revision} was not looked at")
+            return Resync(look.revision, f"what was applied before revision {self._from_revision} was not observed")
         changed = [record for record in look.records if before.get(record.key) != record.version]
         events = [Event(key, None) for key in before if key not in self._versions]
         events += (Event(record.key, record) for record in sorted(changed, key=lambda record: record.version))

@@ -117,8 +117,8 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A marker and the request under it. `version` is the marker's, as far as it is known. `landed` answers those who
-    were told what became of them."""
+    """A marker and the request under it. `version` is the marker's, as far as it is known. `landed` has the
+    calls that answer the members whose outcome is known."""
 
     marker: bytes
     version: int = 0

@@ -299,7 +299,7 @@ class Connection:
                 await backoff.pause()
 
     def _flush(self) -> None:
-        """Send all reads that were asked for in this round of the event loop, behind one `sync`."""
+        """Send all reads that were requested in this round of the event loop, after one `sync`."""
         waiting, self._waiting = self._waiting, []
         synced = self.send(Sync(self._tip))
         part: list[_Waiting] = []

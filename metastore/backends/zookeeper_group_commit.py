@@ -155,7 +155,7 @@ class _Log:
 class GroupCommit:
     """The only way in which applies of a store reach ZooKeeper.
 
-    `on_group` is told the size of every group sent, `on_lost` that the reply to one was lost, `on_emptied` the
+    `on_group` is called with the size of every group sent, `on_lost` when the reply to one was lost, `on_emptied` the
     directories that may hold nothing any more.
     """
 
@@ -562,7 +562,7 @@ class GroupCommit:
         elif owner is None:
             await self._find_log()
         elif request.operations[culprit.index] in owner.extra:
-            owner.fail(StoreUnavailable(f"what goes with the write was refused: error {culprit.code}"))
+            owner.fail(StoreUnavailable(f"an operation that belongs to the write was refused: error {culprit.code}"))
         for member in request.members:
             member.failures += 1
             if member is owner or member.failures > 1:

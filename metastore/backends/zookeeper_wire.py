@@ -6,7 +6,7 @@ from the start; kazoo sends a request (anything with `type`, `serialize` and `de
     multi (14), multi-read (22)     header(type, done, error)  operation  …  header(-1, true, -1)
     answer to a multi               header(type, done, error)  result     …  header(-1, true, -1)
     answer to a multi that failed   header(-1, false, error)   error      …  for every operation:
-                                    0 before the culprit, its error code, -2 behind it
+                                    0 before the culprit, its error code, -2 after it
     stat                            czxid mzxid ctime mtime version cversion aversion owner length children pzxid
 
 Multi-read (ZooKeeper 3.6) reads any number of znodes in one request; one that is missing is an answer, no failure.

@@ -54,7 +54,7 @@ class Exposure:
             return "with a token" + (", over TLS" if self.tls else ", without TLS")
         if is_loopback(host):
             return "from this machine only: there is no authentication"
-        return "by everybody who reaches it: there is no authentication"
+        return "by everybody who can reach it: there is no authentication"
 
 
 def is_loopback(host: str) -> bool:

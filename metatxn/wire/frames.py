@@ -4,7 +4,7 @@ The format is public. Clients decode it, so a change needs a new format version.
 little-endian, except the transaction id, whose 16 bytes are in the order of its hexadecimal text.
 
     offset  size  field
-         0     4  length          number of bytes behind the crc field
+         0     4  length          number of bytes after the crc field
          4     4  crc             CRC-32 (the zlib one) of those `length` bytes
     ------------------------------------------------------------------------
          8     1  format version  1

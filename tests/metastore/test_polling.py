@@ -103,7 +103,7 @@ async def test_a_first_revision_that_passed_between_two_looks_is_a_resync(store:
     await store.more_looks(2)
     for number in range(3):
         await write(store, f"/a/{number}", b"")
-    assert await waiting == Resync(start + 3, f"what was applied before revision {start + 2} was not looked at")
+    assert await waiting == Resync(start + 3, f"what was applied before revision {start + 2} was not observed")
 
 
 async def test_values_are_read_only_when_a_key_has_changed(store: _Polled) -> None:
