@@ -23,21 +23,10 @@ from metastore.backends import etcd_encoding as encoding
 from metastore.backends import etcd_stubs
 from metastore.backends.etcd_stubs import KeyValue, RequestOp, ResponseOp
 from metastore.errors import CheckFailed, InvalidBatch
-from metastore.types import Absent, AtVersion, Batch, Check, EmptyRange, Event, FirstVersion, Record, Revision
+from metastore.types import Absent, Batch, Check, EmptyRange, Event, FirstVersion, Record, Revision, holds
 
 if TYPE_CHECKING:
     from etcd3.etcdrpc.rpc_pb2 import Messages
-
-
-def holds(check: Check, found: Record | None) -> bool:
-    """Whether `check` holds, `found` being its record (or the first one in its range)."""
-    match check:
-        case Absent() | EmptyRange():
-            return found is None
-        case AtVersion(_, version):
-            return found is not None and found.version == version
-        case FirstVersion():
-            return found is not None and found.first
 
 
 @dataclass(slots=True)

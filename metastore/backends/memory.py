@@ -13,20 +13,18 @@ from sortedcontainers import SortedDict
 from metastore.api import Ephemeral, OwnRecord, StoredIndexes, Watch
 from metastore.errors import CheckFailed, StoreClosed
 from metastore.types import (
-    Absent,
     Applied,
-    AtVersion,
     Batch,
     Changes,
     Check,
     EmptyRange,
     Event,
-    FirstVersion,
     IndexDefinition,
     RangeResult,
     Record,
     Revision,
     Snapshot,
+    holds,
 )
 from metastore.watches import ChangeLog
 
@@ -112,22 +110,13 @@ class MemoryStore(StoredIndexes):
         return slot.record(key) if slot else None
 
     def _evaluate(self, check: Check) -> None:
-        match check:
-            case Absent(key):
-                current = self._get(key)
-                holds = current is None
-            case AtVersion(key, version):
-                current = self._get(key)
-                holds = current is not None and current.version == version
-            case FirstVersion(key):
-                current = self._get(key)
-                holds = current is not None and current.first
-            case EmptyRange(start, end):
-                first = next(iter(self._slots.irange(start, end, inclusive=(True, False))), None)
-                current = self._get(first) if first is not None else None
-                holds = current is None
-        if not holds:
+        current = self._first(check) if isinstance(check, EmptyRange) else self._get(check.key)
+        if not holds(check, current):
             raise CheckFailed(check, current, self._revision)
+
+    def _first(self, within: EmptyRange) -> Record | None:
+        key = next(iter(self._slots.irange(within.start, within.end, inclusive=(True, False))), None)
+        return self._get(key) if key is not None else None
 
     def _assert_open(self) -> None:
         super()._assert_open()

@@ -60,6 +60,7 @@ from metastore.types import (
     Record,
     Revision,
     Version,
+    holds,
 )
 
 GUARDS = 256
@@ -102,23 +103,14 @@ class Facts:
     def evaluate(self, checks: Sequence[Check]) -> CheckFailed | None:
         """The first check that does not hold."""
         for one in checks:
-            match one:
-                case Absent(key):
-                    current = self.records[key]
-                    holds = current is None
-                case AtVersion(key, version):
-                    current = self.records[key]
-                    holds = current is not None and current.version == version
-                case FirstVersion(key):
-                    current = self.records[key]
-                    holds = current is not None and current.first
-                case EmptyRange(start, end):
-                    found = self.ranges[start, end].result.records
-                    current = found[0] if found else None
-                    holds = current is None
-            if not holds:
+            current = self._first(one) if isinstance(one, EmptyRange) else self.records[one.key]
+            if not holds(one, current):
                 return CheckFailed(one, current, self.revision)
         return None
+
+    def _first(self, within: EmptyRange) -> Record | None:
+        found = self.ranges[within.start, within.end].result.records
+        return found[0] if found else None
 
 
 class Beliefs:
