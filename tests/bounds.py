@@ -45,7 +45,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.broker.broker._OPEN_AT_ONCE": (1, 2),
     "participants.messages.topics._CHUNK": (2, 6),
     "participants.topic.layout._CHUNK": (1, 3),
-    "participants.broker.ownership._MOVES_AT_ONCE": (1,),
+    "participants.broker.placement._MOVES_AT_ONCE": (1,),
     "participants.topic.deletion._OPS_PER_READ": (1, 5),
     "participants.topic.messages.BROWSE_BYTES": (1, 500),
     "participants.api.routes.ANSWER_BYTES": (1, 500),

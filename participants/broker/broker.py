@@ -1,7 +1,7 @@
 """One broker process: the segments it owns, opened, kept open, and reconciled.
 
 In a storage of its own, local files, it owns every segment: nobody else can. In one that many brokers have open, an
-object store, it owns its share of them (see `ownership`).
+object store, it owns its share of them (see `placement`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
-from participants.broker.ownership import SETTLE_MS, Ownership
 from participants.broker.peers import Peer, RemoteSegment
+from participants.broker.placement import SETTLE_MS, Placement
 from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
@@ -98,9 +98,9 @@ class Broker:
         self.id = storage.storage_id if storage.exclusive else uuid.uuid4().hex
         self.clock = clock
         self._mirror = HeaderMirror(store)
-        self._ownership: Ownership | None = None
+        self._placement: Placement | None = None
         if not storage.exclusive:
-            self._ownership = Ownership(
+            self._placement = Placement(
                 store,
                 self.id,
                 storage.storage_id,
@@ -172,8 +172,8 @@ class Broker:
             elif record.storage == self.storage.storage_id and self.storage.exclusive:
                 self._keep(segment_id)
         self._unknown = [directory for directory in sorted(unknown) if not await self._is_left_over(directory)]
-        if self._ownership is not None:
-            await self._exit.enter_async_context(self._ownership.running())
+        if self._placement is not None:
+            await self._exit.enter_async_context(self._placement.running())
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
 
     async def _is_left_over(self, directory: str) -> bool:
@@ -207,7 +207,7 @@ class Broker:
         """Owned segments that do not serve yet, and why; what keeps this broker from owning any; and segments of which
         there are ledgers here, but no record in the store."""
         missing = dict.fromkeys(self._unknown, NOT_IN_STORE)
-        if self._ownership is not None and not self._ownership.announced:
+        if self._placement is not None and not self._placement.announced:
             missing["announcement"] = "the watch does not show that this broker is announced"
         return missing | {
             segment_id: self._why_not.get(segment_id, "it is being opened")
@@ -268,7 +268,7 @@ class Broker:
 
     async def _not_here(self, segment_id: str) -> errors.MetatxnError:
         """Why a segment that this broker does not keep is not served."""
-        if self._ownership is not None and (known := self._ownership.owner(segment_id)) and known.broker != self.id:
+        if self._placement is not None and (known := self._placement.owner(segment_id)) and known.broker != self.id:
             return _not_owner(segment_id, known.url)
         owner_key, segment_key = paths.segment_owner(segment_id), paths.segment(segment_id)
         records = (await self.store.get_many([owner_key, segment_key])).records
@@ -281,11 +281,11 @@ class Broker:
             if owned_by is None or owned_by.url in ("", self.url):
                 where = f"its data lies in storage {record.storage}, which no broker has open"
                 return _unavailable(segment_id, where)
-        elif self._ownership is None:
+        elif self._placement is None:
             # Ours, and we never heard of it: whoever created the topic was not answered.
             self._keep(segment_id)
             return _unavailable(segment_id, "it is being opened")
-        elif owned_by is None or self._ownership.may_take(owned_by):
+        elif owned_by is None or self._placement.may_take(owned_by):
             return _unavailable(segment_id, "no broker that lives owns it, one is about to take it")
         return _not_owner(segment_id, owned_by.url)
 
@@ -299,8 +299,8 @@ class Broker:
         """Have these owned, if they are not yet; returns once they serve, or have failed once, or are gone. Those that
         other brokers take are waited for no longer than `TAKEN_WITHIN_S`."""
         wanted = list(segment_ids)
-        if self._ownership is not None:
-            await self._until_owned(wanted, self._ownership)
+        if self._placement is not None:
+            await self._until_owned(wanted, self._placement)
         else:
             for segment_id in wanted:
                 self._keep(segment_id)
@@ -310,11 +310,11 @@ class Broker:
         ):
             await self._opened.wait()
 
-    async def _until_owned(self, segment_ids: list[str], ownership: Ownership) -> None:
+    async def _until_owned(self, segment_ids: list[str], placement: Placement) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKEN_WITHIN_S):
-                while any(each not in self._keepers and ownership.is_awaited(each) for each in segment_ids):
-                    await ownership.changed.wait()
+                while any(each not in self._keepers and placement.is_awaited(each) for each in segment_ids):
+                    await placement.changed.wait()
 
     async def drop(self, segment_id: str) -> None:
         """Let go of a segment for good: it was deleted."""
@@ -369,7 +369,7 @@ class Broker:
 
     def changes(self) -> list[asyncio.Future[None]]:
         """They complete when segments were opened, were let go, or have moved to other brokers; see `Signal`."""
-        return [self._opened.next(), *([self._ownership.moved.next()] if self._ownership is not None else [])]
+        return [self._opened.next(), *([self._placement.moved.next()] if self._placement is not None else [])]
 
     @property
     def served(self) -> dict[str, Segment]:

@@ -70,9 +70,9 @@ METASTORE = (
     Mutant(
         "at-any-version",
         "a check of a version fails once the record was written",
-        "metastore/backends/memory.py",
-        "holds = current is not None and current.version == version",
-        "holds = current is not None",
+        "metastore/types.py",
+        "return found is not None and found.version == check.version",
+        "return found is not None",
         tests=(
             "tests/metastore/contract/test_apply.py::test_checks_that_fail_name_themselves_and_the_reco"
             "rd_they_met[memory]",

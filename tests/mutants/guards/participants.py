@@ -9,7 +9,7 @@ _ROLLING = "participants/segment/rolling.py"
 _SEGMENT = "participants/segment/segment.py"
 _TRIMMING = "participants/segment/trimming.py"
 _SNAPSHOT = "participants/segment/dedup_snapshot.py"
-_TEST_OWNERSHIP = "tests/participants/broker/test_ownership.py"
+_TEST_OWNERSHIP = "tests/participants/broker/test_placement.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
 
 PARTICIPANTS = (
@@ -176,7 +176,7 @@ PARTICIPANTS = (
         "participants/segment/reading.py",
         "if owner is None or owner.version != self._segment.ownership.check.version:",
         "if owner is None:",
-        tests=("tests/participants/broker/test_ownership.py::test_each_way_in_which_a_frozen_owner_finds_out",),
+        tests=("tests/participants/broker/test_placement.py::test_each_way_in_which_a_frozen_owner_finds_out",),
     ),
     Mutant(
         "decisions-unbounded",

@@ -16,8 +16,8 @@ from obstore.store import MemoryStore
 
 from metatxn.wire.broker import hash_of_key
 from tests.participants.broker.shared import SharedBroker
-from tests.participants.broker.test_ownership import create, spread
 from tests.participants.broker.test_peers import browsed
+from tests.participants.broker.test_placement import create, spread
 from tests.participants.devices import only
 from tests.participants.segment.world import World
 

@@ -20,7 +20,7 @@ from metatxn.wire.broker import MESSAGES_MEDIA_TYPE, hash_of_key
 from metatxn.wire.names import MessageId
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.stories import quoted
-from tests.participants.broker.test_ownership import create, spread
+from tests.participants.broker.test_placement import create, spread
 from tests.participants.devices import only
 from tests.participants.segment.world import World
 

@@ -26,7 +26,7 @@ from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectReques
 from metatxn.wire.frames import MIN_FRAME_BYTES, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
-from participants.broker.ownership import wanted
+from participants.broker.placement import wanted
 from participants.messages.payloads import encode_messages
 from participants.segment.publishing import Entry
 from participants.segment.trimming import trim

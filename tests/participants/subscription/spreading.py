@@ -16,7 +16,7 @@ from metastore.txn import paths
 from metatxn.wire.ids import TxnId
 from tests.participants.broker.process import in_process
 from tests.participants.broker.shared import SharedBroker
-from tests.participants.broker.test_ownership import create, spread
+from tests.participants.broker.test_placement import create, spread
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
 

@@ -402,8 +402,8 @@ async def test_a_home_that_read_the_layout_before_a_split_and_hears_of_it_first_
     await held.reached.wait()
     parent = next(iter(other.broker.served))
     children = (await other.http.post(f"/v1/segments/{quote(parent, safe='')}/split", json={})).json()["children"]
-    assert home.broker._ownership is not None
-    while any(home.broker._ownership.owner(child) is None for child in children):
+    assert home.broker._placement is not None
+    while any(home.broker._placement.owner(child) is None for child in children):
         await asyncio.sleep(0)
     owners = [await serving(spreading, child) for child in children]
     held.go.set()

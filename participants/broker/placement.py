@@ -53,7 +53,7 @@ def _weight(broker: str, segment_id: str) -> bytes:
     return hashlib.sha256(f"{broker}\0{segment_id}".encode()).digest()
 
 
-class Ownership:
+class Placement:
     """Watches who is announced, which segments there are and who owns them; takes and gives up until it is stopped.
 
     `take` begins to own a segment, `give_up` ends it; `kept` are those that this broker has or is about to have;
@@ -103,7 +103,7 @@ class Ownership:
         async with AsyncExitStack() as stack:
             for mirror in (self._announced, self._owners, self._segments):
                 await stack.enter_async_context(mirror.running())
-            task = in_background(self._balance_forever(), "ownership")
+            task = in_background(self._balance_forever(), "placement")
             try:
                 yield
             finally:

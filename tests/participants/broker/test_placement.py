@@ -22,7 +22,7 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
-from participants.broker.ownership import Ownership, wanted
+from participants.broker.placement import Placement, wanted
 from participants.segment.reading import STALE_READ_S
 from tests.participants.broker.shared import SharedBroker, owner_of
 from tests.participants.devices import only
@@ -374,9 +374,9 @@ async def test_nobody_moves_a_segment_while_announcements_come_and_go(start: Sta
     names = await create(first, 8)
     await spread([first], names)
     generations = {name: segment.ownership.generation for name, segment in first.broker.served.items()}
-    first.broker._ownership._settle_s = 10**6  # type: ignore[union-attr]
+    first.broker._placement._settle_s = 10**6  # type: ignore[union-attr]
     second = await start()
-    second.broker._ownership._settle_s = 10**6  # type: ignore[union-attr]
+    second.broker._placement._settle_s = 10**6  # type: ignore[union-attr]
     for _ in range(3):
         assert first.announcement is not None
         await first.announcement.close()
@@ -387,7 +387,7 @@ async def test_nobody_moves_a_segment_while_announcements_come_and_go(start: Sta
     assert not second.broker.served
 
 
-def claimed(ownership: Ownership, segment: str) -> bool:
+def claimed(ownership: Placement, segment: str) -> bool:
     """The watch has shown this broker the claim of a merge."""
     return SegmentRecord.decode(ownership._segments.records[paths.segment(segment)].value).merge is not None
 
@@ -403,8 +403,8 @@ async def test_a_merge_does_not_wait_until_the_other_owner_looks_around(start: S
     path = f"/v1/segments/{quote(low, safe='')}/merge"
     asked = asyncio.create_task(goal[low].http.post(path, json={"with": high}))
     other = goal[high]
-    assert other.broker._ownership is not None
-    while not asked.done() and not claimed(other.broker._ownership, high):
+    assert other.broker._placement is not None
+    while not asked.done() and not claimed(other.broker._placement, high):
         await asyncio.sleep(0)
     assert asked.done() or other.layout.tasks, "he waits until he looks around"
     answer = await asked
