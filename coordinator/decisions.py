@@ -15,9 +15,9 @@ import structlog
 
 from coordinator.answers import Members, describe, members_alike, unknown_transaction
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.patience import Clock
 from coordinator.settling import Overtaken, Settling
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.errors import MetastoreError
 from metastore.txn.key_records import read_key
 from metastore.txn.records.transactions import Header

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.patience import Clock
 from coordinator.periodic import PeriodicSweep
 from coordinator.shares import Share, everything
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.errors import CheckFailed, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import listing, paths

@@ -19,9 +19,9 @@ from itertools import chain, islice, repeat
 
 from coordinator import answers, paging
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.patience import Clock
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.keys import prefix_end
 from metastore.txn import key_records, listing, paths
 from metastore.txn.listing import Row

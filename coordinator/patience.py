@@ -11,11 +11,9 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 
+from metastore.clock import Clock
 from metatxn.service.departure import caller_left
 from metatxn.wire import errors
-
-Clock = Callable[[], int]
-"""Now, in milliseconds since the epoch."""
 
 Pause = Callable[[float], Awaitable[None]]
 """Wait for a number of seconds."""

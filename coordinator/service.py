@@ -19,12 +19,13 @@ from coordinator.gc_sweep import GcSweep
 from coordinator.id_blocks import BLOCK_SIZE
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.patience import PATIENCE_MS, Clock
+from coordinator.patience import PATIENCE_MS
 from coordinator.presence import Presence
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.incarnation import IncarnationGuard
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app

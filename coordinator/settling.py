@@ -19,8 +19,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from coordinator.patience import Clock, Patience, Pause
+from coordinator.patience import Patience, Pause
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import (
     Absent,

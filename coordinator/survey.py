@@ -15,9 +15,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamil
 from prometheus_client.registry import Collector
 
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.patience import Clock
 from coordinator.periodic import PeriodicSweep
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.keys import prefix_end
 from metastore.txn import key_records, listing, paths
 from metastore.txn.key_records import KeyRecord

@@ -29,10 +29,10 @@ from coordinator.ends import Abort, Commit, End
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.ownership import owned, require_owner
-from coordinator.patience import Clock
 from coordinator.settling import MakeBatch, Overtaken, Settling, Unanswered
 from coordinator.transaction_keys import Begun, TransactionKeys
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.errors import MetastoreError, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn import store as txn_records

@@ -27,6 +27,7 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.background import in_background
+from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError, StoreWentBack
 from metastore.txn import paths
 from metastore.txn.laws.remedies import RECOVER
@@ -40,9 +41,6 @@ IDS_PER_MS = 1 << 20
 there is less than one per millisecond."""
 
 log = structlog.get_logger()
-
-Clock = Callable[[], int]
-"""Now, in milliseconds since the epoch."""
 
 
 async def first_number(store: MetadataStore, per_ms: int = 1) -> int:

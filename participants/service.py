@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from metastore.api import Ephemeral, MetadataStore
+from metastore.clock import Clock
 from metastore.errors import MetastoreError
 from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
@@ -32,7 +33,6 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.restored.seen_store import StoreMemory
-from participants.segment.owned import Clock
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.topic.layout import Layout
 

@@ -16,6 +16,7 @@ import httpx
 import structlog
 
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
@@ -36,7 +37,6 @@ from participants.common.signal import Signal
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
 from participants.messages.topics import Topics, segment_not_found
-from participants.segment.owned import Clock
 from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Segment

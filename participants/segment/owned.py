@@ -6,13 +6,14 @@ The horizon is released once a decision is known and the appends that were begun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
 
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
@@ -30,7 +31,6 @@ from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.materializer import materialize
 
 log = structlog.get_logger()
-Clock = Callable[[], int]
 T = TypeVar("T")
 
 

@@ -14,6 +14,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
+from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
@@ -28,7 +29,7 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
 from participants.segment.dedup import AppendedBefore, Scope, sequence_used
-from participants.segment.owned import Clock, OwnedSegment
+from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.refusals import prepared, refusal
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.laws.remedies import RECOVER
@@ -38,7 +39,7 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
-from participants.segment.owned import Clock, Ownership
+from participants.segment.owned import Ownership
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Attached, Segment
 from participants.segment.trimming import delete_trimmed, without_trimmed

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from metastore.api import MetadataStore
+from metastore.clock import Clock
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
@@ -22,7 +23,7 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.storage import OpenLedger, SealedLedger
-from participants.segment.owned import Clock, OwnedSegment, Ownership
+from participants.segment.owned import OwnedSegment, Ownership
 from participants.segment.publishing import Entry, Publisher
 from participants.segment.reading import SegmentReader
 from participants.txn.buffer import Decision, TransactionBuffer
