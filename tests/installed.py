@@ -67,7 +67,8 @@ def install(wheel: Path, directory: Path, *extras: str) -> Environment:
     venv.create(directory, with_pip=False, symlinks=True)
     environment = Environment(directory)
     command = [sys.executable, "-m", "pip", "--python", environment.python, "install", "--quiet", "--no-index"]
-    subprocess.run([*command, "--no-deps", str(wheel)], check=True)
+    # Elsewhere: in a checkout that is installed pip would find metatxn, and do nothing.
+    subprocess.run([*command, "--no-deps", str(wheel)], cwd=directory, check=True)
     (metadata,) = environment.packages.glob("metatxn-*.dist-info")
     needed = _needed(Distribution.at(metadata).requires or (), extras, set())
     for each in needed:
