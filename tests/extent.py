@@ -29,6 +29,9 @@ _LONG = (
     *("fuzz", "simulation", "histories/test_registers.py", "participants/prefixes", "participants/processes"),
     *("coordinator/linearizability", "metastore/storms", "metastore/linearizability", "metastore/sqlite"),
     *("test_citations.py", "test_project.py", "metatxn/test_random_deliveries.py", "coordinator/test_security.py"),
+    *("mutants", "participants/api", "participants/broker"),
+    *("metatxn/test_transactions.py", "metatxn/test_compaction.py"),
+    *("participants/subscription/test_individual_acks.py", "participants/subscription/test_pending_acks.py"),
     *("coordinator/test_rest.py", "coordinator/test_races.py", "service/test_gate.py", "metatxn/test_visibility.py"),
     *("participants/subscription/test_spread.py", "participants/segment/test_decisions.py", "service/test_openapi.py"),
 )
