@@ -17,6 +17,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+from tests.extent import _LONG
 from tests.test_source import ALLOWED
 
 ROOT = Path(__file__).parent.parent
@@ -149,6 +150,11 @@ def test_what_is_missing_or_too_much_is_noticed() -> None:
     assert undeclared(third_party(source), {"pyyaml"}) == {"pydantic_core"}
     assert undeclared(third_party(source), {"pydantic"}) == {"yaml"}
     assert unused({"pyyaml", "pydantic-settings", "types-pyyaml", "mypy"}, third_party(source)) == {"pydantic-settings"}
+
+
+def test_what_the_quick_tests_leave_out_is_there() -> None:
+    """A name of a file that has moved would leave nothing out."""
+    assert [name for name in _LONG if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_the_version_is_that_of_the_changelog() -> None:
