@@ -31,7 +31,7 @@ from metatxn.wire.broker import (
 from metatxn.wire.frames import PayloadKind, RawFrame
 from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
-from metatxn.wire.problems import from_problem
+from metatxn.wire.problems import Problem, from_problem
 from participants.segment.dedup import AppendedBefore, Remembered
 from participants.segment.publishing import Entry
 from participants.segment.reading import Page
@@ -205,10 +205,10 @@ def _unanswered(what: str, reason: str, reads: bool) -> errors.MetatxnError:
 def _problem_of(answer: httpx.Response) -> errors.MetatxnError | None:
     """None when it is not an answer of a broker."""
     try:
-        error = from_problem(answer.json())
-    except (ValueError, KeyError, TypeError, AttributeError):
+        problem = Problem.model_validate_json(answer.content)
+    except ValueError:
         return None
-    return error if error.code is not None else None
+    return from_problem(problem.model_dump())
 
 
 def _appended_before(entry: Entry, wire: Any, *, complete: bool) -> AppendedBefore:

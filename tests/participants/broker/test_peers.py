@@ -15,7 +15,10 @@ import httpx
 import pytest
 from obstore.store import MemoryStore
 
+from metatxn.wire import errors
 from metatxn.wire.broker import hash_of_key
+from metatxn.wire.problems import problem_of
+from participants.broker import peers
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_placement import create, spread
 from tests.participants.devices import only
@@ -157,3 +160,20 @@ async def test_a_broker_names_who_knows_the_horizon_of_a_segment(brokers: list[S
     for broker in brokers:
         answer = (await broker.http.post("/v1/horizons", json={"segments": places})).json()
         assert answer["elsewhere"] == {each: url for each, url in known.items() if url != broker.url}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"not found", b'{"code":"NOT_FOUND"}', b'{"code":"NOT_FOUND","definite":1}']
+)
+def test_what_a_gateway_says_is_not_taken_for_the_answer_of_a_broker(body: bytes) -> None:
+    """A problem is one of ours only as a whole, else nobody knows what became of the request."""
+    assert peers._problem_of(httpx.Response(404, content=body)) is None
+
+
+@pytest.mark.parametrize("definite", [True, False])
+def test_a_problem_of_another_broker_is_its_error_here(definite: bool) -> None:
+    told = errors.TransactionConflict("held", definite=definite, holder="t")
+    answer = httpx.Response(409, content=problem_of(told).model_dump_json())
+    error = peers._problem_of(answer)
+    assert isinstance(error, errors.TransactionConflict)
+    assert (error.detail, error.definite, error.members) == ("held", definite, {"holder": "t"})
