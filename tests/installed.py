@@ -6,6 +6,7 @@ again: the distributions that pip would choose, each with all that it needs in t
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -67,8 +68,10 @@ def install(wheel: Path, directory: Path, *extras: str) -> Environment:
     venv.create(directory, with_pip=False, symlinks=True)
     environment = Environment(directory)
     command = [sys.executable, "-m", "pip", "--python", environment.python, "install", "--quiet", "--no-index"]
-    # Elsewhere: in a checkout that is installed pip would find metatxn, and do nothing.
-    subprocess.run([*command, "--no-deps", str(wheel)], cwd=directory, check=True)
+    # Where pip sees a checkout that is installed, by its directory or by the path that tests of Spark leave to their
+    # workers, it finds metatxn there, and does nothing.
+    without_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*command, "--no-deps", str(wheel)], cwd=directory, env=without_path, check=True)
     (metadata,) = environment.packages.glob("metatxn-*.dist-info")
     needed = _needed(Distribution.at(metadata).requires or (), extras, set())
     for each in needed:
