@@ -401,7 +401,7 @@ class Broker:
             self._why_not.pop(segment_id, None)
             self._opened.notify()
 
-        def failed(error: BaseException | None) -> None:
+        def failed(error: Exception) -> None:
             self._why_not[segment_id] = str(error) or repr(error)
             self._opened.notify()
             log.error("segment cannot be opened", segment=segment_id, error=str(error))

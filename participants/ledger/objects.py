@@ -29,8 +29,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
-
 from metastore import keys
 from metatxn.service import retry
 from metatxn.wire.crc import crc32
@@ -110,18 +108,21 @@ async def put_once(bucket: Bucket, name: str, content: bytes, token: bytes) -> N
     A name that is taken may be taken by ourselves, by a put whose reply was lost (the library repeats some by itself):
     the token tells. Raises `NameTaken`: this content is not there, and never will be. `StorageFailed`: it may be.
     """
-    async for attempt in AsyncRetrying(
-        retry=retry_if_exception_type(StorageFailed),
-        wait=retry.WAIT,
-        stop=stop_after_attempt(_PUT_ATTEMPTS),
-        reraise=True,
-    ):
-        with attempt:
-            try:
-                await bucket.create(name, content)
-            except FileExistsError:
-                if await token_of(bucket, name) != token:
-                    raise NameTaken(f"{name} was written by another owner") from None
+    pauses = retry.backoff()
+    for _ in range(_PUT_ATTEMPTS - 1):
+        try:
+            return await _put_once(bucket, name, content, token)
+        except StorageFailed:
+            await pauses.pause()
+    return await _put_once(bucket, name, content, token)
+
+
+async def _put_once(bucket: Bucket, name: str, content: bytes, token: bytes) -> None:
+    try:
+        await bucket.create(name, content)
+    except FileExistsError:
+        if await token_of(bucket, name) != token:
+            raise NameTaken(f"{name} was written by another owner") from None
 
 
 async def token_of(bucket: Bucket, name: str) -> bytes | None:

@@ -72,10 +72,8 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
         last = await segment.ledgers.open.seal()
         chunks = chunks_of(segment.dedup)
         check = segment.ownership.check
-        sealed: SegmentRecord | None = None
 
-        async def once() -> None:
-            nonlocal sealed
+        async def attempt() -> SegmentRecord:
             segment.assert_serving()
             name = f"{segment.ownership.generation}-sealed"
             snapshot = await write_snapshot(store, segment.id, check, name, chunks, last.id)
@@ -94,28 +92,26 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
             elif record.state == "deleted" or record.ledgers[-1] != final:
                 segment.lose("another generation has ended it")  # and not an earlier attempt of this one
                 raise segment.not_serving()
-            sealed = record
+            return record
 
-        async def attempt() -> None:
+        async def unless_deposed() -> SegmentRecord:
             try:
-                await once()
+                return await attempt()
             except CheckFailed as lost:
                 if lost.check != check:
                     raise  # read again what has changed
                 segment.deposed_by(lost)
                 raise segment.not_serving() from None
 
-        def report(error: BaseException | None) -> None:
+        def report(error: Exception) -> None:
             log.warning("seal again", segment=segment.id, error=str(error))
             if not isinstance(error, CheckFailed):
                 segment.publisher.seal_delayed(str(error))
 
-        await until_it_succeeds(attempt, MetastoreError, report)
+        return await until_it_succeeds(unless_deposed, MetastoreError, report), last
     except LedgerError as error:
         segment.lose(f"its ledger cannot be sealed: {error}")
         raise segment.not_serving() from error
     except errors.MetatxnError as error:
         segment.lose(f"it cannot be sealed: {error}")
         raise
-    assert sealed is not None
-    return sealed, last

@@ -147,7 +147,7 @@ class CursorStore:
             else:
                 self._versions.pop(key, None)
 
-    def _failed(self, error: BaseException | None) -> None:
+    def _failed(self, error: Exception) -> None:
         assert isinstance(error, MetastoreError)
         log.warning("a cursor is not stored yet", segment=self._key[0], subscription=self._key[1], error=str(error))
         self._answer(error)

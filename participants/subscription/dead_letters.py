@@ -36,7 +36,7 @@ class DeadLetters:
             part.segment.spawn(self._send_until_done(part, place))
 
     async def _send_until_done(self, part: SegmentSubscription, place: Place) -> None:
-        def report(error: BaseException | None) -> None:
+        def report(error: Exception) -> None:
             log.warning("a dead letter is sent again", segment=part.segment.id, place=str(place), error=str(error))
 
         await until_it_succeeds(lambda: self._send(part, place), (errors.MetatxnError, MetastoreError), report)

@@ -490,7 +490,7 @@ class SegmentSubscription:
             segment=self.segment.id,
         )
 
-    def _report(self, error: BaseException | None) -> None:
+    def _report(self, error: Exception) -> None:
         name = self.definition.name
         log.warning("carry the decision out again", segment=self.segment.id, subscription=name, error=str(error))
 

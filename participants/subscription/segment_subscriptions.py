@@ -112,7 +112,7 @@ class SegmentSubscriptions:
                     raise
                 self._segment.deposed_by(lost)
 
-        def report(error: BaseException | None) -> None:
+        def report(error: Exception) -> None:
             log.warning("delete again", segment=self._segment.id, subscription=name, error=str(error))
 
         await until_it_succeeds(once, MetastoreError, report)

@@ -94,7 +94,7 @@ class Deletion:
             await self._delete_traces(segment_id, owner)
             await self._delete_bytes(segment_id)
 
-        def report(error: BaseException | None) -> None:
+        def report(error: Exception) -> None:
             log.info("delete again", segment=segment_id, error=str(error))
 
         # Another broker may be at the same work: what it has deleted is found missing, and looked at again.

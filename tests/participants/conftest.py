@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tenacity import wait_fixed
 
+from metastore.background import Backoff
 from tests.participants.devices import DeviceKind
 from tests.participants.segment.world import World
 
@@ -19,7 +19,7 @@ from tests.participants.segment.world import World
 @pytest.fixture(autouse=True)
 def _retries_without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done again is done again at once: no test waits for a back-off."""
-    monkeypatch.setattr("metatxn.service.retry.WAIT", wait_fixed(0.005))
+    monkeypatch.setattr("metatxn.service.retry.backoff", lambda: Backoff(first_s=0.005, longest_s=0.005))
 
 
 @pytest.fixture(params=["local", "objects"])

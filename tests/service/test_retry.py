@@ -8,8 +8,8 @@ from __future__ import annotations
 import gc
 
 import pytest
-from tenacity import wait_fixed
 
+from metastore.background import Backoff
 from metatxn.service.retry import until_it_succeeds
 
 
@@ -17,25 +17,26 @@ class Failing:
     def __init__(self, *failures: Exception) -> None:
         self.left = list(failures)
         self.attempts = 0
-        self.heard: list[BaseException | None] = []
+        self.heard: list[Exception] = []
 
-    async def work(self) -> None:
+    async def work(self) -> int:
+        """Returns how often it was attempted."""
         self.attempts += 1
         if self.left:
             raise self.left.pop(0)
+        return self.attempts
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metatxn.service.retry.WAIT", wait_fixed(0.001))
+    monkeypatch.setattr("metatxn.service.retry.backoff", lambda: Backoff(first_s=0.001, longest_s=0.001))
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 5])
 async def test_each_failure_is_followed_by_one_more_attempt(times: int) -> None:
     failures = [OSError(number) for number in range(times)]
     failing = Failing(*failures)
-    await until_it_succeeds(failing.work, OSError, failing.heard.append)
-    assert failing.attempts == times + 1
+    assert await until_it_succeeds(failing.work, OSError, failing.heard.append) == times + 1
     assert failing.heard == failures
 
 

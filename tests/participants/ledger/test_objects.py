@@ -15,8 +15,8 @@ from typing import Any
 import obstore
 import pytest
 from obstore.store import MemoryStore
-from tenacity import wait_none
 
+from metastore.background import Backoff
 from participants.ledger import object_ledger, storage_id
 from participants.ledger.bucket import Bucket
 from participants.ledger.object_storage import ObjectStorage
@@ -37,7 +37,7 @@ from tests.participants.ledger.ledgers import SEGMENT, append, append_all, paylo
 
 @pytest.fixture(autouse=True)
 def _retries_without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metatxn.service.retry.WAIT", wait_none())
+    monkeypatch.setattr("metatxn.service.retry.backoff", lambda: Backoff(first_s=0.0))
 
 
 @pytest.fixture
