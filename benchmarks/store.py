@@ -35,7 +35,7 @@ from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import INDEXES, TxnStore, begin, put_write_op
+from metastore.txn.store import INDEXES, begin, finalize, put_write_op, read_plain
 from metastore.types import Applied, Batch, Changes
 from metastore.urls import open_store
 from metatxn.cli.services import tune_interpreter
@@ -112,7 +112,6 @@ class Ungrouped(EtcdStore):
 def one_life(store: MetadataStore, first: int) -> Callable[[int], Awaitable[float]]:
     """Begin, three guarded operations, commit, clean-up: all a transaction ever writes."""
     op = WriteOp(segment=SEGMENT, after="1:17", count=100)
-    txns = TxnStore(store)
 
     async def one(number: int) -> float:
         txn_id = TxnId(2, first + number)
@@ -120,9 +119,9 @@ def one_life(store: MetadataStore, first: int) -> Callable[[int], Awaitable[floa
         await store.apply(begin(store.batch(), txn_id, header))
         for counter in range(3):
             await store.apply(put_write_op(store.batch(), txn_id, 1, counter, op))
-        records = (await txns.read_plain([txn_id]))[txn_id]
+        records = (await read_plain(store, [txn_id]))[txn_id]
         final = records.header.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": now_ms()})
-        await store.apply(records.finalize(store.batch(), final))
+        await store.apply(finalize(store.batch(), [records], final))
         operations = (await store.scan(paths.ops_of_transaction(txn_id))).records
         batch = store.batch()
         for record in operations:

@@ -24,7 +24,7 @@ from coordinator.transaction_keys import Begun
 from coordinator.transactions import Failure, Transactions, answered, refuse_half_a_key, writer_set
 from metastore.api import MetadataStore
 from metastore.errors import InvalidBatch, MetastoreError
-from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.txn.store import TransactionRecords, read_plain
 from metatxn.service.security.principal import Principal
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest, TransactionHeader
@@ -60,7 +60,7 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     """
     wanted = [_wanted(number, item, transactions.store) for number, item in enumerate(items)]
     ended = dict.fromkeys(item.txn_id for item in wanted if isinstance(item, End))
-    known = await TxnStore(transactions.store).read_plain(list(ended))
+    known = await read_plain(transactions.store, list(ended))
     answers: dict[int, ItemAnswer] = {}
     begins: dict[int, BeginRequest] = {}
     ends: dict[int, tuple[End, TransactionRecords]] = {}

@@ -22,7 +22,7 @@ from metastore.errors import MetastoreError
 from metastore.txn.key_records import read_key
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import TransactionRecords, TxnStore, finalize_alike
+from metastore.txn.store import TransactionRecords, finalize, read_transaction
 from metastore.types import Applied, Batch
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
@@ -48,14 +48,14 @@ class Decisions:
 
     async def read(self, txn_id: TxnId) -> TransactionRecords:
         """Raises TXN_NOT_FOUND."""
-        records = await TxnStore(self.store).read(txn_id)
+        records = await read_transaction(self.store, txn_id)
         if records is None:
             raise unknown_transaction(txn_id)
         return records
 
     async def decide(self, records: TransactionRecords, final: Header) -> TransactionHeader:
         """Raises `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's errors."""
-        batch = records.finalize(self.store.batch(), final)
+        batch = finalize(self.store.batch(), [records], final)
         await self._let_go_of_key(batch, records, final)
         applied = await self.apply(batch, ([records], final))
         return describe(records.txn_id, final, applied.revision)
@@ -65,7 +65,7 @@ class Decisions:
         batch = self.store.batch()
         for alike, final in decided:
             assert final.key is None, final
-            finalize_alike(batch, alike, final)
+            finalize(batch, alike, final)
         applied = await self.apply(batch, *decided)
         return [
             answer

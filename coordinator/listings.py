@@ -27,7 +27,7 @@ from metastore.txn import key_records, listing, paths
 from metastore.txn.listing import Row
 from metastore.txn.records.operations import decode_op
 from metastore.txn.states import TxnState
-from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.txn.store import TransactionRecords, read_transaction, read_transactions
 from metatxn.wire.coordinator import (
     Operation,
     OperationPage,
@@ -122,7 +122,7 @@ class Listings:
 
     async def _read(self, rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
         """The rows whose header still exists, with the records as they are now."""
-        found = await TxnStore(self.store).read_many([row.txn_id for row in rows])
+        found = await read_transactions(self.store, [row.txn_id for row in rows])
         return [(row, records) for row, records in zip(rows, found, strict=True) if records]
 
     async def operations(
@@ -131,7 +131,7 @@ class Listings:
         """Operation records that no broker has cleaned up yet. Raises TXN_NOT_FOUND, INVALID_ARGUMENT."""
         name = f"ops {txn_id}"
         after = paging.position_of(name, page_token)
-        if await TxnStore(self.store).read(txn_id) is None:
+        if await read_transaction(self.store, txn_id) is None:
             raise answers.unknown_transaction(txn_id)
         root = paths.ops_of_transaction(txn_id)
         found = await self.store.range(f"{root}{after}\0" if after else root, prefix_end(root), limit=limit)

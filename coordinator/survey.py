@@ -21,7 +21,7 @@ from metastore.clock import Clock
 from metastore.keys import prefix_end
 from metastore.txn import key_records, listing, paths
 from metastore.txn.key_records import KeyRecord
-from metastore.txn.store import TxnStore
+from metastore.txn.store import read_plain
 from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 15_000
@@ -100,7 +100,7 @@ class Survey(PeriodicSweep, Collector):
 
     async def _when_created(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, int]:
         created = {txn_id: self._created_ms.get(txn_id) for txn_id in txn_ids}
-        read = await TxnStore(self._store).read_plain([txn_id for txn_id, ms in created.items() if ms is None])
+        read = await read_plain(self._store, [txn_id for txn_id, ms in created.items() if ms is None])
         # A transaction that is missing now was decided and collected meanwhile.
         return {txn_id: ms for txn_id, ms in created.items() if ms is not None} | {
             txn_id: records.header.created_ms for txn_id, records in read.items()

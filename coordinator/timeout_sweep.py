@@ -29,7 +29,7 @@ from coordinator.transactions import Transactions
 from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn import listing
 from metastore.txn.listing import Row
-from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.txn.store import TransactionRecords, read_plain
 from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 1_000
@@ -102,7 +102,7 @@ class TimeoutSweep(PeriodicSweep):
         return Swept(aborted, failed)
 
     async def _expire_slice(self, due: Sequence[Row]) -> list[Ended]:
-        known = await TxnStore(self._transactions.store).read_plain([row.txn_id for row in due])
+        known = await read_plain(self._transactions.store, [row.txn_id for row in due])
         plain = [known[row.txn_id] for row in due if _is_plain(row, known.get(row.txn_id))]
         shared = {records.txn_id for records in plain}
         alone = [row.txn_id for row in due if row.txn_id not in shared]

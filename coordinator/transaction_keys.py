@@ -26,7 +26,7 @@ from metastore.txn import store as txn_records
 from metastore.txn.key_records import KeyRecord, read_key
 from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.txn.store import TransactionRecords, finalize, read_transaction
 from metastore.types import Absent, Batch, Revision
 from metatxn.wire import errors
 from metatxn.wire.coordinator import (
@@ -97,7 +97,7 @@ class TransactionKeys:
     async def _fenced_after_all(self, predecessor: TransactionRecords | None) -> TransactionRecords | None:
         """`predecessor` if it is fenced now, by the write whose reply was lost or by another one; it may also be
         committed."""
-        records = predecessor and await TxnStore(self._store).read(predecessor.txn_id)
+        records = predecessor and await read_transaction(self._store, predecessor.txn_id)
         return records if records and records.header.expired_by is ExpiredBy.FENCING else None
 
     async def _bumped(
@@ -167,7 +167,7 @@ class TransactionKeys:
 
     async def _begun_as(self, txn_id: TxnId, header: Header) -> TransactionRecords | None:
         """The transaction, if it began with this header; it may have been decided since."""
-        records = await TxnStore(self._store).read(txn_id)
+        records = await read_transaction(self._store, txn_id)
         return records if records and records.header.as_begun == header else None
 
     async def _id_besides(self, predecessor: TransactionRecords | None) -> TxnId:
@@ -243,7 +243,7 @@ class TransactionKeys:
         transaction also writes the key."""
         if held is None or held.txn_id is None:
             return None
-        records = await TxnStore(self._store).read(TxnId.parse(held.txn_id))
+        records = await read_transaction(self._store, TxnId.parse(held.txn_id))
         return None if records is None or records.header.state.final else records
 
     async def _apply(self, batch: Batch, fenced: TransactionRecords | None, reason: str) -> Revision:
@@ -251,7 +251,7 @@ class TransactionKeys:
         if fenced is None:
             return (await self._decisions.settling.apply(batch)).revision
         final = aborted(fenced.header, self._decisions.clock(), reason, ExpiredBy.FENCING)
-        fenced.finalize(batch, final)
+        finalize(batch, [fenced], final)
         return (await self._decisions.apply(batch, ([fenced], final))).revision
 
 

@@ -38,7 +38,7 @@ from metastore.txn import paths
 from metastore.txn import store as txn_records
 from metastore.txn.records.transactions import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.txn.store import TransactionRecords, read_transaction
 from metastore.types import Absent, Batch, Revision
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
@@ -251,7 +251,7 @@ class Transactions:
     ) -> Sequence[Members | TransactionHeader | Failure]:
         """End transactions in one apply, each as `end` would: open ones without a key, that belong to the caller.
 
-        The records may be presumed (`TxnStore.read_plain`). If one of them is not as it was read, the apply has no
+        The records may be presumed (`read_plain`). If one of them is not as it was read, the apply has no
         effect, and each is ended separately. Raises the store's errors, and `InvalidBatch` for more than fits into one
         apply, which then has no effect.
         """
@@ -279,7 +279,7 @@ class Transactions:
         Returns False if there is nothing to do: it is decided or collected, or its deadline was moved. This includes
         changes while this runs, because the checks cover the records that hold the deadline.
         """
-        records = await TxnStore(self.store).read(txn_id)
+        records = await read_transaction(self.store, txn_id)
         now_ms = self.clock()
         if records is None or records.header.state.final or records.deadline_ms + max_clock_skew_ms > now_ms:
             return False
@@ -292,7 +292,7 @@ class Transactions:
     async def expire_together(self, due: Sequence[TransactionRecords]) -> None:
         """Abort transactions in one apply, each as `expire` would: open ones without a key that are due.
 
-        The records may be presumed (`TxnStore.read_plain`). Raises `Overtaken` if one of them is not as it was read,
+        The records may be presumed (`read_plain`). Raises `Overtaken` if one of them is not as it was read,
         the store's errors, and `InvalidBatch` for more than fits into one apply.
         """
         now_ms = self.clock()

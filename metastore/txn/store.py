@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from metastore.api import MetadataStore
-from metastore.keys import number
 from metastore.txn import paths
 from metastore.txn.records.operations import AckOp, WriteOp
 from metastore.txn.records.transactions import SHORT_HEADER_BYTES, GcHorizon, Header, Lease, Prepared, RememberedWriters
@@ -92,10 +91,6 @@ class TransactionRecords(NamedTuple):
         records = (self.header_record, self.lease_record, self.prepared_record, self.writers_record)
         return sum(len(record.value) for record in records if record)
 
-    def finalize(self, batch: Batch, final: Header) -> Batch:
-        """Decide the transaction: see `finalize_alike`."""
-        return finalize_alike(batch, [self], final)
-
     def keep_alive(self, batch: Batch, deadline_ms: int) -> Batch:
         """Move the deadline of an open, unprepared transaction."""
         batch.check(FirstVersion(self.header_record.key), Absent(paths.prepared(self.txn_id)))
@@ -130,53 +125,43 @@ class TransactionRecords(NamedTuple):
         return batch
 
 
-class TxnStore:
-    """The transaction records of one metadata store."""
+async def read_transaction(store: MetadataStore, txn_id: TxnId) -> TransactionRecords | None:
+    """The header and the side records at one revision, or None if the header is unknown."""
+    snapshot = await store.get_many(_record_keys(txn_id))
+    return _records_of(txn_id, snapshot)
 
-    def __init__(self, store: MetadataStore) -> None:
-        self.store = store
 
-    async def read(self, txn_id: TxnId) -> TransactionRecords | None:
-        """The header and the side records at one revision, or None if the header is unknown."""
-        snapshot = await self.store.get_many(_record_keys(txn_id))
-        return _records_of(txn_id, snapshot)
+async def read_transactions(store: MetadataStore, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
+    """Like `read_transaction`, for many transactions in few requests; each of them is read at one revision."""
+    found: list[TransactionRecords | None] = []
+    for chunk in (txn_ids[at : at + _READ_CHUNK] for at in range(0, len(txn_ids), _READ_CHUNK)):
+        snapshot = await store.get_many([key for txn_id in chunk for key in _record_keys(txn_id)])
+        found += [_records_of(txn_id, snapshot) for txn_id in chunk]
+    return found
 
-    async def read_many(self, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
-        """Like `read`, for many transactions in few requests; each of them is read at one revision."""
-        found: list[TransactionRecords | None] = []
-        for chunk in (txn_ids[at : at + _READ_CHUNK] for at in range(0, len(txn_ids), _READ_CHUNK)):
-            snapshot = await self.store.get_many([key for txn_id in chunk for key in _record_keys(txn_id)])
-            found += [_records_of(txn_id, snapshot) for txn_id in chunk]
-        return found
 
-    async def read_plain(self, txn_ids: Sequence[TxnId]) -> dict[TxnId, TransactionRecords]:
-        """The transactions that exist, *presumed* to have no lease, prepared or writers record: one key each instead of
-        four.
+async def read_plain(store: MetadataStore, txn_ids: Sequence[TxnId]) -> dict[TxnId, TransactionRecords]:
+    """The transactions that exist, *presumed* to have no lease, prepared or writers record: one key each instead of
+    four.
 
-        Only for use in a decision. It checks that these records are absent, so a wrong presumption only fails the
-        apply, and the transaction is read again.
-        """
-        if not txn_ids:
-            return {}
-        keys = [paths.header(txn_id) for txn_id in txn_ids]
-        snapshot = await self.store.get_many(keys)
-        return {
-            txn_id: TransactionRecords(txn_id, snapshot.revision, record, Header.decode(record.value), None, None, None)
-            for txn_id, key in zip(txn_ids, keys, strict=True)
-            if (record := snapshot.records[key])
-        }
+    Only for use in a decision. It checks that these records are absent, so a wrong presumption only fails the apply,
+    and the transaction is read again.
+    """
+    if not txn_ids:
+        return {}
+    keys = [paths.header(txn_id) for txn_id in txn_ids]
+    snapshot = await store.get_many(keys)
+    return {
+        txn_id: TransactionRecords(txn_id, snapshot.revision, record, Header.decode(record.value), None, None, None)
+        for txn_id, key in zip(txn_ids, keys, strict=True)
+        if (record := snapshot.records[key])
+    }
 
-    async def due(self, until_ms: int, limit: int) -> list[TxnId]:
-        """Open transactions whose deadline is at or before `until_ms`, the oldest deadline first."""
-        found = await self.store.range(
-            paths.DEADLINE_INDEX, paths.DEADLINE_INDEX + number(until_ms + 1), limit=limit, keys_only=True
-        )
-        return [TxnId.parse(record.key.rpartition("/")[2]) for record in found.records]
 
-    async def gc_horizon(self) -> Revision:
-        """The highest decision revision whose header may be deleted; 0 if there is none."""
-        record = await self.store.get(paths.GC_HORIZON)
-        return GcHorizon.decode(record.value).revision if record else 0
+async def gc_horizon(store: MetadataStore) -> Revision:
+    """The highest decision revision whose header may be deleted; 0 if there is none."""
+    record = await store.get(paths.GC_HORIZON)
+    return GcHorizon.decode(record.value).revision if record else 0
 
 
 def _record_keys(txn_id: TxnId) -> tuple[str, str, str, str]:
@@ -210,7 +195,7 @@ def begin_alike(batch: Batch, txn_ids: Iterable[TxnId], header: Header) -> Batch
     return batch
 
 
-def finalize_alike(batch: Batch, alike: Iterable[TransactionRecords], final: Header) -> Batch:
+def finalize(batch: Batch, alike: Iterable[TransactionRecords], final: Header) -> Batch:
     """Decide (DESIGN §5.1) transactions with equal headers: each header at the version read, and its side records at
     theirs, all become final or are deleted at once.
 

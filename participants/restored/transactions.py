@@ -30,7 +30,7 @@ from metastore.txn.key_records import read_key
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.transactions import GcHorizon, Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import TransactionRecords, TxnStore
+from metastore.txn.store import TransactionRecords, finalize, read_transaction
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.chain import READ_BYTES
@@ -93,7 +93,7 @@ class Transactions:
     async def _open(self) -> AsyncIterator[TransactionRecords]:
         found = [entry async for entry in dump(self._store, paths.DEADLINE_INDEX)]
         for entry in found:
-            records = await TxnStore(self._store).read(TxnId.parse(entry.key.rpartition("/")[2]))
+            records = await read_transaction(self._store, TxnId.parse(entry.key.rpartition("/")[2]))
             if records is not None and not records.header.state.final:
                 yield records
 
@@ -111,7 +111,7 @@ class Transactions:
                 key.write(batch, key.value.model_copy(update={"txn_id": None, "last_version": last_version}))
         writers = records.remembered_writers if decision is TxnState.COMMITTED else None
         final = {"state": decision, "finalized_ms": self._now_ms, "writers": writers, "reason": REASON}
-        await self._store.apply(records.finalize(batch, header.model_copy(update=final)))
+        await self._store.apply(finalize(batch, [records], header.model_copy(update=final)))
 
     async def hide(self, found: Found, decision: TxnState) -> int:
         """Outcomes for what is aborted, or becomes so by `decision`, and may have no operation on this segment that

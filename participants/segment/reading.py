@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import TxnStore
+from metastore.txn.store import gc_horizon
 from metastore.types import Revision
 from metatxn.wire import errors
 from metatxn.wire.frames import RawFrame
@@ -40,7 +40,6 @@ class SegmentReader:
     def __init__(self, segment: OwnedSegment, *, shared: bool) -> None:
         """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
         self._segment = segment
-        self._txns = TxnStore(segment.store)
         self._last_visible: Position | None = None
         self._looked_up_to = Position(0, -1)
         self._shared = shared
@@ -71,7 +70,7 @@ class SegmentReader:
         end = self._segment.buffer.last_durable
         found = await self._read(after, end, max_bytes)
         decided = await self._decided_by(revision, {f.header.txn_id for f in found if f.header.txn_id is not None})
-        if (horizon := await self._txns.gc_horizon()) > revision:
+        if (horizon := await gc_horizon(self._segment.store)) > revision:
             raise errors.InvalidArgument(
                 f"revision: {revision} is too old, decisions up to {horizon} have been collected",
                 action="Read again at a newer revision.",

@@ -19,7 +19,7 @@ from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.records.transactions import TransactionKey
-from metastore.txn.store import INDEXES, TxnStore
+from metastore.txn.store import INDEXES, read_transaction
 from metastore.types import RangeResult, Snapshot
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
@@ -182,7 +182,7 @@ async def check_records(store: MetadataStore) -> None:
     open_deadlines = []
     open_ids = set()
     for txn_id in headers:
-        records = await TxnStore(store).read(txn_id)
+        records = await read_transaction(store, txn_id)
         assert records is not None
         if records.header.state.final:
             assert not (records.lease_record or records.prepared_record or records.writers_record), txn_id
@@ -197,7 +197,7 @@ async def check_records(store: MetadataStore) -> None:
             assert held in open_ids, f"{record.key} holds {held}, which is not open"
             holding.add(held)
     for txn_id in headers:
-        records = await TxnStore(store).read(txn_id)
+        records = await read_transaction(store, txn_id)
         assert records is not None
         if records.header.key is not None and not records.header.state.final:
             assert str(txn_id) in holding, f"{txn_id} is open, but its key does not hold it"

@@ -17,7 +17,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
-from metastore.txn.store import TxnStore, put_write_op
+from metastore.txn.store import gc_horizon, put_write_op
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from tests.coordinator.conftest import FakeClock, refusal, under_key
@@ -144,7 +144,7 @@ async def test_the_horizon_moves_before_the_header_goes(
         applied = await forward(batch)
         present = list((await truth.scan(paths.HEADERS)).records)
         if len(present) < 3:
-            seen.append(await TxnStore(truth).gc_horizon())
+            seen.append(await gc_horizon(truth))
         return applied
 
     store.apply = watching  # type: ignore[method-assign]
@@ -160,7 +160,7 @@ async def test_the_horizon_never_moves_backwards(
     await truth.apply(truth.batch().create(paths.GC_HORIZON, b'{"revision":1000000}'))
     clock.now_ms += RETENTION_MS
     assert (await gc.collect_once()).deleted == 1
-    assert await TxnStore(truth).gc_horizon() == 1_000_000
+    assert await gc_horizon(truth) == 1_000_000
 
 
 async def test_two_sweeps_at_once_delete_each_header_once(

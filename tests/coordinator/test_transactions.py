@@ -11,7 +11,7 @@ from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import TxnStore, put_write_op
+from metastore.txn.store import finalize, put_write_op, read_transaction
 from metatxn.wire.coordinator import BeginRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
@@ -93,16 +93,16 @@ async def test_an_end_after_the_header_was_collected_is_not_found(
 async def test_a_decision_with_a_stale_expectation_is_rejected(transactions: Transactions, store: FaultyStore) -> None:
     """A9, A10: what was read before another's decision cannot decide, and a final state cannot be left."""
     txn_id = await begin(transactions)
-    before = await TxnStore(store).read(txn_id)
+    before = await read_transaction(store, txn_id)
     assert before is not None
     await transactions.abort(txn_id)
-    after = await TxnStore(store).read(txn_id)
+    after = await read_transaction(store, txn_id)
     assert after is not None
     final = before.header.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": 1})
     with pytest.raises(Exception, match="check failed"):
-        await store.apply(before.finalize(store.batch(), final))
+        await store.apply(finalize(store.batch(), [before], final))
     with pytest.raises(AssertionError):
-        after.finalize(store.batch(), final)
+        finalize(store.batch(), [after], final)
     assert (await transactions.get(txn_id)).state == "ABORTED"
 
 

@@ -23,7 +23,15 @@ from metastore.txn.records.operations import AckOp, Outcome, WriteOp
 from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_ack_ops, put_write_op
+from metastore.txn.store import (
+    INDEXES,
+    TransactionRecords,
+    begin,
+    finalize,
+    put_ack_ops,
+    put_write_op,
+    read_transaction,
+)
 from metastore.types import Batch, RangeResult, Snapshot
 from metastore.urls import InvalidStoreUrl, open_store, open_store_to_read
 from metatxn.wire.ids import TxnId
@@ -45,7 +53,7 @@ def packed(value: object) -> bytes:
 
 
 async def read(store: MetadataStore, txn_id: TxnId) -> TransactionRecords:
-    records = await TxnStore(store).read(txn_id)
+    records = await read_transaction(store, txn_id)
     assert records
     return records
 
@@ -75,7 +83,7 @@ async def write(store: MetadataStore, txn_id: TxnId, counter: int, segment: str 
 async def decide(store: MetadataStore, txn_id: TxnId, state: TxnState, writers: tuple[str, ...] | None = None) -> None:
     records = await read(store, txn_id)
     final = records.header.model_copy(update={"state": state, "finalized_ms": 50, "writers": writers})
-    await store.apply(records.finalize(store.batch(), final))
+    await store.apply(finalize(store.batch(), [records], final))
 
 
 async def collect(store: MetadataStore, txn_id: TxnId) -> None:

@@ -25,7 +25,7 @@ from metastore.txn.listing import Row
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import TxnStore, begin, put_write_op
+from metastore.txn.store import begin, finalize, put_write_op, read_transaction
 from metastore.types import AtVersion, Batch
 from metastore.urls import open_store
 from metatxn.wire.ids import TxnId
@@ -113,10 +113,10 @@ async def begin_one(store: MetadataStore, number: int) -> TxnId:
 
 
 async def decision(store: MetadataStore, txn_id: TxnId, state: TxnState) -> Batch:
-    records = await TxnStore(store).read(txn_id)
+    records = await read_transaction(store, txn_id)
     assert records
     final = records.header.model_copy(update={"state": state, "finalized_ms": DECIDED_MS})
-    return records.finalize(store.batch(), final)
+    return finalize(store.batch(), [records], final)
 
 
 async def collect(store: MetadataStore) -> Collected:
@@ -149,8 +149,8 @@ async def test_ten_thousand_transactions_are_open_at_once(store: MetadataStore, 
     await in_parallel(transactions, begin_next)
     assert [row.txn_id for row in await all_rows(partial(listing.open_by_deadline, store))] == ids
     assert [row.txn_id for row in await all_rows(partial(listing.by_id, store))] == ids
-    due = await TxnStore(store).due(DEADLINES_FROM_MS + 99, limit=PAGE)
-    assert due == ids[:100]
+    due = await listing.open_by_deadline(store, until_ms=DEADLINES_FROM_MS + 99, limit=PAGE)
+    assert [row.txn_id for row in due] == ids[:100]
     await assert_clean(store, 6 + 2 * transactions)
 
     async def end(number: int) -> None:

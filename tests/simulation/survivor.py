@@ -11,7 +11,7 @@ from metastore.txn import paths
 from metastore.txn import store as txn_records
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import TxnStore
+from metastore.txn.store import finalize, read_transaction
 from metastore.types import Changes, Event
 from metatxn.wire.ids import TxnId
 from tests.simulation.processes import EPOCH_MS
@@ -70,7 +70,7 @@ class Survivor:
         """Abort what it has open."""
         truth = self._store.truth
         for txn_id in self._own:
-            records = run_now(TxnStore(truth).read(txn_id))
+            records = run_now(read_transaction(truth, txn_id))
             if records is not None and not records.header.state.final:
                 aborted = {"state": TxnState.ABORTED, "finalized_ms": records.header.created_ms}
-                run_now(truth.apply(records.finalize(truth.batch(), records.header.model_copy(update=aborted))))
+                run_now(truth.apply(finalize(truth.batch(), [records], records.header.model_copy(update=aborted))))

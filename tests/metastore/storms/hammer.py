@@ -17,10 +17,11 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.listing import open_by_deadline
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared
 from metastore.txn.states import TxnState
-from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
+from metastore.txn.store import INDEXES, TransactionRecords, begin, finalize, put_write_op, read_transaction
 from metastore.types import Applied, Batch, EmptyRange, IndexDefinition
 from metastore.urls import open_store
 from metatxn.wire.ids import TxnId
@@ -106,8 +107,8 @@ class Worker:
 
     async def _sweep(self) -> None:
         """Time out what is due, as several sweepers at once would."""
-        for txn_id in await TxnStore(self._store).due(700, 4):
-            records = await TxnStore(self._store).read(txn_id)
+        for row in await open_by_deadline(self._store, until_ms=700, limit=4):
+            records = await read_transaction(self._store, row.txn_id)
             if records and not records.header.state.final:
                 await self._apply(self._decide(records, self._store.batch(), TxnState.ABORTED))
 
@@ -139,12 +140,12 @@ class Worker:
         entries = (await self._store.scan(paths.DEADLINE_INDEX, limit=30, keys_only=True)).records
         if not entries:
             return None
-        records = await TxnStore(self._store).read(TxnId.parse(self._dice.choice(entries).key.rpartition("/")[2]))
+        records = await read_transaction(self._store, TxnId.parse(self._dice.choice(entries).key.rpartition("/")[2]))
         return None if records is None or records.header.state.final else records
 
     def _decide(self, records: TransactionRecords, batch: Batch, state: TxnState) -> Batch:
         final = records.header.model_copy(update={"state": state, "finalized_ms": self._dice.randrange(5_000)})
-        return records.finalize(batch, final)
+        return finalize(batch, [records], final)
 
 
 @dataclass(frozen=True, slots=True)

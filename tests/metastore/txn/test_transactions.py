@@ -14,10 +14,11 @@ from metastore.api import MetadataStore
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
+from metastore.txn.listing import open_by_deadline
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.transactions import Header, Prepared
 from metastore.txn.states import TxnState
-from metastore.txn.store import INDEXES, TransactionRecords, TxnStore, begin, put_write_op
+from metastore.txn.store import INDEXES, TransactionRecords, begin, finalize, gc_horizon, put_write_op, read_transaction
 from metastore.types import Batch
 from metatxn.wire.ids import TxnId
 
@@ -29,11 +30,11 @@ Step = Callable[[TransactionRecords, Batch], Batch]
 
 
 def commit(records: TransactionRecords, batch: Batch) -> Batch:
-    return records.finalize(batch, final(TxnState.COMMITTED))
+    return finalize(batch, [records], final(TxnState.COMMITTED))
 
 
 def abort(records: TransactionRecords, batch: Batch) -> Batch:
-    return records.finalize(batch, final(TxnState.ABORTED))
+    return finalize(batch, [records], final(TxnState.ABORTED))
 
 
 def keep_alive(records: TransactionRecords, batch: Batch) -> Batch:
@@ -65,7 +66,7 @@ async def store() -> AsyncIterator[MetadataStore]:
 
 
 async def read(store: MetadataStore) -> TransactionRecords:
-    records = await TxnStore(store).read(TXN)
+    records = await read_transaction(store, TXN)
     assert records is not None
     return records
 
@@ -88,14 +89,18 @@ async def assert_indexes_tell_the_truth(store: MetadataStore) -> None:
         assert finals == []
 
 
+async def due(store: MetadataStore, until_ms: int, limit: int = 10) -> list[TxnId]:
+    return [row.txn_id for row in await open_by_deadline(store, until_ms=until_ms, limit=limit)]
+
+
 async def test_begin_creates_an_open_header_that_is_due_at_its_deadline(store: MetadataStore) -> None:
     records = await read(store)
     assert records.header == OPEN and records.header_record.first
-    assert await TxnStore(store).due(999, 10) == []
-    assert await TxnStore(store).due(1_000, 10) == [TXN]
+    assert await due(store, 999) == []
+    assert await due(store, 1_000) == [TXN]
     with pytest.raises(CheckFailed):
         await store.apply(begin(store.batch(), TXN, OPEN))
-    assert await TxnStore(store).read(TxnId(1, 2)) is None
+    assert await read_transaction(store, TxnId(1, 2)) is None
 
 
 async def test_due_gives_the_oldest_deadlines_first_and_no_more_than_asked(store: MetadataStore) -> None:
@@ -103,8 +108,8 @@ async def test_due_gives_the_oldest_deadlines_first_and_no_more_than_asked(store
     for number, deadline_ms in ((2, 900), (3, 1_100), (4, 10)):
         header = OPEN.model_copy(update={"timeout_ms": deadline_ms})
         await store.apply(begin(store.batch(), TxnId(1, number), header))
-    assert await TxnStore(store).due(1_000, 10) == [TxnId(1, 4), TxnId(1, 2), TXN]
-    assert await TxnStore(store).due(1_000, 2) == [TxnId(1, 4), TxnId(1, 2)]
+    assert await due(store, 1_000) == [TxnId(1, 4), TxnId(1, 2), TXN]
+    assert await due(store, 1_000, 2) == [TxnId(1, 4), TxnId(1, 2)]
 
 
 @pytest.mark.parametrize("decide", [commit, abort])
@@ -230,6 +235,6 @@ async def test_the_same_operation_cannot_be_put_twice(store: MetadataStore) -> N
 
 
 async def test_the_horizon_is_zero_until_it_is_advanced(store: MetadataStore) -> None:
-    assert await TxnStore(store).gc_horizon() == 0
+    assert await gc_horizon(store) == 0
     await store.apply(store.batch().create(paths.GC_HORIZON, b'{"revision":7}'))
-    assert await TxnStore(store).gc_horizon() == 7
+    assert await gc_horizon(store) == 7

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from metastore.txn import paths
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import INDEXES, TxnStore, begin
+from metastore.txn.store import INDEXES, begin, finalize, read_transaction
 from metastore.urls import open_store
 from metatxn.wire.ids import TxnId
 from participants.service import BrokerService
@@ -101,10 +101,10 @@ async def test_every_name_of_the_contract_is_there_and_counts(service: BrokerSer
         names = {name.partition(" ")[0].removesuffix("_count") for name in shown}
         assert names >= NAMES - {"metatxn_horizon_lag_entries"} and shown["metatxn_group_commit_size_count"] > 0
 
-        records = await TxnStore(store).read(txn)
+        records = await read_transaction(store, txn)
         assert records is not None
         final = records.header.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": 2})
-        await store.apply(records.finalize(store.batch(), final))
+        await store.apply(finalize(store.batch(), [records], final))
         while (shown := await scrape(service.url))["metatxn_decision_to_visible_seconds_count"] == 0:
             pass
         assert shown[f"metatxn_horizon_lag_entries {segment}"] == 0

@@ -19,7 +19,7 @@ from metastore.txn.records.segments import LedgerRecord, MergeClaim, OwnerRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import TxnState
-from metastore.txn.store import INDEXES, TxnStore, begin
+from metastore.txn.store import INDEXES, begin, read_transaction
 from metastore.types import Applied, Batch
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
@@ -63,7 +63,7 @@ async def opened(store: MemoryStore, txn_id: TxnId, *, key: str | None = None, v
 
 
 async def header_of(store: MemoryStore, txn_id: TxnId) -> Header:
-    records = await TxnStore(store).read(txn_id)
+    records = await read_transaction(store, txn_id)
     assert records is not None
     return records.header
 
@@ -82,7 +82,7 @@ async def problems(store: MemoryStore) -> list[str]:
 @pytest.mark.parametrize("decision", [TxnState.COMMITTED, TxnState.ABORTED])
 async def test_what_is_prepared_waits_for_its_external_coordinator(store: MemoryStore, decision: TxnState) -> None:
     await opened(store, LATER)
-    records = await TxnStore(store).read(LATER)
+    records = await read_transaction(store, LATER)
     assert records is not None
     await store.apply(records.prepare(store.batch(), Prepared(prepared_ms=1, deadline_ms=9)))
     assert await transactions(store).decide(decision) == (0, 1)

@@ -17,7 +17,7 @@ from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import TransactionRecords, TxnStore, begin
+from metastore.txn.store import TransactionRecords, begin, finalize, gc_horizon, read_transaction
 from metastore.types import Revision
 from metatxn.wire.frames import PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
@@ -85,7 +85,6 @@ class Node(OnDevice):
 class World:
     def __init__(self, directory: Path, device: DeviceKind = "local") -> None:
         self.store = FaultyStore()
-        self.txns = TxnStore(self.store)
         self.max_ledger_bytes = DEFAULT_MAX_LEDGER_BYTES
         self._directory = directory
         self._device = device
@@ -156,7 +155,7 @@ class World:
         return txn_id
 
     async def _records(self, txn_id: TxnId) -> TransactionRecords:
-        records = await self.txns.read(txn_id)
+        records = await read_transaction(self.store, txn_id)
         assert records is not None
         return records
 
@@ -177,7 +176,7 @@ class World:
                 "expired_by": expired_by,
             }
         )
-        return (await self.store.apply(records.finalize(self.store.batch(), final))).revision
+        return (await self.store.apply(finalize(self.store.batch(), [records], final))).revision
 
     async def commit(self, txn_id: TxnId, writers: Sequence[str] | None = None) -> Revision:
         return await self.decide(txn_id, TxnState.COMMITTED, writers=writers)
@@ -194,7 +193,7 @@ class World:
         """What header GC does: only when no operation record is left, and the horizon first."""
         assert not await self.operations(txn_id)
         record = (await self._records(txn_id)).header_record
-        horizon = GcHorizon(revision=max(record.version, await self.txns.gc_horizon()))
+        horizon = GcHorizon(revision=max(record.version, await gc_horizon(self.store)))
         await self.store.apply(self.store.batch().put(paths.GC_HORIZON, horizon.encode()))
         await self.store.apply(self.store.batch().remove(record))
 
