@@ -68,10 +68,9 @@ from metatxn.cli.services import tune_interpreter
 from metatxn.service.server import HttpServer
 from metatxn.wire.broker import FRAMES_MEDIA_TYPE, NEXT_HEADER, Message
 from metatxn.wire.coordinator import BatchItem, BeginItem, BeginRequest, CommitItem
-from metatxn.wire.frames import PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.api.frames_response import ANSWER_BYTES
-from participants.segment.publishing import Entry
 from participants.segment.segment import Segment
 from participants.service import BrokerService
 from participants.topic.messages import Messages, PublishOptions

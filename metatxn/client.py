@@ -22,7 +22,7 @@ from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, json_body, path_of
 from metatxn.paging import Listing, Paged
-from metatxn.producer import MAX_ENTRY_BYTES, MAX_ENTRY_MESSAGES, AsyncProducer, message_batching
+from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import read_topics
@@ -333,9 +333,9 @@ class AsyncClient:
         self,
         topic: str,
         name: str | None = None,
-        max_entry_messages: int = MAX_ENTRY_MESSAGES,
+        max_entry_messages: int = BATCH_MESSAGES,
         *,
-        max_entry_bytes: int = MAX_ENTRY_BYTES,
+        max_entry_bytes: int = BATCH_BYTES,
         linger_ms: float = 0,
         max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> AsyncProducer:

@@ -12,10 +12,10 @@ import httpx
 
 from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
-from metatxn.delivery import Delivery, Entry
+from metatxn.delivery import Delivery
 from metatxn.http import Call, Http, json_body, path_of
 from metatxn.topics import Layout, OwnerOf, Topics
-from metatxn.wire.broker import PublishAnswer
+from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, PublishAnswer, publish_params
 from metatxn.wire.errors import (
     ExpiredTransaction,
     MetatxnError,
@@ -24,6 +24,7 @@ from metatxn.wire.errors import (
     SchemaMismatch,
     SegmentSealed,
 )
+from metatxn.wire.frames import Entry
 
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
@@ -109,17 +110,12 @@ class Connection:
                 return layout
             await asyncio.sleep(LAYOUT_PAUSE_S)
 
-    async def publish(self, entry: Entry) -> str:
-        params = {
-            "txn_id": entry.txn_id,
-            "writer": entry.writer,
-            "producer": entry.producer,
-            "sequence": entry.sequence,
-            "count": entry.count,
-        }
-        path = path_of("segments", entry.segment, "entries")
-        call = Call("POST", path, params, entry.payload, entry.content_type, settled_by=PUBLISH_SETTLED_BY)
-        return parsed(PublishAnswer, await self.owner_of(entry.segment, call)).position
+    async def publish(self, segment: str, entry: Entry) -> str:
+        path = path_of("segments", segment, "entries")
+        media_type = PAYLOAD_MEDIA_TYPES[entry.kind]
+        payload = bytes(entry.payload)
+        call = Call("POST", path, publish_params(entry), payload, media_type, settled_by=PUBLISH_SETTLED_BY)
+        return parsed(PublishAnswer, await self.owner_of(segment, call)).position
 
 
 def post(

@@ -36,6 +36,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from metatxn.topics import Layout
 from metatxn.wire.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
+from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.ids import TxnId
 
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 """Above this, `put` waits."""
@@ -44,20 +46,6 @@ MAX_IN_FLIGHT = 16
 MAX_AHEAD = 500
 """Half of the number that brokers remember, because as many entries that were sent before an entry may arrive after
 it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The content of one POST, with the entry's name and number."""
-
-    segment: str
-    txn_id: str | None
-    writer: str | None
-    producer: str
-    sequence: int
-    payload: bytes
-    count: int
-    content_type: str
 
 
 class Link(Protocol):
@@ -76,8 +64,8 @@ class Link(Protocol):
         """The newest layout, as soon as others have taken over from `segment` in it, or after some time; with
         `patient=False` the layout as it is now."""
 
-    async def publish(self, entry: Entry) -> str:
-        """Append `entry` exactly once, and return its position. Raises `MetatxnError`."""
+    async def publish(self, segment: str, entry: Entry) -> str:
+        """Append `entry` to `segment` exactly once, and return its position. Raises `MetatxnError`."""
 
 
 T = TypeVar("T")
@@ -86,7 +74,7 @@ T = TypeVar("T")
 class Format(Protocol[T]):
     """How a kind of item is delivered."""
 
-    content_type: str
+    kind: PayloadKind
 
     def size(self, item: T) -> int: ...
 
@@ -442,11 +430,9 @@ class Delivery(Generic[T]):
         """The position, the failure, or None if the segment accepted nothing and is gone."""
         try:
             payload, count = self._format.encode(flight.items)
-            entry = Entry(
-                lane.segment, lane.txn_id, self._writer, self._producer, flight.sequence, payload, count,
-                self._format.content_type,
-            )  # fmt: skip
-            return await self._link.publish(entry)
+            txn_id = _parsed(lane.txn_id) if lane.txn_id is not None else None
+            entry = Entry(payload, self._format.kind, count, txn_id, self._writer, self._producer, flight.sequence)
+            return await self._link.publish(lane.segment, entry)
         except (SegmentSealed, NotFound) as error:
             return await self._strand(lane, error)
         except MetatxnError as error:
@@ -498,6 +484,13 @@ class Delivery(Generic[T]):
 
 def _ended(txn_id: str | None) -> MetatxnError:
     return TransactionConflict(f"transaction {txn_id} ended before this was sent", txn_id=txn_id)
+
+
+def _parsed(txn_id: str) -> TxnId:
+    try:
+        return TxnId.parse(txn_id)
+    except ValueError as error:
+        raise InvalidArgument(f"txn_id: {error}", field="txn_id") from None
 
 
 def _stop_timer(lane: Lane[Any]) -> None:

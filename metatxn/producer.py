@@ -18,12 +18,11 @@ from metatxn.connection import Connection
 from metatxn.delivery import Batching, Delivery
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
-from metatxn.wire.broker import MAX_ENTRY_BYTES as BROKER_MAX_ENTRY_BYTES
-from metatxn.wire.broker import MESSAGES_MEDIA_TYPE
 from metatxn.wire.errors import InvalidArgument, MetatxnError
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
 
-MAX_ENTRY_BYTES = 1024 * 1024
-MAX_ENTRY_MESSAGES = 1000
+BATCH_BYTES = 1024 * 1024
+BATCH_MESSAGES = 1000
 STICKY_MESSAGES = 100
 """This many messages without a key go to one segment before the next segment's turn, so that they share entries."""
 
@@ -39,7 +38,7 @@ class Outgoing:
 
 
 class MessageFormat:
-    content_type = MESSAGES_MEDIA_TYPE
+    kind = PayloadKind.MESSAGES
 
     def size(self, item: Outgoing) -> int:
         return len(item.encoded) + 1
@@ -84,7 +83,7 @@ def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pe
     """The batching with these limits. Raises `InvalidArgument`."""
     for name, number, top in (
         ("max_entry_messages", max_messages, None),
-        ("max_entry_bytes", max_bytes, BROKER_MAX_ENTRY_BYTES),
+        ("max_entry_bytes", max_bytes, MAX_PAYLOAD_BYTES),
         ("max_pending_bytes", max_pending_bytes, None),
     ):
         if number < 1 or (top is not None and number > top):

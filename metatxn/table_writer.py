@@ -15,12 +15,13 @@ from metatxn.connection import Connection
 from metatxn.delivery import Batching, Delivery
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
-from metatxn.wire.broker import ARROW_MEDIA_TYPE, MAX_ENTRY_BYTES, hash_of_key
+from metatxn.wire.broker import hash_of_key
 from metatxn.wire.errors import InvalidArgument, MetatxnError
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
 
 DEFAULT_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_BATCHES = 10_000
-MAX_ROWS_BYTES = MAX_ENTRY_BYTES // 2
+MAX_ROWS_BYTES = MAX_PAYLOAD_BYTES // 2
 """The most memory of rows that share an entry, because their description needs space too. A single row may use all of
 the entry."""
 SMALL_BATCH_BYTES = 64 * 1024
@@ -41,7 +42,7 @@ class Rows:
 
 
 class ArrowFormat:
-    content_type = ARROW_MEDIA_TYPE
+    kind = PayloadKind.ARROW
 
     def __init__(self, key_column: str | None) -> None:
         self._key_column = key_column
@@ -134,8 +135,10 @@ class AsyncTableWriter:
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
     ) -> None:
-        if not 0 < max_entry_bytes <= MAX_ENTRY_BYTES:
-            raise InvalidArgument(f"max_entry_bytes: must be between 1 and {MAX_ENTRY_BYTES}", field="max_entry_bytes")
+        if not 0 < max_entry_bytes <= MAX_PAYLOAD_BYTES:
+            raise InvalidArgument(
+                f"max_entry_bytes: must be between 1 and {MAX_PAYLOAD_BYTES}", field="max_entry_bytes"
+            )
         if txn is None and writer is not None:
             raise InvalidArgument(
                 "writer: requires a transaction, whose commit says which writers count", field="writer"

@@ -90,7 +90,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metastore.api: MAX_BATCH_BYTES",
         "metatxn.service.limits: MAX_BODY_BYTES",
         "metatxn.service.server: MAX_HEAD_BYTES",
-        "metatxn.wire.broker: MAX_ENTRY_BYTES MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME",
+        "metatxn.wire.broker: MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME",
         "participants.api.routes: MAX_WAIT_MS MAX_READ_BYTES MAX_NUMBER",
         "participants.segment.dedup: REMEMBERED_SEQUENCES REMEMBERED_IN_ALL",
         "participants.subscription.deliveries: MAX_OUTSTANDING",
@@ -111,7 +111,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
     ),
     "a default or an option, drawn where it is given": (
         "metatxn.delivery: MAX_PENDING_BYTES",
-        "metatxn.producer: MAX_ENTRY_BYTES MAX_ENTRY_MESSAGES",
+        "metatxn.producer: BATCH_BYTES BATCH_MESSAGES",
         "participants.api.frames_response: ANSWER_BYTES",
         "participants.topic.reading: BROWSE_BYTES",
         "participants.ledger.chain: READ_BYTES",

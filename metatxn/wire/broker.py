@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.models import example
 from metatxn.wire.text import encodable, no_control_characters
 
@@ -16,6 +17,11 @@ FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
 ARROW_MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 MESSAGES_MEDIA_TYPE = "application/vnd.metatxn.messages+json"
 BYTES_MEDIA_TYPE = "application/octet-stream"
+PAYLOAD_MEDIA_TYPES = {
+    PayloadKind.BYTES: BYTES_MEDIA_TYPE,
+    PayloadKind.ARROW: ARROW_MEDIA_TYPE,
+    PayloadKind.MESSAGES: MESSAGES_MEDIA_TYPE,
+}
 
 NEXT_HEADER = "Metatxn-Next"
 """The place at which the next read continues: pass it as `after`."""
@@ -24,7 +30,6 @@ REVISION_HEADER = "Metatxn-Revision"
 END_HEADER = "Metatxn-End"
 """`true` if nothing after this page was readable when it was read."""
 
-MAX_ENTRY_BYTES = 16 * 1024 * 1024
 MAX_ENTRY_MESSAGES = 100_000
 """The most JSON messages in one entry. A broker parses each of them separately, and each takes half a kilobyte of its
 memory meanwhile."""
@@ -52,6 +57,17 @@ _TOPIC: dict[str, Any] = {
     ],
 }
 _FIRST_MESSAGE = "WyJzZWdtZW50Oi8vcHVibGljL2RlZmF1bHQvb3JkZXJzLzAwMDAtZmZmZi0wIiwiNzoxMiIsMF0"
+
+
+def publish_params(entry: Entry) -> dict[str, Any]:
+    """The query of the request that appends `entry`; the body is its payload."""
+    return {
+        "txn_id": entry.txn_id,
+        "writer": entry.writer,
+        "producer": entry.producer,
+        "sequence": entry.sequence,
+        "count": entry.count,
+    }
 
 
 def hash_of_key(key: str) -> int:

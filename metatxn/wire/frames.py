@@ -39,6 +39,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from metatxn.wire.crc import crc32
 from metatxn.wire.ids import TxnId
@@ -92,53 +93,45 @@ class IncompleteFrame(FrameError):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """One entry. The `payload` of a decoded frame is a view into the buffer that it was decoded from."""
+class Entry:
+    """What is appended to a segment as one unit. `count` is the number of messages or rows in `payload`; the other
+    fields say who sent it."""
 
-    position: Position
     payload: bytes | memoryview
     kind: PayloadKind
     count: int
-    publish_ms: int
     txn_id: TxnId | None = None
     writer: str | None = None
     producer: str | None = None
     sequence: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The size of the payload in bytes, which `MAX_PAYLOAD_BYTES` limits."""
+        return self.payload.nbytes if isinstance(self.payload, memoryview) else len(self.payload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame(Entry):
+    """An entry in its place. The `payload` of a decoded frame is a view into the buffer that it was decoded from."""
+
+    position: Position
+    publish_ms: int
     durable: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FrameHeader:
-    """A frame without its payload: `buffer[start:end]` is the whole frame, `buffer[payload_start:end]` its payload."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawFrame(Frame):
+    """A frame within `buffer`, which may hold others too: `buffer[start:end]` is the whole frame."""
 
-    position: Position
-    kind: PayloadKind
-    count: int
-    publish_ms: int
-    txn_id: TxnId | None
-    writer: str | None
-    producer: str | None
-    sequence: int | None
-    durable: int
-    start: int
-    payload_start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class RawFrame:
-    """A frame in place in `buffer`, which may hold others too; `header` says where it is."""
-
-    header: FrameHeader
     buffer: memoryview
+    """The view that was peeked into: two frames lie side by side only if it is the same object."""
+    start: int
+    end: int
 
     @property
     def data(self) -> memoryview:
-        return self.buffer[self.header.start : self.header.end]
-
-    @property
-    def payload(self) -> memoryview:
-        return self.buffer[self.header.payload_start : self.header.end]
+        return self.buffer[self.start : self.end]
 
 
 def encode(frame: Frame) -> bytes:
@@ -153,7 +146,7 @@ def encode_parts(frame: Frame) -> tuple[bytes, bytes | memoryview]:
     `MAX_NAME_BYTES` or with a lone surrogate, a number that is negative or too large, a position that is only a bound,
     a `durable` above the entry, a payload that is not contiguous.
     """
-    return finish(draft(frame), frame.payload, frame.durable), frame.payload
+    return finish(draft(frame, frame.position, frame.publish_ms), frame.payload, frame.durable), frame.payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +157,29 @@ class Draft:
     size: int  # of the whole frame
 
 
-def draft(frame: Frame) -> Draft:
-    """All of `frame` except `durable`, without reading the bytes of the payload. Raises the errors of
+def draft(entry: Entry, position: Position, publish_ms: int) -> Draft:
+    """The frame of `entry` except `durable`, without reading the bytes of the payload. Raises the errors of
     `encode_parts`."""
-    payload = frame.payload
-    size = len(payload)
-    if isinstance(payload, memoryview):
-        if not payload.c_contiguous:
-            raise ValueError("a payload must be contiguous bytes")
-        size = payload.nbytes
-    if size > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"a payload of {size} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
-    flags, optional = _encode_optional(frame)
+    if isinstance(entry.payload, memoryview) and not entry.payload.c_contiguous:
+        raise ValueError("a payload must be contiguous bytes")
+    if entry.size > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a payload of {entry.size} bytes is above the limit of {MAX_PAYLOAD_BYTES}")
+    flags, optional = _encode_optional(entry)
     try:
         fixed = _FIXED.pack(
             FORMAT_VERSION,
-            PayloadKind(frame.kind),
+            PayloadKind(entry.kind),
             flags,
-            frame.count,
-            frame.publish_ms,
-            frame.position.ledger,
-            frame.position.entry,
+            entry.count,
+            publish_ms,
+            position.ledger,
+            position.entry,
             0,
         )
     except struct.error as error:
         raise ValueError(f"a number of the frame is out of range: {error}") from error
     body = fixed + optional
-    return Draft(body, _PREFIX.size + len(body) + size)
+    return Draft(body, _PREFIX.size + len(body) + entry.size)
 
 
 def finish(draft: Draft, payload: bytes | memoryview, durable: int) -> bytes:
@@ -204,22 +193,22 @@ def finish(draft: Draft, payload: bytes | memoryview, durable: int) -> bytes:
     return _PREFIX.pack(draft.size - _PREFIX.size, crc) + body
 
 
-def _encode_optional(frame: Frame) -> tuple[int, bytes]:
+def _encode_optional(entry: Entry) -> tuple[int, bytes]:
     flags, parts = 0, b""
-    if frame.txn_id is not None:
+    if entry.txn_id is not None:
         flags |= _HAS_TXN
-        parts += bytes.fromhex(str(frame.txn_id))
-    if frame.writer is not None:
+        parts += bytes.fromhex(str(entry.txn_id))
+    if entry.writer is not None:
         flags |= _HAS_WRITER
-        parts += _encode_name(frame.writer)
-    if frame.producer is not None:
+        parts += _encode_name(entry.writer)
+    if entry.producer is not None:
         flags |= _HAS_PRODUCER
-        parts += _encode_name(frame.producer)
-    if frame.sequence is not None:
+        parts += _encode_name(entry.producer)
+    if entry.sequence is not None:
         flags |= _HAS_SEQUENCE
-        if not 0 <= frame.sequence < 1 << 64:
-            raise ValueError(f"sequence {frame.sequence} is out of range")
-        parts += _U64.pack(frame.sequence)
+        if not 0 <= entry.sequence < 1 << 64:
+            raise ValueError(f"sequence {entry.sequence} is out of range")
+        parts += _U64.pack(entry.sequence)
     return flags, parts
 
 
@@ -230,13 +219,19 @@ def _encode_name(name: str) -> bytes:
     return _U16.pack(len(raw)) + raw
 
 
-def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
-    """The header of the frame at `offset`, after checking the CRC of the whole frame.
+def peek(buffer: bytes | memoryview, offset: int = 0) -> RawFrame:
+    """The frame at `offset`, after checking its CRC. Nothing is copied.
 
     Raises `IncompleteFrame` if the buffer ends before the frame, and `CorruptFrame` for anything else that is not a
     frame. It raises nothing else, whatever the bytes.
     """
-    view = memoryview(buffer)
+    view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
+    start, end = _bounds(view, offset)
+    return RawFrame(**_decode_fields(view, start, end), buffer=view, start=start, end=end)
+
+
+def _bounds(view: memoryview, offset: int) -> tuple[int, int]:
+    """Where the frame at `offset` begins and ends, if its CRC matches."""
     assert 0 <= offset <= len(view), (offset, len(view))
     available = len(view) - offset
     if available < _PREFIX.size:
@@ -250,10 +245,10 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> FrameHeader:
     end = start + length
     if crc32(view[start:end]) != crc:
         raise CorruptFrame("the frame does not match its CRC")
-    return _decode_header(view, offset, end)
+    return offset, end
 
 
-def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
+def _decode_fields(view: memoryview, start: int, end: int) -> dict[str, Any]:
     """The fields of a frame whose CRC matches. Whatever is wrong here was never written by `encode`."""
     version, kind, flags, count, publish_ms, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
     if version != FORMAT_VERSION:
@@ -278,10 +273,18 @@ def _decode_header(view: memoryview, start: int, end: int) -> FrameHeader:
         at += _U64.size
     if end - at > MAX_PAYLOAD_BYTES:
         raise CorruptFrame(f"a payload of {end - at} bytes is above the limit")
-    position = Position(ledger, entry)
-    return FrameHeader(
-        position, PayloadKind(kind), count, publish_ms, txn_id, writer, producer, sequence, durable, start, at, end
-    )
+    return {
+        "position": Position(ledger, entry),
+        "payload": view[at:end],
+        "kind": PayloadKind(kind),
+        "count": count,
+        "publish_ms": publish_ms,
+        "txn_id": txn_id,
+        "writer": writer,
+        "producer": producer,
+        "sequence": sequence,
+        "durable": durable,
+    }
 
 
 def _take(view: memoryview, at: int, size: int, end: int) -> memoryview:
@@ -302,20 +305,9 @@ def _decode_name(view: memoryview, at: int, end: int) -> tuple[str, int]:
 def decode(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
     """The frame at `offset`, and the offset after it. Its payload is a view into `buffer`. Raises the errors of
     `peek`."""
-    header = peek(buffer, offset)
-    frame = Frame(
-        position=header.position,
-        payload=memoryview(buffer)[header.payload_start : header.end],
-        kind=header.kind,
-        count=header.count,
-        publish_ms=header.publish_ms,
-        txn_id=header.txn_id,
-        writer=header.writer,
-        producer=header.producer,
-        sequence=header.sequence,
-        durable=header.durable,
-    )
-    return frame, header.end
+    view = memoryview(buffer)
+    start, end = _bounds(view, offset)
+    return Frame(**_decode_fields(view, start, end)), end
 
 
 def decode_all(buffer: bytes | memoryview) -> Iterator[Frame]:
@@ -323,4 +315,13 @@ def decode_all(buffer: bytes | memoryview) -> Iterator[Frame]:
     offset = 0
     while offset < len(buffer):
         frame, offset = decode(buffer, offset)
+        yield frame
+
+
+def peek_all(buffer: bytes | memoryview) -> Iterator[RawFrame]:
+    """As `decode_all`, with each frame in its place in one view of `buffer`."""
+    view, offset = memoryview(buffer), 0
+    while offset < len(view):
+        frame = peek(view, offset)
+        offset = frame.end
         yield frame

@@ -60,7 +60,7 @@ class LargeEntryResponse(Response):
         self._read_part = read_part
         self._sums = [crc32(chunk) for chunk in _pieces(frame.data, CHUNK_BYTES)]
         self._length = len(frame.data)
-        self._position = frame.header.position
+        self._position = frame.position
         super().__init__(headers={**headers, "Content-Length": str(self._length)})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,11 +88,11 @@ def _runs(frames: Sequence[RawFrame]) -> Iterator[memoryview]:
         return
     first = last = frames[0]
     for frame in frames[1:]:
-        if frame.buffer is not last.buffer or frame.header.start != last.header.end:
-            yield first.buffer[first.header.start : last.header.end]
+        if frame.buffer is not last.buffer or frame.start != last.end:
+            yield first.buffer[first.start : last.end]
             first = frame
         last = frame
-    yield first.buffer[first.header.start : last.header.end]
+    yield first.buffer[first.start : last.end]
 
 
 def _chunks(runs: Iterable[memoryview]) -> Iterator[bytes | memoryview]:

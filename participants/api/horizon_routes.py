@@ -112,11 +112,11 @@ async def _reach(
         except errors.PositionTrimmed:
             return at, messages  # whoever reads there is told
         for frame in page.frames:
-            count = message_count(frame.header)
-            if frame.header.position > end:
+            count = message_count(frame)
+            if frame.position > end:
                 return end, messages
             if messages and messages + count > max_messages:
                 return at, messages
-            at, messages = frame.header.position, messages + count
+            at, messages = frame.position, messages + count
         at = min(page.next, end)
     return at, messages

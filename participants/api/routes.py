@@ -23,6 +23,7 @@ from metatxn.wire.broker import (
     MAX_NAME,
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
+    PAYLOAD_MEDIA_TYPES,
     REVISION_HEADER,
     AppendedPart,
     CreateTopicRequest,
@@ -37,7 +38,7 @@ from metatxn.wire.broker import (
     TopicInfo,
     TopicPage,
 )
-from metatxn.wire.frames import PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, ReadPlace, topic_name
 from metatxn.wire.position import Position
@@ -53,7 +54,6 @@ from participants.broker.broker import Broker
 from participants.messages import schemas
 from participants.messages.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.segment.dedup import AppendedBefore
-from participants.segment.publishing import Entry
 from participants.segment.reading import Page
 from participants.segment.segment import Segment
 from participants.topic.layout import Layout
@@ -76,10 +76,7 @@ _ENTRY_BODY = {
         },
     }
 }
-_KINDS = {
-    ARROW_MEDIA_TYPE: PayloadKind.ARROW,
-    MESSAGES_MEDIA_TYPE: PayloadKind.MESSAGES,
-}
+_KINDS = {media_type: kind for kind, media_type in PAYLOAD_MEDIA_TYPES.items()}
 
 TxnIdQuery = Annotated[Any, parsed(TxnId.parse), Query(description="32 hex digits")]
 PlaceQuery = Annotated[Any, parsed(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
@@ -194,9 +191,9 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         payload: bytes = request.scope[BODY]
         kind, rows, messages = await _inspected(broker, target, request, payload, txn_id, count)
         hashes = _hashes(target, messages, producer, sequence)
-        entry = Entry(payload, kind, rows, txn_id, writer, producer, sequence, hashes)
+        entry = Entry(payload, kind, rows, txn_id, writer, producer, sequence)
         try:
-            position, duplicate = await target.publish(entry)
+            position, duplicate = await target.publish(entry, hashes)
         except AppendedBefore as before:
             if not before.complete:
                 raise
@@ -252,7 +249,7 @@ def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str]
     if first is None or len(first.data) <= ANSWER_BYTES:
         return FramesResponse(page.frames, headers)
     assert len(page.frames) == 1, "a page above the bound is one entry"
-    position = first.header.position
+    position = first.position
 
     async def read_part(start: int, end: int) -> memoryview:
         return await (await broker.segment(segment_id)).ledgers.read_part(position, start, end)

@@ -19,29 +19,16 @@ import httpx
 
 from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Revision
-from metatxn.wire import errors, frames
-from metatxn.wire.broker import (
-    ARROW_MEDIA_TYPE,
-    BYTES_MEDIA_TYPE,
-    END_HEADER,
-    MESSAGES_MEDIA_TYPE,
-    NEXT_HEADER,
-    Isolation,
-)
-from metatxn.wire.frames import PayloadKind, RawFrame
+from metatxn.wire import errors
+from metatxn.wire.broker import END_HEADER, NEXT_HEADER, PAYLOAD_MEDIA_TYPES, Isolation, publish_params
+from metatxn.wire.frames import Entry, peek_all
 from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
 from metatxn.wire.problems import Problem, from_problem
 from participants.segment.dedup import AppendedBefore, Remembered
-from participants.segment.publishing import Entry
 from participants.segment.reading import Page
 
 TIMEOUT_S = 30.0
-_MEDIA_TYPES = {
-    PayloadKind.BYTES: BYTES_MEDIA_TYPE,
-    PayloadKind.ARROW: ARROW_MEDIA_TYPE,
-    PayloadKind.MESSAGES: MESSAGES_MEDIA_TYPE,
-}
 _PROBLEM_MEMBERS = {"type", "status", "title", "detail", "code", "retriable", "definite", "action"}
 
 
@@ -117,17 +104,11 @@ class RemoteSegment:
         ends = [ledger.last for ledger in self.record.ledgers]
         return self.record.state == "sealed" and all(end is not None and position >= end for end in ends)
 
-    async def publish(self, entry: Entry) -> tuple[Position, bool]:
-        """As `Segment.publish`. The owner finds the hashes of a retry in its messages."""
-        params = {
-            "txn_id": str(entry.txn_id) if entry.txn_id is not None else None,
-            "writer": entry.writer,
-            "producer": entry.producer,
-            "sequence": entry.sequence,
-            "count": entry.count,
-        }
+    async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
+        """As `Segment.publish`. `hashes` are not sent: the owner finds those of a retry in its messages."""
+        media_type = PAYLOAD_MEDIA_TYPES[entry.kind]
         try:
-            answer = await self._request("POST", params, bytes(entry.payload), _MEDIA_TYPES[entry.kind])
+            answer = await self._request("POST", publish_params(entry), bytes(entry.payload), media_type)
         except errors.MetatxnError as error:
             if "appended" not in error.members:
                 raise
@@ -151,7 +132,7 @@ class RemoteSegment:
         answer = await self._request("GET", params, wait_s=wait_s)
         place = ReadPlace.parse(answer.headers[NEXT_HEADER])
         end = answer.headers[END_HEADER] == "true"
-        return Page(_raw_frames(answer.content), place.position, end, place.revision)
+        return Page(list(peek_all(answer.content)), place.position, end, place.revision)
 
     async def end(self, isolation: Isolation) -> Position:
         """The last entry that may be read now, or a bound."""
@@ -213,12 +194,3 @@ def _problem_of(answer: httpx.Response) -> errors.MetatxnError | None:
 
 def _appended_before(entry: Entry, wire: Any, *, complete: bool) -> AppendedBefore:
     return AppendedBefore(entry.sequence, [Remembered.parse(part) for part in wire], complete=complete)
-
-
-def _raw_frames(content: bytes) -> list[RawFrame]:
-    view, at, found = memoryview(content), 0, []
-    while at < len(view):
-        header = frames.peek(view, at)
-        found.append(RawFrame(header, view))
-        at = header.end
-    return found

@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metatxn.wire.frames import Draft, Frame, PayloadKind, draft
-from metatxn.wire.ids import TxnId
+from metatxn.wire.frames import Draft, Entry, draft
 from metatxn.wire.position import Position
 from participants.ledger.recovery import GROUP_BYTES, new_offsets
 from participants.ledger.storage import Append, LedgerError, LedgerStopped, OpenLedger, StorageFailed, StorageFull
@@ -96,26 +95,15 @@ class QueuedLedger(OpenLedger):
             return LedgerStopped(f"ledger {self.id} of {self.segment} was sealed or closed")
         return self.failure
 
-    def append(
-        self,
-        payload: bytes | memoryview,
-        *,
-        kind: PayloadKind,
-        count: int,
-        publish_ms: int,
-        txn_id: TxnId | None = None,
-        writer: str | None = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-    ) -> Append:
+    def append(self, entry: Entry, publish_ms: int) -> Append:
         stopped = self.stopped
         if stopped is not None:
             raise LedgerStopped(f"ledger {self.id} of {self.segment} takes no appends: {stopped}") from stopped
         position = Position(self.id, self._assigned)
-        frame = draft(Frame(position, payload, kind, count, publish_ms, txn_id, writer, producer, sequence))
+        frame = draft(entry, position, publish_ms)
         durable = self._loop.create_future()
         self._assigned += 1
-        self._queue.append(Pending(frame, payload, durable, self.metrics.clock()))
+        self._queue.append(Pending(frame, entry.payload, durable, self.metrics.clock()))
         self._idle.clear()
         if len(self._groups) < self.groups_at_once and not self._start_scheduled:
             self._start_scheduled = True

@@ -222,12 +222,12 @@ def frame_ends(content: bytes, ledger: int, first: int, name: str) -> array[int]
     while at < len(view):
         expected = Position(ledger, first + len(ends))
         try:
-            header = peek(view, at)
+            frame = peek(view, at)
         except FrameError as error:
             raise LedgerCorrupt(f"{name} is damaged at entry {expected}: {error}") from error
-        if header.position != expected:
-            raise LedgerCorrupt(f"{name} has {header.position} in the place of entry {expected}")
-        at = header.end
+        if frame.position != expected:
+            raise LedgerCorrupt(f"{name} has {frame.position} in the place of entry {expected}")
+        at = frame.end
         ends.append(at)
     if not ends:
         raise LedgerCorrupt(f"{name} holds no entry")

@@ -26,10 +26,10 @@ def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: 
         start, stop = offsets[number] - offsets[0], offsets[number + 1] - offsets[0]
         expected = Position(ledger, first_entry + number)
         try:
-            header = peek(content, min(start, len(content)))
+            frame = peek(content, min(start, len(content)))
         except FrameError as error:
             raise LedgerCorrupt(f"entry {expected} is damaged: {error}") from error
-        if (header.position, header.end) != (expected, stop):
-            raise LedgerCorrupt(f"in the place of entry {expected} there is {header.position}")
-        frames.append(RawFrame(header, content))
+        if (frame.position, frame.end) != (expected, stop):
+            raise LedgerCorrupt(f"in the place of entry {expected} there is {frame.position}")
+        frames.append(frame)
     return frames

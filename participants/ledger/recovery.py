@@ -59,8 +59,8 @@ from metatxn.wire.frames import (
     POSITION_OFFSET,
     CorruptFrame,
     FrameError,
-    FrameHeader,
     IncompleteFrame,
+    RawFrame,
     peek,
 )
 from metatxn.wire.position import Position
@@ -113,12 +113,12 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
             return found
         try:
             while found.end - base < len(chunk):
-                header = peek(chunk, found.end - base)
+                frame = peek(chunk, found.end - base)
                 expected = Position(ledger, found.entries)
-                if header.position != expected:
-                    found.damage, found.foreign = f"frame {header.position} is in the place of {expected}", True
+                if frame.position != expected:
+                    found.damage, found.foreign = f"frame {frame.position} is in the place of {expected}", True
                     return found
-                found.offsets.append(base + header.end)
+                found.offsets.append(base + frame.end)
             wanted = _CHUNK_BYTES
         except IncompleteFrame as error:
             if len(chunk) < wanted:
@@ -131,7 +131,7 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
             return found
 
 
-def find_proof(tail: memoryview, ledger: int, entry: int) -> FrameHeader | None:
+def find_proof(tail: memoryview, ledger: int, entry: int) -> RawFrame | None:
     """The first valid frame of this ledger in `tail` that says that `entry`, with which `tail` begins, was durable.
 
     Looks at every byte, because a damaged length says nothing about where the next frame begins.

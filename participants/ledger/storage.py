@@ -29,8 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from metatxn.wire.frames import PayloadKind, RawFrame
-from metatxn.wire.ids import TxnId
+from metatxn.wire.frames import Entry, RawFrame
 from metatxn.wire.position import Position
 
 
@@ -153,21 +152,10 @@ class OpenLedger(ReadableLedger):
     on_durable: Callable[[], None] | None = None
 
     @abstractmethod
-    def append(
-        self,
-        payload: bytes | memoryview,
-        *,
-        kind: PayloadKind,
-        count: int,
-        publish_ms: int,
-        txn_id: TxnId | None = None,
-        writer: str | None = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-    ) -> Append:
+    def append(self, entry: Entry, publish_ms: int) -> Append:
         """Begin to append one frame. Returns at once; the order of the calls is the order of the positions.
 
-        `payload` must not change before `durable` is done. Raises `ValueError` when the frame does not fit the
+        The payload must not change before `durable` is done. Raises `ValueError` when the frame does not fit the
         format (see `frames.encode_parts`) and `LedgerStopped`; then nothing was begun.
 
         After `StorageFull` the positions of all appends not yet durable are given out again: whoever remembers one

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
-from metatxn.wire.frames import FrameHeader, PayloadKind, RawFrame
+from metatxn.wire.frames import Entry, Frame, PayloadKind
 from metatxn.wire.names import MessageId
 from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 
@@ -111,40 +111,39 @@ def inspect_arrow(payload: bytes) -> ArrowPayload:
         raise errors.InvalidArgument(f"body: not an Arrow stream: {error}", field="body") from None
 
 
-def message_count(header: FrameHeader) -> int:
-    """How many messages `read_messages` finds in the entry: opaque bytes are one, whatever they were counted as."""
-    return 1 if header.kind is PayloadKind.BYTES else header.count
+def message_count(entry: Entry) -> int:
+    """The number of messages that `read_messages` finds in the entry. Opaque bytes are one, whatever their count."""
+    return 1 if entry.kind is PayloadKind.BYTES else entry.count
 
 
-def read_messages(segment: str, frame: RawFrame, indexes: Sequence[int] | None = None) -> list[ReadMessage]:
+def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = None) -> list[ReadMessage]:
     """The messages of one entry, as people read them: these, or all."""
-    header, payload = frame.header, frame.payload
-    wanted = range(message_count(header)) if indexes is None else indexes
-    match header.kind:
+    wanted = range(message_count(frame)) if indexes is None else indexes
+    match frame.kind:
         case PayloadKind.MESSAGES:
-            every = json.loads(bytes(payload))
+            every = json.loads(bytes(frame.payload))
             bodies = [every[index] for index in wanted]
         case PayloadKind.ARROW:
-            bodies = _rows(payload, wanted)
+            bodies = _rows(frame.payload, wanted)
         case PayloadKind.BYTES:
-            bodies = [{"value_base64": base64.b64encode(payload).decode()} for _ in wanted]
+            bodies = [{"value_base64": base64.b64encode(frame.payload).decode()} for _ in wanted]
     return [
         ReadMessage.model_validate(
             {
                 **{name: value for name, value in body.items() if value is not None},
-                "message_id": str(MessageId(segment, header.position, index)),
-                "publish_ms": header.publish_ms,
-                "txn_id": str(header.txn_id) if header.txn_id is not None else None,
+                "message_id": str(MessageId(segment, frame.position, index)),
+                "publish_ms": frame.publish_ms,
+                "txn_id": frame.txn_id,
             }
         )
         for index, body in zip(wanted, bodies, strict=True)
     ]
 
 
-def keyed(frame: RawFrame) -> Iterator[list[tuple[int, str, bool]]]:
+def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
     """Index and key of every message of an entry that has a key, and whether it deletes the key: its value is null or
     has no bytes, or the row has other columns than the key's and all of them are null. In pieces."""
-    match frame.header.kind:
+    match frame.kind:
         case PayloadKind.MESSAGES:
             before = 0
             for piece in json_pieces(bytes(frame.payload).decode()):
@@ -161,7 +160,7 @@ def keyed(frame: RawFrame) -> Iterator[list[tuple[int, str, bool]]]:
             return
 
 
-def _keyed_rows(payload: memoryview) -> Iterator[list[tuple[int, str, bool]]]:
+def _keyed_rows(payload: bytes | memoryview) -> Iterator[list[tuple[int, str, bool]]]:
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
         table = reader.read_all()
     columns = dict(zip(table.column_names, table.columns, strict=True))
@@ -175,7 +174,7 @@ def _keyed_rows(payload: memoryview) -> Iterator[list[tuple[int, str, bool]]]:
         yield [(index, str(key), delete) for index, key, delete in rows if key is not None]
 
 
-def _rows(payload: memoryview, indexes: Sequence[int]) -> list[Mapping[str, Any]]:
+def _rows(payload: bytes | memoryview, indexes: Sequence[int]) -> list[Mapping[str, Any]]:
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
         table = reader.read_all()
     if len(indexes) < table.num_rows:

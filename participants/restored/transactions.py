@@ -61,9 +61,9 @@ class Found:
         entry = 0
         while frames := await ledger.read(entry, READ_BYTES):
             for frame in frames:
-                if (txn_id := frame.header.txn_id) is not None:
+                if (txn_id := frame.txn_id) is not None:
                     known = self.published_ms.get(txn_id, 0)
-                    self.published_ms[txn_id] = max(known, frame.header.publish_ms)
+                    self.published_ms[txn_id] = max(known, frame.publish_ms)
             entry += len(frames)
 
 

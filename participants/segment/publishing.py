@@ -11,7 +11,7 @@ intent; then the publish is refused although its intent was stored, and the reco
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from metastore.clock import Clock
@@ -23,8 +23,7 @@ from metastore.txn.records.transactions import Header
 from metastore.txn.store import put_write_op
 from metastore.types import FirstVersion
 from metatxn.wire import errors
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
-from metatxn.wire.ids import TxnId
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
@@ -32,21 +31,6 @@ from participants.segment.dedup import AppendedBefore, Scope, sequence_used
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.refusals import prepared, refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry to append. `writer` and `sequence` as in DESIGN §5.12-13. `hashes` are those of its keys; None: nobody
-    looked."""
-
-    payload: bytes | memoryview
-    kind: PayloadKind
-    count: int
-    txn_id: TxnId | None = None
-    writer: str | None = None
-    producer: str | None = None
-    sequence: int | None = None
-    hashes: frozenset[int] | None = None
 
 
 class Publisher:
@@ -66,8 +50,9 @@ class Publisher:
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
 
-    async def publish(self, entry: Entry) -> tuple[Position, bool]:
-        """Append one entry; answers its position and whether it was there already (a retried sequence).
+    async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
+        """Append one entry. Returns its position and whether it was there already (a retried sequence). `hashes` are
+        the hashes of its keys, or None if nobody determined them. For `writer` and `sequence` see DESIGN §5.12-13.
 
         When this returns the entry is durable. Raises `errors.MetatxnError`: TXN_NOT_FOUND, TXN_CONFLICT,
         EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE, SEGMENT_SEALED: nothing was appended,
@@ -75,18 +60,18 @@ class Publisher:
         `AppendedBefore`: it was there already, or a part of it, and not, or not only, in this segment.
         """
         self._segment.assert_serving()
-        if len(entry.payload) > MAX_PAYLOAD_BYTES:
+        if entry.size > MAX_PAYLOAD_BYTES:
             raise errors.PayloadTooLarge(
                 f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
                 limit_bytes=MAX_PAYLOAD_BYTES,
             )
         scope = Scope(entry.txn_id, entry.writer, entry.producer)
         if entry.sequence is not None:
-            if (position := self._appended_before(entry, entry.sequence)) is not None:
+            if (position := self._appended_before(entry, entry.sequence, hashes)) is not None:
                 return position, True
             if (in_flight := self._segment.dedup.in_flight(scope, entry.sequence)) is not None:
                 position = await self._segment.answer(in_flight)
-                return self._appended_before(entry, entry.sequence) or position, True
+                return self._appended_before(entry, entry.sequence, hashes) or position, True
         if self.closing or self._segment.ledgers.open is None:
             raise await self._sealed()
         publish = self._segment.spawn(self._publish(entry, scope))
@@ -96,18 +81,18 @@ class Publisher:
             self._segment.dedup.begin(scope, entry.sequence, publish)
         return await self._segment.answer(publish), False
 
-    def _appended_before(self, entry: Entry, sequence: int) -> Position | None:
+    def _appended_before(self, entry: Entry, sequence: int, hashes: frozenset[int] | None) -> Position | None:
         """Where the entry stands, if it was appended here before; an entry of which nobody knows the hashes is rather
         taken for one of this segment than for one that was inherited. Raises `AppendedBefore`, INVALID_ARGUMENT."""
-        found = self._segment.dedup.find(Scope(entry.txn_id, entry.writer, entry.producer), sequence, entry.hashes)
+        found = self._segment.dedup.find(Scope(entry.txn_id, entry.writer, entry.producer), sequence, hashes)
         own = next((each for each in found if each.segment is None), None)
-        if own is not None and (len(found) == 1 or entry.hashes is None):
+        if own is not None and (len(found) == 1 or hashes is None):
             if own.count != entry.count:
                 raise sequence_used(sequence, own.count, entry.count)
             return own.position
         if not found:
             return None
-        told = all(any(each.tells_of(hashed) for each in found) for hashed in entry.hashes or ())
+        told = all(any(each.tells_of(hashed) for each in found) for hashed in hashes or ())
         parts = [replace(each, segment=each.segment or self._segment.id) for each in found]
         raise AppendedBefore(sequence, parts, complete=told)
 
@@ -171,16 +156,7 @@ class Publisher:
     def _begin_append(self, entry: Entry) -> Append:
         assert self._segment.ledgers.open is not None, "the drain before a seal waits for every publish"
         try:
-            return self._segment.ledgers.open.append(
-                entry.payload,
-                kind=entry.kind,
-                count=entry.count,
-                publish_ms=self._clock(),
-                txn_id=entry.txn_id,
-                writer=entry.writer,
-                producer=entry.producer,
-                sequence=entry.sequence,
-            )
+            return self._segment.ledgers.open.append(entry, self._clock())
         except LedgerStopped as error:
             self._segment.lose(f"its ledger is stopped: {error}")
             raise self._segment.not_serving() from None

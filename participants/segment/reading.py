@@ -69,7 +69,7 @@ class SegmentReader:
         revision = await self._catch_up(revision)
         end = self._segment.buffer.last_durable
         found = await self._read(after, end, max_bytes)
-        decided = await self._decided_by(revision, {f.header.txn_id for f in found if f.header.txn_id is not None})
+        decided = await self._decided_by(revision, {f.txn_id for f in found if f.txn_id is not None})
         if (horizon := await gc_horizon(self._segment.store)) > revision:
             raise errors.InvalidArgument(
                 f"revision: {revision} is too old, decisions up to {horizon} have been collected",
@@ -115,8 +115,8 @@ class SegmentReader:
     async def _last_visible_within(self, after: Position, up_to: Position) -> Position | None:
         found, at = None, max(after, self._segment.ledgers.start)
         while frames := await self._read(at, up_to, READ_BYTES):
-            at = frames[-1].header.position
-            found = next((f.header.position for f in reversed(frames) if not self._hides(f)), found)
+            at = frames[-1].position
+            found = next((f.position for f in reversed(frames) if not self._hides(f)), found)
         return found
 
     async def _assert_owned(self, max_age_s: float) -> None:
@@ -194,7 +194,7 @@ class SegmentReader:
         return judged
 
     def _in_snapshot(self, frame: RawFrame, decided: dict[TxnId, Decision | None]) -> bool:
-        txn_id = frame.header.txn_id
+        txn_id = frame.txn_id
         if txn_id is None:
             return True
         decision = decided[txn_id]
@@ -204,12 +204,12 @@ class SegmentReader:
             return not self._hides(frame)
         if decision.header.state is not TxnState.COMMITTED:
             return False
-        counted, writer = decision.header.writers, frame.header.writer
+        counted, writer = decision.header.writers, frame.writer
         return counted is None or writer is None or writer in counted
 
     def _hides(self, frame: RawFrame) -> bool:
-        return frame.header.txn_id is not None and self._segment.buffer.hides(frame.header.txn_id, frame.header.writer)
+        return frame.txn_id is not None and self._segment.buffer.hides(frame.txn_id, frame.writer)
 
     def _page(self, visible: list[RawFrame], found: list[RawFrame], after: Position, end: Position) -> Page:
-        reached = found[-1].header.position if found else max(after, end)
+        reached = found[-1].position if found else max(after, end)
         return Page(visible, reached, end=not found or reached >= end)

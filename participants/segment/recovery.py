@@ -274,13 +274,12 @@ async def _read_frames(segment: Segment, operations: Operations, through: int, a
     at, end = min(starts), ledgers.sealed[-1].last
     while frames := await ledgers.read(at, end, READ_BYTES):
         for frame in frames:
-            header = frame.header
-            if header.txn_id in operations:
-                transaction = segment.buffer.track(header.txn_id, around.clock())
-                segment.buffer.recovered_frame(transaction, header.position, header.writer)
-            if header.sequence is not None and (header.txn_id is None or header.txn_id in operations):
-                scope = Scope(header.txn_id, header.writer, header.producer)
-                segment.dedup.durable(scope, header.sequence, header.position, header.count)
-                remembers_more |= header.position.ledger > through
-        at = frames[-1].header.position
+            if frame.txn_id in operations:
+                transaction = segment.buffer.track(frame.txn_id, around.clock())
+                segment.buffer.recovered_frame(transaction, frame.position, frame.writer)
+            if frame.sequence is not None and (frame.txn_id is None or frame.txn_id in operations):
+                scope = Scope(frame.txn_id, frame.writer, frame.producer)
+                segment.dedup.durable(scope, frame.sequence, frame.position, frame.count)
+                remembers_more |= frame.position.ledger > through
+        at = frames[-1].position
     return remembers_more

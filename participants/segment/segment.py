@@ -18,13 +18,14 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
+from metatxn.wire.frames import Entry
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.storage import OpenLedger, SealedLedger
 from participants.segment.owned import OwnedSegment, Ownership
-from participants.segment.publishing import Entry, Publisher
+from participants.segment.publishing import Publisher
 from participants.segment.reading import SegmentReader
 from participants.txn.buffer import Decision, TransactionBuffer
 from participants.txn.header_mirror import HeaderMirror
@@ -83,9 +84,9 @@ class Segment(OwnedSegment):
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
-    async def publish(self, entry: Entry) -> tuple[Position, bool]:
+    async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
         """As `Publisher.publish`."""
-        return await self.publisher.publish(entry)
+        return await self.publisher.publish(entry, hashes)
 
     async def assert_open(self, txn_id: TxnId) -> None:
         """Fail early, before anything is changed for a transaction that takes no writes; the intent's guard decides."""

@@ -139,21 +139,20 @@ class Dispatch:
         except errors.PositionTrimmed:
             return True  # meanwhile: go on behind it
         for frame in page.frames:
-            header = frame.header
-            at = self._skip_to(at, Place.at(header.position))
-            size = message_count(header)
-            while at.position == header.position and at.message < size and room():
+            at = self._skip_to(at, Place.at(frame.position))
+            size = message_count(frame)
+            while at.position == frame.position and at.message < size and room():
                 at = self._next_of_entry(frame, at, given, room(), consumer)
-            if at.position == header.position and at.message < size:
+            if at.position == frame.position and at.message < size:
                 self._deliveries.next_read = at
                 return True
-            at = self._skip_to(at, Place.behind(header.position))
+            at = self._skip_to(at, Place.behind(frame.position))
         self._deliveries.next_read = self._skip_to(at, Place.behind(page.next))
         return not page.end
 
     def _next_of_entry(self, frame: RawFrame, at: Place, given: list[Given], room: int, consumer: int) -> Place:
         """Give up to `room` messages of an entry, from `at` on. Answers the place behind them."""
-        position, size = frame.header.position, message_count(frame.header)
+        position, size = frame.position, message_count(frame)
         indexes: list[int] = []
         index = at.message
         while index < size and len(indexes) < room:
@@ -170,11 +169,10 @@ class Dispatch:
     def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: int) -> list[Given]:
         if not indexes:
             return []
-        header = frame.header
-        size = message_count(header)
-        share = (header.end - header.start) // size
+        size = message_count(frame)
+        share = len(frame.data) // size
         messages = read_messages(self._segment.id, frame, indexes)
-        places = (Place.at(header.position)._replace(message=index) for index in indexes)
+        places = (Place.at(frame.position)._replace(message=index) for index in indexes)
         return [
             Given(_received(message, self._deliveries.give(place, size, consumer)), share)
             for message, place in zip(messages, places, strict=True)
@@ -199,7 +197,7 @@ class Dispatch:
         except errors.PositionTrimmed:
             return None
         frame = page.frames[0] if page.frames else None
-        return frame if frame is not None and frame.header.position == position else None
+        return frame if frame is not None and frame.position == position else None
 
     # -- taking back -------------------------------------------------------------------------------------------
 

@@ -46,10 +46,10 @@ class _Block:
     def add(self, page: Page, up_to: Position | None = None) -> None:
         """What `page` holds, up to and including `up_to`."""
         for frame in page.frames:
-            if up_to is not None and frame.header.position > up_to:
+            if up_to is not None and frame.position > up_to:
                 break
-            self.positions.append(frame.header.position)
-            self.sizes.append(message_count(frame.header))
+            self.positions.append(frame.position)
+            self.sizes.append(message_count(frame))
             self.sums.append(self.sum)
             self.sum += self.sizes[-1]
         self.end = page.next if up_to is None else min(page.next, up_to)

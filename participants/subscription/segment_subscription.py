@@ -173,7 +173,7 @@ class SegmentSubscription:
         size = self.deliveries.size_of(position)
         if size is None:
             frame = await self.dispatch.frame(position)
-            size = message_count(frame.header) if frame is not None else 0
+            size = message_count(frame) if frame is not None else 0
         if index >= size:
             problem = f"message_ids: segment {self.segment.id} has no message {index} at {position} that can be read"
             raise errors.InvalidArgument(problem, field="message_ids")

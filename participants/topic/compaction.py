@@ -83,13 +83,13 @@ class CompactedViews:
                 entry = wanted[number][0]
                 page = await read_page(segment, entry.before, BROWSE_BYTES, isolation, token.revision)
                 for frame in page.frames:
-                    position = frame.header.position
+                    position = frame.position
                     last = bisect_left(wanted, (position.next, 0), number)
                     indexes = [index for _, index in wanted[number:last]][: limit - len(found)]
                     if not indexes:
                         continue
                     found += read_messages(segment.id, frame, indexes)
-                    size += len(frame.data) * len(indexes) // message_count(frame.header)
+                    size += len(frame.data) * len(indexes) // message_count(frame)
                     number += len(indexes)
                     places[segment.id] = (position.before, indexes[-1] + 1)
                     if len(found) >= limit or size >= BROWSE_BYTES:
@@ -139,7 +139,7 @@ async def _scan(segments: Sequence[Part], isolation: Isolation, revision: Revisi
         while more and (end is None or at < end):
             page = await read_page(segment, at, BROWSE_BYTES, isolation, revision)
             for frame in page.frames:
-                position = frame.header.position
+                position = frame.position
                 if end is not None and position > end:
                     break
                 async for piece in in_turns(keyed(frame)):

@@ -15,7 +15,7 @@ from metastore.txn.records.topics import TopicRecord
 from metastore.types import Revision
 from metatxn.wire import errors
 from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
-from metatxn.wire.frames import PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId
 from metatxn.wire.position import Position
@@ -25,7 +25,6 @@ from participants.common.partial_failures import one_error
 from participants.messages import schemas
 from participants.messages.payloads import encode_messages, hashes_of, message_count, read_messages
 from participants.segment.dedup import AppendedBefore, sequence_used
-from participants.segment.publishing import Entry
 from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
 from participants.topic.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
@@ -85,7 +84,10 @@ class Messages:
             taken_before = bool(places)
             results = await asyncio.gather(
                 *(
-                    owners[segment_id].publish(_entry(messages, hashes, indexes, options))
+                    owners[segment_id].publish(
+                        _entry([messages[index] for index in indexes], options),
+                        frozenset(hashes[index] for index in indexes),
+                    )
                     for segment_id, indexes in routed.items()
                 ),
                 return_exceptions=True,
@@ -194,15 +196,15 @@ class Messages:
                 page = await read_page(segment, at, BROWSE_BYTES, isolation, revision)
                 end = page.end
                 for frame in page.frames:
-                    left = range(taken, message_count(frame.header))
-                    each_bytes = max(1, len(frame.data) // max(1, message_count(frame.header)))
+                    left = range(taken, message_count(frame))
+                    each_bytes = max(1, len(frame.data) // max(1, message_count(frame)))
                     room = max(min(limit - len(found), room_bytes // each_bytes), int(not found))
                     found += read_messages(segment.id, frame, left[:room])
                     room_bytes -= each_bytes * len(left[:room])
                     if len(left) > room:
                         places[segment.id] = (at, taken + room)
                         return found
-                    at, taken = frame.header.position, 0
+                    at, taken = frame.position, 0
                 at, taken = max(at, page.next), 0
             places[segment.id] = (at, taken)
             if not segment.ended_at(at):
@@ -271,18 +273,14 @@ async def _first_change(
         await asyncio.gather(*asked, return_exceptions=True)
 
 
-def _entry(
-    messages: Sequence[Message], hashes: Sequence[int], indexes: Sequence[int], options: PublishOptions
-) -> Entry:
+def _entry(messages: Sequence[Message], options: PublishOptions) -> Entry:
     return Entry(
-        encode_messages([messages[index] for index in indexes]),
+        encode_messages(messages),
         PayloadKind.MESSAGES,
-        len(indexes),
+        len(messages),
         options.txn_id,
-        None,
-        options.producer,
-        options.sequence,
-        frozenset(hashes[index] for index in indexes),
+        producer=options.producer,
+        sequence=options.sequence,
     )
 
 

@@ -121,9 +121,18 @@ def check_index(data: bytes) -> None:
 
 
 def good_frames() -> list[bytes]:
-    plain = frames.Frame(Position(1, 2), b"payload", frames.PayloadKind.BYTES, 1, 1000)
+    plain = frames.Frame(b"payload", frames.PayloadKind.BYTES, 1, position=Position(1, 2), publish_ms=1000)
     full = frames.Frame(
-        Position(1, 3), b"[]", frames.PayloadKind.MESSAGES, 2, 1000, TXN, "writer", "producer", 9, durable=3
+        b"[]",
+        frames.PayloadKind.MESSAGES,
+        2,
+        TXN,
+        "writer",
+        "producer",
+        9,
+        position=Position(1, 3),
+        publish_ms=1000,
+        durable=3,
     )
     return [frames.encode(plain), frames.encode(full), frames.encode(plain) + frames.encode(full)]
 

@@ -131,7 +131,7 @@ def entry_of(table: pa.Table) -> Frame:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return Frame(Position(1, 7), sink.getvalue().to_pybytes(), PayloadKind.ARROW, table.num_rows, 0)
+    return Frame(sink.getvalue().to_pybytes(), PayloadKind.ARROW, table.num_rows, position=Position(1, 7), publish_ms=0)
 
 
 @pytest.mark.timeout(60)

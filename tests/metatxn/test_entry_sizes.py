@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 import metatxn
 from metatxn import table_writer
 from metatxn.connection import Connection
-from metatxn.delivery import Delivery, Entry
+from metatxn.delivery import Delivery
 from metatxn.table_writer import AsyncTableWriter, fitting
 from metatxn.topics import Layout
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 from metatxn.wire.errors import PayloadTooLarge
+from metatxn.wire.frames import Entry
 
 DESCRIBED_BYTES = 2_000
 """What an entry takes beside its rows, at most, where there are few columns."""
@@ -48,7 +49,7 @@ class Taking(Connection):
         segment = SegmentInfo(segment="s", range=(0, HASH_RANGE_END), state="active", parents=[], children=[])
         return Layout(TopicInfo(name=topic, segments=[segment]))
 
-    async def publish(self, entry: Entry) -> str:
+    async def publish(self, segment: str, entry: Entry) -> str:
         if len(entry.payload) > self.max_bytes:
             raise PayloadTooLarge(f"{len(entry.payload)} bytes, and {self.max_bytes} are the most")
         self.entries.append(entry)

@@ -120,8 +120,8 @@ PROTOCOL = (
         "dedup-forgotten-by-recovery",
         "5.13: the sequences are recovered from the durable frames",
         "participants/segment/recovery.py",
-        "            if header.sequence is not None and (header.txn_id is None or header.txn_id in operations):",
-        "            if header.sequence is not None and header.txn_id is None:",
+        "            if frame.sequence is not None and (frame.txn_id is None or frame.txn_id in operations):",
+        "            if frame.sequence is not None and frame.txn_id is None:",
     ),
     Mutant(
         "retry-does-not-join",
@@ -155,7 +155,7 @@ PROTOCOL = (
         "recovery-without-pins",
         "5.9: recovery pins what is open at its frames",
         "participants/segment/recovery.py",
-        "                segment.buffer.recovered_frame(transaction, header.position, header.writer)\n",
+        "                segment.buffer.recovered_frame(transaction, frame.position, frame.writer)\n",
         "                pass\n",
     ),
     Mutant(

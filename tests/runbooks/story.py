@@ -28,13 +28,12 @@ from metastore.txn.records.processes import BrokerRecord, CoordinatorRecord
 from metastore.urls import open_store
 from metatxn.wire.broker import Message
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
-from metatxn.wire.frames import PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.local import LocalStorage
 from participants.messages.payloads import encode_messages
-from participants.segment.publishing import Entry
 from participants.topic.layout import Layout
 from tests.participants.segment.world import materialized
 

@@ -73,8 +73,8 @@ PARTICIPANTS = (
         "open-transactions-forget-their-sequences",
         "sequences of an open transaction outlive a takeover",
         _OPENING,
-        "(header.txn_id is None or header.txn_id in operations):",
-        "header.txn_id is None:",
+        "(frame.txn_id is None or frame.txn_id in operations):",
+        "frame.txn_id is None:",
         tests=("tests/participants/segment/test_recovery.py::test_79_a_transaction_goes_on_with_the_new_owner",),
     ),
     Mutant(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from metastore.errors import StoreUnavailable
 from metatxn.wire import errors
-from metatxn.wire.frames import Frame, PayloadKind, RawFrame, encode, peek
+from metatxn.wire.frames import Frame, PayloadKind, RawFrame, encode, peek, peek_all
 from metatxn.wire.position import Position
 from participants.api.frames_response import ANSWER_BYTES, CHUNK_BYTES, SMALL_BYTES, FramesResponse, LargeEntryResponse
 from participants.ledger.storage import StorageFailed
@@ -32,18 +32,16 @@ HEADERS = {"Metatxn-Next": "1:2"}
 
 
 def raw_frames(buffers: list[list[tuple[int, bool]]]) -> list[RawFrame]:
-    found, entry = [], 0
+    found: list[RawFrame] = []
+    entry = 0
     for sizes in buffers:
         encoded = []
         for size, _ in sizes:
-            encoded.append(encode(Frame(Position(1, entry), bytes([entry % 251]) * size, PayloadKind.BYTES, 1, 0)))
+            payload = bytes([entry % 251]) * size
+            encoded.append(encode(Frame(payload, PayloadKind.BYTES, 1, position=Position(1, entry), publish_ms=0)))
             entry += 1
-        buffer, at = memoryview(b"".join(encoded)), 0
-        for _, shown in sizes:
-            header = peek(buffer, at)
-            at = header.end
-            if shown:
-                found.append(RawFrame(header, buffer))
+        frames = peek_all(b"".join(encoded))
+        found += [frame for frame, (_, shown) in zip(frames, sizes, strict=True) if shown]
     return found
 
 
@@ -93,7 +91,11 @@ async def test_neighbours_in_a_buffer_are_one_chunk() -> None:
     assert isinstance(chunks[0], memoryview) and chunks[0].obj is frames[0].buffer.obj
 
 
-LARGE = encode(Frame(Position(1, 7), random.Random(7).randbytes(ANSWER_BYTES + 12_345), PayloadKind.BYTES, 1, 0))
+LARGE = encode(
+    Frame(
+        random.Random(7).randbytes(ANSWER_BYTES + 12_345), PayloadKind.BYTES, 1, position=Position(1, 7), publish_ms=0
+    )
+)
 
 
 async def test_a_large_entry_is_read_again_chunk_by_chunk() -> None:
@@ -103,7 +105,7 @@ async def test_a_large_entry_is_read_again_chunk_by_chunk() -> None:
         asked.append(end - start)
         return memoryview(LARGE)[start:end]
 
-    frame = RawFrame(peek(LARGE), memoryview(LARGE))
+    frame = peek(LARGE)
     headers, chunks = await sent(LargeEntryResponse(frame, read_part, HEADERS))
     assert b"".join(chunks) == LARGE
     assert headers[b"content-length"] == str(len(LARGE)).encode()
@@ -154,6 +156,6 @@ async def left(read_part: Callable[[int, int], Awaitable[memoryview]]) -> tuple[
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("nothing is asked")
 
-    response = LargeEntryResponse(RawFrame(peek(LARGE), memoryview(LARGE)), read_part, HEADERS)
+    response = LargeEntryResponse(peek(LARGE), read_part, HEADERS)
     await response({"type": "http"}, receive, send)
     return bytes(served), not more

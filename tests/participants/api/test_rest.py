@@ -23,13 +23,12 @@ from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
     END_HEADER,
     FRAMES_MEDIA_TYPE,
-    MAX_ENTRY_BYTES,
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
     REVISION_HEADER,
 )
 from metatxn.wire.errors import BY_CODE, ErrorCode
-from metatxn.wire.frames import PayloadKind, decode_all
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_all
 from metatxn.wire.problems import MEDIA_TYPE
 from participants.messages.payloads import KEY_COLUMN
 from tests.participants.broker.process import BrokerProcess
@@ -310,8 +309,8 @@ async def test_a_huge_body_is_refused_before_it_is_read(process: BrokerProcess) 
         taken = 0
         answer = await process.http.post(path, content=endless(), headers={"content-type": "application/json"})
         assert_problem(answer, ErrorCode.PAYLOAD_TOO_LARGE)
-        assert taken <= MAX_ENTRY_BYTES + (2 << 20)
-    huge = {"content-length": str(MAX_ENTRY_BYTES + 1), "content-type": "application/json"}
+        assert taken <= MAX_PAYLOAD_BYTES + (2 << 20)
+    huge = {"content-length": str(MAX_PAYLOAD_BYTES + 1), "content-type": "application/json"}
     for path in (entries, "/v1/topics/t/messages", "/v1/topics"):
         assert_problem(await process.http.post(path, content=b"x", headers=huge), ErrorCode.PAYLOAD_TOO_LARGE)
     assert await read(process, segment, isolation="read_uncommitted") == []
@@ -319,7 +318,7 @@ async def test_a_huge_body_is_refused_before_it_is_read(process: BrokerProcess) 
 
 async def test_the_largest_entry_passes_there_and_back(process: BrokerProcess) -> None:
     (segment,) = await process.create("t")
-    body = b"x" * MAX_ENTRY_BYTES
+    body = b"x" * MAX_PAYLOAD_BYTES
     assert (await append(process, segment, body)).status_code == 200
     answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params={"max_bytes": 1})
     (frame,) = decode_all(answer.content)
@@ -781,7 +780,7 @@ async def test_messages_larger_than_an_entry_are_refused_and_pin_nothing(process
     txn = await world.begin()
     value = "[" + ",".join(["1e9"] * 3_500_000) + "]"
     body = f'{{"messages": [{{"value": {value}}}]}}'.encode()
-    assert len(body) < MAX_ENTRY_BYTES
+    assert len(body) < MAX_PAYLOAD_BYTES
     answer = await process.http.post(
         f"/v1/topics/t/messages?txn_id={txn}", content=body, headers={"content-type": "application/json"}
     )
@@ -914,7 +913,7 @@ async def test_27_a_send_that_fails_leaves_the_transaction_to_be_ended(process: 
     txn = await world.begin()
     owner = await process.broker.segment(segment)
     await publish(owner, "A", txn)
-    answer = await append(process, segment, b"x" * (MAX_ENTRY_BYTES + 1), txn_id=str(txn))
+    answer = await append(process, segment, b"x" * (MAX_PAYLOAD_BYTES + 1), txn_id=str(txn))
     assert_problem(answer, ErrorCode.PAYLOAD_TOO_LARGE)
     await world.abort(txn)
     await released(owner, txn)

@@ -16,9 +16,8 @@ from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
-from metatxn.wire.frames import PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from participants.broker.broker import Broker
-from participants.segment.publishing import Entry
 from participants.segment.recovery import open_segment
 from participants.segment.segment import Segment
 from tests.participants.broker.process import URL, BrokerProcess

@@ -17,10 +17,9 @@ from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
-from metatxn.wire.frames import PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.segment.dedup import AppendedBefore, Scope
-from participants.segment.publishing import Entry
 from participants.topic.layout import CLAIM_PATIENCE_MS
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import (
@@ -429,20 +428,17 @@ async def test_the_child_of_a_merge_holds_a_sequence_against_the_keys_of_the_par
     names = await process.create("t", segments=2)
     await publish(await process.broker.segment(names[0]), "low", producer="p", sequence=1)
     (merged,) = await post(process, names[0], "merge", **{"with": names[1]})
+    retried = Entry(b"?", PayloadKind.BYTES, 1, producer="p", sequence=1)
     for _ in range(2):
         child = await process.broker.segment(merged)
-
-        def keyed(at: int) -> Entry:
-            return Entry(b"?", PayloadKind.BYTES, 1, producer="p", sequence=1, hashes=frozenset({at}))
-
         with pytest.raises(AppendedBefore) as before:
-            await child.publish(keyed(5))
+            await child.publish(retried, frozenset({5}))
         assert [part.segment for part in before.value.parts] == [names[0]], "the lower half has it"
         scope = Scope(None, None, "p")
         assert not child.dedup.find(scope, 1, frozenset({0x9000}))
         assert not child.dedup.find(scope, 1, None), "nobody knows which half it is of"
         process = await process.crash()
-    assert not (await (await process.broker.segment(merged)).publish(keyed(0x9000)))[1]
+    assert not (await (await process.broker.segment(merged)).publish(retried, frozenset({0x9000})))[1]
     await process.stop()
 
 

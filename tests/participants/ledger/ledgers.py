@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from metastore import keys
-from metatxn.wire.frames import Frame, PayloadKind, decode
+from metatxn.wire.frames import Entry, Frame, PayloadKind, decode
 from participants.ledger.storage import Append, OpenLedger, ReadableLedger
 
 SEGMENT = "segment://public/default/orders/0000-ffff-1"
 
 
 def append(ledger: OpenLedger, payload: bytes) -> Append:
-    return ledger.append(payload, kind=PayloadKind.BYTES, count=1, publish_ms=1_700_000_000_000)
+    return ledger.append(Entry(payload, PayloadKind.BYTES, 1), 1_700_000_000_000)
 
 
 async def append_all(ledger: OpenLedger, payloads: Iterable[bytes]) -> list[Append]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, MIN_FRAME_BYTES, PayloadKind
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.position import Position
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, LedgerStopped, LedgerStorage
@@ -75,9 +75,9 @@ async def test_a_cancelled_append_happens_all_the_same(storage: LedgerStorage) -
 async def test_a_refused_frame_takes_no_position(storage: LedgerStorage) -> None:
     ledger = await storage.create(SEGMENT, 1)
     with pytest.raises(ValueError):
-        ledger.append(b"", kind=PayloadKind.BYTES, count=-1, publish_ms=0)
+        ledger.append(Entry(b"", PayloadKind.BYTES, -1), 0)
     with pytest.raises(ValueError):
-        ledger.append(memoryview(b"every other")[::2], kind=PayloadKind.BYTES, count=1, publish_ms=0)
+        ledger.append(Entry(memoryview(b"every other")[::2], PayloadKind.BYTES, 1), 0)
     assert (await append_all(ledger, [b"a"]))[0].position == Position(1, 0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ from metatxn.wire.frames import (
     encode_parts,
     finish,
     peek,
+    peek_all,
 )
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -53,7 +54,7 @@ FRAMES = st.builds(
     producer=st.none() | NAMES,
     sequence=st.none() | U64,
 )
-PLAIN = Frame(Position(1, 2), b"payload", PayloadKind.BYTES, 1, 1000)
+PLAIN = Frame(b"payload", PayloadKind.BYTES, 1, position=Position(1, 2), publish_ms=1000)
 
 
 def sealed_body(body: bytes) -> bytes:
@@ -74,13 +75,21 @@ def test_frames_follow_each_other(frames: list[Frame]) -> None:
 
 
 @given(FRAMES, st.binary(max_size=20))
-def test_peek_gives_the_header_and_where_the_payload_lies(frame: Frame, before: bytes) -> None:
+def test_peek_gives_the_frame_and_where_it_lies(frame: Frame, before: bytes) -> None:
     raw = before + encode(frame)
-    header = peek(raw, len(before))
-    assert (header.start, header.end) == (len(before), len(raw))
-    assert raw[header.payload_start : header.end] == frame.payload
-    for name in ("position", "kind", "count", "publish_ms", "txn_id", "writer", "producer", "sequence", "durable"):
-        assert getattr(header, name) == getattr(frame, name)
+    peeked = peek(raw, len(before))
+    assert (peeked.start, peeked.end) == (len(before), len(raw))
+    assert peeked.data == raw[len(before) :]
+    for field in fields(Frame):
+        assert getattr(peeked, field.name) == getattr(frame, field.name)
+
+
+@given(st.lists(FRAMES, max_size=5))
+def test_peeked_frames_lie_one_behind_another(frames: list[Frame]) -> None:
+    raw = b"".join(map(encode, frames))
+    peeked = list(peek_all(raw))
+    assert [decode(each.data)[0] for each in peeked] == frames
+    assert b"".join(each.data for each in peeked) == raw
 
 
 @given(st.binary(max_size=300))
@@ -128,12 +137,12 @@ def test_zero_bytes_are_no_frame() -> None:
 
 
 def test_the_largest_payload_fits_and_one_byte_more_does_not() -> None:
-    largest = Frame(Position(0, 0), bytes(MAX_PAYLOAD_BYTES), PayloadKind.BYTES, 0, 0)
+    largest = Frame(bytes(MAX_PAYLOAD_BYTES), PayloadKind.BYTES, 0, position=Position(0, 0), publish_ms=0)
     raw = encode(largest)
     assert len(raw) == MAX_PAYLOAD_BYTES + MIN_FRAME_BYTES <= MAX_FRAME_BYTES
     assert decode(raw)[0] == largest
     with pytest.raises(ValueError, match="above the limit"):
-        encode(Frame(Position(0, 0), bytes(MAX_PAYLOAD_BYTES + 1), PayloadKind.BYTES, 0, 0))
+        encode(Frame(bytes(MAX_PAYLOAD_BYTES + 1), PayloadKind.BYTES, 0, position=Position(0, 0), publish_ms=0))
 
 
 def test_a_payload_above_the_limit_is_corrupt_even_with_a_fitting_crc() -> None:
@@ -155,7 +164,7 @@ def test_an_entry_below_its_durable_ones_is_corrupt_even_with_a_fitting_crc() ->
 
 @given(FRAMES)
 def test_a_draft_is_finished_with_what_is_durable_then(frame: Frame) -> None:
-    begun = draft(replace(frame, durable=0))
+    begun = draft(frame, frame.position, frame.publish_ms)
     raw = finish(begun, frame.payload, frame.durable) + bytes(frame.payload)
     assert raw == encode(frame)
     assert begun.size == len(raw)
@@ -164,15 +173,15 @@ def test_a_draft_is_finished_with_what_is_durable_then(frame: Frame) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        Frame(Position(1, -1), b"", PayloadKind.BYTES, 0, 0),
-        Frame(Position(1, 0), b"", PayloadKind.BYTES, -1, 0),
-        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, -1),
-        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, sequence=-1),
-        Frame(Position(1, 5), b"", PayloadKind.BYTES, 0, 0, durable=-1),
-        Frame(Position(1, 5), b"", PayloadKind.BYTES, 0, 0, durable=6),
-        Frame(Position(1, 0), memoryview(b"every other")[::2], PayloadKind.BYTES, 0, 0),
-        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, writer="w" * 65536),
-        Frame(Position(1, 0), b"", PayloadKind.BYTES, 0, 0, producer="\ud800"),
+        Frame(b"", PayloadKind.BYTES, 0, position=Position(1, -1), publish_ms=0),
+        Frame(b"", PayloadKind.BYTES, -1, position=Position(1, 0), publish_ms=0),
+        Frame(b"", PayloadKind.BYTES, 0, position=Position(1, 0), publish_ms=-1),
+        Frame(b"", PayloadKind.BYTES, 0, position=Position(1, 0), publish_ms=0, sequence=-1),
+        Frame(b"", PayloadKind.BYTES, 0, position=Position(1, 5), publish_ms=0, durable=-1),
+        Frame(b"", PayloadKind.BYTES, 0, position=Position(1, 5), publish_ms=0, durable=6),
+        Frame(memoryview(b"every other")[::2], PayloadKind.BYTES, 0, position=Position(1, 0), publish_ms=0),
+        Frame(b"", PayloadKind.BYTES, 0, position=Position(1, 0), publish_ms=0, writer="w" * 65536),
+        Frame(b"", PayloadKind.BYTES, 0, position=Position(1, 0), publish_ms=0, producer="\ud800"),
     ],
 )
 def test_what_does_not_fit_is_refused(frame: Frame) -> None:

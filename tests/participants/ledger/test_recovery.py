@@ -40,7 +40,7 @@ async def reopened(unsealed: Path) -> AsyncIterator[LocalStorage]:
 
 
 def frame_bytes(entry: int, payload: bytes, ledger: int = 0) -> bytes:
-    return encode(Frame(Position(ledger, entry), payload, PayloadKind.BYTES, 1, 1_700_000_000_000))
+    return encode(Frame(payload, PayloadKind.BYTES, 1, position=Position(ledger, entry), publish_ms=1_700_000_000_000))
 
 
 ENDS = [0]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from metatxn.wire.frames import Frame, FrameError, PayloadKind, encode, peek
+from metatxn.wire.frames import Entry, Frame, FrameError, PayloadKind, encode, peek
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
@@ -58,7 +58,18 @@ def region(name: str) -> range:
 
 def whole_frame(entry: int) -> bytes:
     return encode(
-        Frame(Position(1, entry), PAYLOAD, PayloadKind.BYTES, 1, 1_700, TXN, WRITER, PRODUCER, entry, durable=entry)
+        Frame(
+            PAYLOAD,
+            PayloadKind.BYTES,
+            1,
+            TXN,
+            WRITER,
+            PRODUCER,
+            entry,
+            position=Position(1, entry),
+            publish_ms=1_700,
+            durable=entry,
+        )
     )
 
 
@@ -76,16 +87,7 @@ def one_bit_of_each_byte(name: str, entry: int) -> Iterator[tuple[int, int]]:
 async def fill(ledger: OpenLedger) -> None:
     """Each entry is synced alone, so that each frame proves the one before it."""
     for entry in range(ENTRIES):
-        append = ledger.append(
-            PAYLOAD,
-            kind=PayloadKind.BYTES,
-            count=1,
-            publish_ms=1_700,
-            txn_id=TXN,
-            writer=WRITER,
-            producer=PRODUCER,
-            sequence=entry,
-        )
+        append = ledger.append(Entry(PAYLOAD, PayloadKind.BYTES, 1, TXN, WRITER, PRODUCER, entry), 1_700)
         await asyncio.shield(append.durable)
 
 

@@ -40,7 +40,16 @@ class QuickDisk(Disk):
 
 
 def frame(entry: int, durable: int, payload: bytes = b"", ledger: int = LEDGER) -> bytes:
-    return encode(Frame(Position(ledger, entry), payload, PayloadKind.BYTES, 1, 1_700_000_000_000, durable=durable))
+    return encode(
+        Frame(
+            payload,
+            PayloadKind.BYTES,
+            1,
+            position=Position(ledger, entry),
+            publish_ms=1_700_000_000_000,
+            durable=durable,
+        )
+    )
 
 
 @contextmanager
@@ -204,7 +213,9 @@ def test_a_proof_is_found_at_any_distance() -> None:
 
 def test_a_proof_is_found_although_it_seems_to_begin_earlier() -> None:
     """Its length 0x101 reads as a version and a kind, and its publish time as the ledger that belongs behind them."""
-    proof = encode(Frame(Position(LEDGER, 4), bytes(257 - 39), PayloadKind.BYTES, 1, LEDGER, durable=3))
+    proof = encode(
+        Frame(bytes(257 - 39), PayloadKind.BYTES, 1, position=Position(LEDGER, 4), publish_ms=LEDGER, durable=3)
+    )
     assert is_corrupt(b"".join(SOUND) + b"\xff" * 100 + proof)
 
 

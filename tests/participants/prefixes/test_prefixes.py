@@ -23,12 +23,11 @@ from metastore.txn.records.transactions import Header
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
-from metatxn.wire.frames import MIN_FRAME_BYTES, PayloadKind
+from metatxn.wire.frames import MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from participants.broker.placement import wanted
 from participants.messages.payloads import encode_messages
-from participants.segment.publishing import Entry
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
 from participants.topic.messages import PublishOptions

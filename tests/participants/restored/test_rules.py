@@ -21,7 +21,7 @@ from metastore.txn.records.transactions import GcHorizon, Header, Prepared, Tran
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, begin, read_transaction
 from metastore.types import Applied, Batch
-from metatxn.wire.frames import PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
@@ -188,7 +188,7 @@ async def test_what_is_hidden_is_hidden_before_its_ledger_is_known(storage: Loca
     async with storage:
         await segment_with(storage, store)
         ledger = await storage.create(SEGMENT, 4)
-        await ledger.append(b"x", kind=PayloadKind.BYTES, count=1, publish_ms=1, txn_id=LATER).durable
+        await ledger.append(Entry(b"x", PayloadKind.BYTES, 1, LATER), 1).durable
         await ledger.close()
         topic = TopicRecord(name=TOPIC, segments=(SEGMENT,), next_segment=2, created_ms=1)
         await put(store, paths.topic(TOPIC), topic.encode())

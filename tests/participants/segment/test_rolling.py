@@ -221,7 +221,7 @@ async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_
 
     async def noted(chain: LedgerChain, *where: Any) -> list[RawFrame]:
         found = await original(chain, *where)
-        reads.update(frame.header.position.ledger for frame in found)
+        reads.update(frame.position.ledger for frame in found)
         return found
 
     monkeypatch.setattr(LedgerChain, "read", noted)

@@ -19,12 +19,11 @@ from metastore.txn.records.transactions import GcHorizon, Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, begin, finalize, gc_horizon, read_transaction
 from metastore.types import Revision
-from metatxn.wire.frames import PayloadKind, RawFrame
+from metatxn.wire.frames import Entry, PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
-from participants.segment.publishing import Entry
 from participants.segment.reading import Page
 from participants.segment.recovery import Surroundings, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES

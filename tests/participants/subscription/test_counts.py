@@ -234,8 +234,8 @@ async def looked_at(part: SegmentSubscription) -> Shown:
     while not end:
         page = await part.segment.reader.read_committed(at, 1 << 20)
         for frame in page.frames:
-            for index in range(message_count(frame.header)):
-                place = Place.at(frame.header.position)._replace(message=index)
+            for index in range(message_count(frame)):
+                place = Place.at(frame.position)._replace(message=index)
                 if place in part.cursor:
                     continue
                 backlog += 1
