@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Self
 
 from metastore import keys
@@ -60,6 +61,7 @@ class Ephemeral(ABC):
 
 MAX_BATCH_BYTES = 1 << 20
 POLL_INTERVAL_MS = 1_000
+_KEYS_PER_PART = 100
 
 
 def sequence_counter(prefix: str) -> str:
@@ -192,9 +194,17 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
-        """Several records, read at one revision (up to 100 keys; more are read in chunks, and the revision is the
-        lowest of theirs). Without keys it returns only the current revision. Raises `StoreUnavailable`,
-        `StoreClosed`."""
+        """Several records, all read at one revision. Without keys it returns only the current revision. Raises
+        `StoreUnavailable`, `StoreClosed`."""
+
+    async def get_each(self, wanted: Iterable[str]) -> dict[str, Record | None]:
+        """Records of any number of keys, each as it was at some moment of this call: they are read in parts, and each
+        part has the deadline of a call of its own. Raises the errors of `get_many`."""
+        found: dict[str, Record | None] = {}
+        left = iter(wanted)
+        while part := list(islice(left, _KEYS_PER_PART)):
+            found.update((await self.get_many(part)).records)
+        return found
 
     @abstractmethod
     async def range(

@@ -66,7 +66,7 @@ Response = TypeVar("Response")
 
 
 class _CompactedError(Exception):
-    """A page was requested at a revision that has been compacted away since the first page."""
+    """Something was requested at a revision that has been compacted away since the first part was read."""
 
 
 class EtcdStore(StoredIndexes):
@@ -105,6 +105,8 @@ class EtcdStore(StoredIndexes):
         self._max_cost = limits.max_cost
         self._reads_per_request = min(READS_PER_REQUEST, limits.max_txn_ops)
         self._reads = GroupReads(self._read, self._reads_per_request)
+        # Apart, because one whose revision has been compacted away fails all that travel with it.
+        self._reads_of_the_past = GroupReads(self._read, self._reads_per_request)
         self._feeds: list[PrefixFeed] = []
         self._ephemerals: list[LeasedRecord] = []
         self._closed = False
@@ -201,21 +203,27 @@ class EtcdStore(StoredIndexes):
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         self._assert_open()
         most = self._reads_per_request
-        if len(wanted) <= most:
-            return await self._get_at_once(wanted)
-        parts = [self._get_at_once(wanted[first : first + most]) for first in range(0, len(wanted), most)]
-        found = await asyncio.gather(*parts)
-        records = {key: record for part in found for key, record in part.records.items()}
-        return Snapshot(records, min(part.revision for part in found))
+        now, later = wanted[:most], wanted[most:]
+        while True:
+            found, revision = await self._reads.read([encoding.then_read(self._wire.key(key)) for key in now or ["/"]])
+            try:
+                found += await self._find_at(revision, later) if later else ()
+            except _CompactedError:
+                continue  # from the first key on, at a newer revision
+            records: dict[str, Record | None] = {}
+            for key, answer in zip(wanted, found, strict=False):
+                kvs = answer.kvs
+                records[key] = self._wire.record(kvs[0]) if kvs else None
+            return Snapshot(records, revision)
 
-    async def _get_at_once(self, wanted: Sequence[str]) -> Snapshot:
-        reads = [encoding.then_read(self._wire.key(key)) for key in wanted or ["/"]]
-        found, revision = await self._reads.read(reads)
-        records: dict[str, Record | None] = {}
-        for key, answer in zip(wanted, found, strict=False):
-            kvs = answer.kvs
-            records[key] = self._wire.record(kvs[0]) if kvs else None
-        return Snapshot(records, revision)
+    async def _find_at(self, revision: Revision, wanted: Sequence[str]) -> list[RangeResponse]:
+        """Keys as they were at a revision of the past. Raises `_CompactedError`."""
+        most = self._reads_per_request
+        requests = (RangeRequest(key=self._wire.key(key), revision=revision) for key in wanted)
+        reads = [encoding.then_range(request.SerializeToString()) for request in requests]
+        parts = (reads[first : first + most] for first in range(0, len(reads), most))
+        answers = await asyncio.gather(*map(self._reads_of_the_past.read, parts))
+        return [found for part, _ in answers for found in part]
 
     async def _read(self, reads: Sequence[bytes]) -> tuple[list[RangeResponse], Revision]:
         answer = await self._ask(self._connection.kv.Txn, TxnRequest.FromString(b"".join(reads)))
@@ -319,6 +327,7 @@ class EtcdStore(StoredIndexes):
         for feed in list(self._feeds):
             await feed.close()
         await self._reads.close()
+        await self._reads_of_the_past.close()
         await self._commit.close()
         for record in self._ephemerals:
             with suppress(StoreUnavailable):  # then its lease runs out

@@ -37,7 +37,7 @@ from metastore.backends.zookeeper_history import History
 from metastore.backends.zookeeper_janitor import Janitor
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_plan import GUARDS, Beliefs, Planner
-from metastore.backends.zookeeper_reads import Snapshots, in_parts, record_of
+from metastore.backends.zookeeper_reads import Snapshots, record_of
 from metastore.backends.zookeeper_watches import Feed
 from metastore.backends.zookeeper_wire import (
     CREATOR_ACL,
@@ -56,7 +56,6 @@ from metastore.types import (
     Batch,
     IndexDefinition,
     RangeResult,
-    Record,
     Revision,
     Snapshot,
 )
@@ -193,20 +192,16 @@ class ZooKeeperStore(StoredIndexes):
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         self._assert_open()
-        records: dict[str, Record | None] = {}
-        revision: Revision | None = None
-        for chunk in in_parts(wanted, KEYS_PER_READ) if wanted else [()]:
-            paths = [self._paths.record(key) for key in chunk]
-            if len(chunk) <= _GUARDED_KEYS:
-                paths += [self._beliefs.guard_path(self._beliefs.guard_of(key)) for key in chunk]
-            nodes, tip = await self._snapshots.nodes(paths, self._deadline())
-            for key, node in zip(chunk, nodes, strict=False):
-                records[key] = record_of(key, node) if node else None
-            for key, node, guard in zip(chunk, nodes, nodes[len(chunk) :], strict=False):
-                self._beliefs.learn(key, node, guard)
-            revision = revision or tip.stat.mzxid
-        assert revision is not None
-        return Snapshot(records, revision)
+        if len(wanted) > KEYS_PER_READ:
+            return await self._snapshots.records(wanted, self._deadline())
+        paths = [self._paths.record(key) for key in wanted]
+        if len(wanted) <= _GUARDED_KEYS:
+            paths += [self._beliefs.guard_path(self._beliefs.guard_of(key)) for key in wanted]
+        nodes, tip = await self._snapshots.nodes(paths, self._deadline())
+        for key, node, guard in zip(wanted, nodes, nodes[len(wanted) :], strict=False):
+            self._beliefs.learn(key, node, guard)
+        records = {key: record_of(key, node) if node else None for key, node in zip(wanted, nodes, strict=False)}
+        return Snapshot(records, tip.stat.mzxid)
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False

@@ -4,9 +4,10 @@ Every apply sets the tip in its multi. Servers let no read run beside a write th
 order; so what lies between two reads that saw the same tip was read at one revision. A few keys are read in one
 multi-read, where the tip practically never moves in between; if it does, they are read again.
 
-**A range** takes several rounds: list directories, then read records. Writers do not stand still for that, and
-waiting for a quiet moment would starve. So the rounds may see different revisions, from r1 at the first look at the
-tip to r2 at the last, and the changes later than r1 are then taken from the log and laid over what was found:
+**A range** takes several rounds: list directories, then read records; and **many keys** take several requests. Writers
+do not stand still for that, and waiting for a quiet moment would starve. So the requests may see different revisions,
+from r1 at the first look at the tip to r2 at the last, and the changes later than r1 are then taken from the log and
+laid over what was found:
 
     a key that no change names was the same from r1 to r2, whenever it was read;
     a key that a change names is afterwards what the last change says.
@@ -28,7 +29,7 @@ from metastore.backends.zookeeper_listings import Child, Listings, within
 from metastore.backends.zookeeper_log import GapError, LogReader
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Node, get_children, get_data
-from metastore.types import RangeResult, Record
+from metastore.types import Event, RangeResult, Record, Snapshot
 
 T = TypeVar("T")
 
@@ -86,6 +87,24 @@ class Snapshots:
                 found = [node if isinstance(node, Node) else None for reading in readings for node in reading.found]
                 return found, readings[0].before
 
+    async def records(self, wanted: Sequence[str], deadline: float) -> Snapshot:
+        """Records of any number of keys, at one revision. Raises `StoreUnavailable`."""
+        reads = [get_data(self._paths.record(key)) for key in wanted]
+        while True:
+            rounds = _Rounds(self._connection, self._paths, deadline)
+            nodes = await rounds.find(reads)
+            found = {
+                key: record_of(key, node) if isinstance(node, Node) else None
+                for key, node in zip(wanted, nodes, strict=True)
+            }
+            try:
+                changed = await rounds.changes()
+            except _AgainError:
+                continue
+            found.update((event.key, event.record) for event in changed if event.key in found)
+            assert rounds.last is not None
+            return Snapshot(found, rounds.last.stat.mzxid)
+
     async def range(
         self,
         start: str,
@@ -109,20 +128,51 @@ class Snapshots:
             return Listing(RangeResult(records, walk.last.stat.mzxid, more), walk.last, walk.directories)
 
 
-class _Walk:
+class _Rounds:
+    """Requests that see revisions from that of the tip `first` to that of the tip `last`."""
+
+    def __init__(self, connection: Connection, paths: Paths, deadline: float) -> None:
+        self._connection = connection
+        self._paths = paths
+        self._deadline = deadline
+        self.first: Node | None = None
+        self.last: Node | None = None
+
+    async def find(self, operations: Sequence[bytes]) -> list[Found]:
+        """Even without any operation, the tip is read."""
+        parts = list(in_parts(operations, OPERATIONS_PER_READ)) or [()]
+        readings = await asyncio.gather(*(self._connection.read(part, self._deadline) for part in parts))
+        for reading in readings:
+            if self.first is None or reading.before.stat.mzxid < self.first.stat.mzxid:
+                self.first = reading.before
+            if self.last is None or reading.after.stat.mzxid > self.last.stat.mzxid:
+                self.last = reading.after
+        return [found for reading in readings for found in reading.found]
+
+    async def changes(self) -> list[Event]:
+        """What to lay over the results so that all of them are of the revision of `last`, which this moves. Raises
+        `_AgainError`: the log does not tell it any more."""
+        assert self.first is not None and self.last is not None
+        if self.first.stat.mzxid == self.last.stat.mzxid:
+            return []
+        reader = LogReader(self._connection, self._paths, self.first.stat.mzxid)
+        try:
+            changes, self.last = await reader.advance(self._deadline)
+        except GapError:
+            raise _AgainError from None
+        return [event for change in changes for event in change.events]
+
+
+class _Walk(_Rounds):
     """One attempt to read a range."""
 
     def __init__(
         self, connection: Connection, paths: Paths, listings: Listings, start: str, end: str, deadline: float
     ) -> None:
-        self._connection = connection
-        self._paths = paths
+        super().__init__(connection, paths, deadline)
         self._listings = listings
         self._start = start
         self._end = end
-        self._deadline = deadline
-        self.first: Node | None = None
-        self.last: Node | None = None
         self.directories: list[str] = []
         self.empty: list[str] = []
 
@@ -140,10 +190,9 @@ class _Walk:
         complete = not wanted or len(items) <= wanted
         taken = items[:wanted] if wanted else items
         found = await self._records(taken, keys_only)
-        assert self.first is not None and self.last is not None
-        if self.first.stat.mzxid != self.last.stat.mzxid:
+        if changed := await self.changes():
             boundary = None if complete else taken[-1].key
-            await self._lay_changes_over(found, boundary, reverse, keys_only)
+            self._lay_over(found, changed, boundary, reverse, keys_only)
             if not complete and len(found) < wanted:
                 raise _AgainError
         records = [found[key] for key in sorted(found, reverse=reverse)]
@@ -181,7 +230,7 @@ class _Walk:
         """What the directories hold, as far as they are there. One round, or two when a kept listing is outdated."""
         found: dict[str, Sequence[Child]] = {}
         if large := [directory for directory in directories if self._listings.keeps(directory)]:
-            nodes = await self._find([get_data(directory.path) for directory in large])
+            nodes = await self.find([get_data(directory.path) for directory in large])
             for directory, node in zip(large, nodes, strict=True):
                 children = self._listings.children(directory, node.stat) if isinstance(node, Node) else None
                 if children is not None:
@@ -190,45 +239,27 @@ class _Walk:
             unknown = [directory for directory in directories if directory.path not in found]
             # Each directory before its names, and both in one request: an even number of operations fits in one.
             pairs = [read(directory.path) for directory in unknown for read in (get_data, get_children)]
-            answers = await self._find(pairs)
+            answers = await self.find(pairs)
             for directory, node, names in zip(unknown, answers[::2], answers[1::2], strict=True):
                 if isinstance(node, Node) and isinstance(names, list):
                     found[directory.path] = self._listings.learn(directory, node.stat, names)
         return found
 
     async def _records(self, items: Sequence[Child], keys_only: bool) -> dict[str, Record]:
-        nodes = await self._find([get_data(item.path) for item in items])
+        nodes = await self.find([get_data(item.path) for item in items])
         return {
             item.key: record_of(item.key, node, keys_only)
             for item, node in zip(items, nodes, strict=True)
             if isinstance(node, Node)
         }
 
-    async def _find(self, operations: Sequence[bytes]) -> list[Found]:
-        """Even without any operation, the tip is read."""
-        parts = list(in_parts(operations, OPERATIONS_PER_READ)) or [()]
-        readings = await asyncio.gather(*(self._connection.read(part, self._deadline) for part in parts))
-        for reading in readings:
-            if self.first is None or reading.before.stat.mzxid < self.first.stat.mzxid:
-                self.first = reading.before
-            if self.last is None or reading.after.stat.mzxid > self.last.stat.mzxid:
-                self.last = reading.after
-        return [found for reading in readings for found in reading.found]
-
-    async def _lay_changes_over(
-        self, found: dict[str, Record], boundary: str | None, reverse: bool, keys_only: bool
+    def _lay_over(
+        self, found: dict[str, Record], changed: Sequence[Event], boundary: str | None, reverse: bool, keys_only: bool
     ) -> None:
-        """Bring what was found to the revision up to which the log says everything. Behind `boundary` nothing was
-        read, so what changed there is left out."""
-        assert self.first is not None
-        reader = LogReader(self._connection, self._paths, self.first.stat.mzxid)
-        try:
-            changes, self.last = await reader.advance(self._deadline)
-        except GapError:
-            raise _AgainError from None
+        """Behind `boundary` nothing was read, so what changed there is left out."""
         low = boundary if boundary is not None and reverse else self._start
         high = boundary if boundary is not None and not reverse else None
-        for event in (event for change in changes for event in change.events):
+        for event in changed:
             if event.key < low or event.key >= self._end or (high is not None and event.key > high):
                 continue
             if event.record is None:

@@ -54,9 +54,6 @@ INDEXES = (
 (header, lease, prepared), so `TransactionRecords` moves it."""
 
 
-_READ_CHUNK = 25  # Four records each, which `get_many` reads at one revision.
-
-
 class TransactionRecords(NamedTuple):
     """All records of one transaction except its operations, read at one revision. Absent records are None."""
 
@@ -132,12 +129,9 @@ async def read_transaction(store: MetadataStore, txn_id: TxnId) -> TransactionRe
 
 
 async def read_transactions(store: MetadataStore, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
-    """Like `read_transaction`, for many transactions in few requests; each of them is read at one revision."""
-    found: list[TransactionRecords | None] = []
-    for chunk in (txn_ids[at : at + _READ_CHUNK] for at in range(0, len(txn_ids), _READ_CHUNK)):
-        snapshot = await store.get_many([key for txn_id in chunk for key in _record_keys(txn_id)])
-        found += [_records_of(txn_id, snapshot) for txn_id in chunk]
-    return found
+    """Like `read_transaction`, for many transactions, all at one revision."""
+    snapshot = await store.get_many([key for txn_id in txn_ids for key in _record_keys(txn_id)])
+    return [_records_of(txn_id, snapshot) for txn_id in txn_ids]
 
 
 async def read_plain(store: MetadataStore, txn_ids: Sequence[TxnId]) -> dict[TxnId, TransactionRecords]:

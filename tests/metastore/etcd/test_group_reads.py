@@ -1,4 +1,7 @@
-"""Reads that wait together are one request, and each gets its own answers. Method: a server that is a function."""
+"""Reads that wait together are one request, and each gets its own answers. Method: a server that is a function.
+
+A read that takes several requests is of one revision: a real server, which compacts between two of them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from collections.abc import Sequence
 import pytest
 
 from metastore.backends.etcd_group_reads import IN_FLIGHT, GroupReads
+from metastore.backends.etcd_stubs import RangeResponse
 from metastore.errors import StoreUnavailable
 from metastore.types import Revision
+from tests.metastore.etcd.conftest import OpenStore
+from tests.servers import EtcdServer
 
 
 class Server:
@@ -101,3 +107,25 @@ async def test_a_reader_that_gives_up_disturbs_nobody() -> None:
         await impatient
     server.may_answer.set()
     assert (await patient)[0] == ["/B"]
+
+
+async def test_what_is_compacted_away_between_two_parts_is_read_again(
+    own_server: EtcdServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(own_server)
+    keys = [f"/{number}" for number in range(300)]
+    await store.apply(store.batch().put(keys[0], b"before").put(keys[-1], b"before"))
+    find_at, revisions = store._find_at, []
+
+    async def compacted(revision: Revision, wanted: Sequence[str]) -> list[RangeResponse]:
+        revisions.append(revision)
+        if len(revisions) == 1:
+            await store.apply(store.batch().put(keys[0], b"after").put(keys[-1], b"after"))
+            await asyncio.to_thread(own_server.compact)
+        return await find_at(revision, wanted)
+
+    monkeypatch.setattr(store, "_find_at", compacted)
+    snapshot = await store.get_many(keys)
+    values = {record.value for record in (snapshot.records[keys[0]], snapshot.records[keys[-1]]) if record}
+    assert (values, len(snapshot.records)) == ({b"after"}, 300)
+    assert snapshot.revision == revisions[1] > revisions[0]

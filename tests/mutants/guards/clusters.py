@@ -131,11 +131,39 @@ CLUSTERS = (
         "zookeeper-torn-range",
         "a range is as of one revision, however many requests it took",
         "metastore/backends/zookeeper_reads.py",
-        "if self.first.stat.mzxid != self.last.stat.mzxid:",
-        "if self.first is None:",
+        "if self.first.stat.mzxid == self.last.stat.mzxid:",
+        "if self.first is not None:",
         tests=(
-            "tests/metastore/contract/test_reads.py::test_a_read_sees_one_state[zookeeper]",
+            "tests/metastore/contract/test_reads.py::test_a_read_sees_one_state[zookeeper-few]",
             "tests/metastore/zookeeper/test_listings.py",
+        ),
+    ),
+    Mutant(
+        "zookeeper-torn-records",
+        "many records are as of one revision, however many requests it took",
+        "metastore/backends/zookeeper_reads.py",
+        "found.update((event.key, event.record) for event in changed if event.key in found)",
+        "assert changed is not None",
+        tests=(
+            "tests/metastore/zookeeper/test_reads.py::test_records_are_of_one_revision_whatever_is_written_between_two_requests",
+        ),
+    ),
+    Mutant(
+        "etcd-torn-records",
+        "many records are as of one revision, however many requests it took",
+        "metastore/backends/etcd.py",
+        "RangeRequest(key=self._wire.key(key), revision=revision)",
+        "RangeRequest(key=self._wire.key(key))",
+        tests=("tests/metastore/contract/test_reads.py::test_a_read_sees_one_state[etcd-many]",),
+    ),
+    Mutant(
+        "etcd-compacted-between-two-parts",
+        "many records are read again when their revision is compacted away between two parts",
+        "metastore/backends/etcd.py",
+        "                continue  # from the first key on, at a newer revision",
+        "                later = ()",
+        tests=(
+            "tests/metastore/etcd/test_group_reads.py::test_what_is_compacted_away_between_two_parts_is_read_again",
         ),
     ),
     Mutant(
