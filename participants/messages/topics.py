@@ -21,8 +21,6 @@ from metatxn.wire.names import segment_id as new_segment_id
 from metatxn.wire.names import topic_of_segment
 from participants.messages import schemas
 
-_CHUNK = 100
-
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
@@ -89,25 +87,23 @@ class Topics:
     async def describe(self, topic: TopicRecord) -> TopicInfo:
         """Raises NOT_FOUND for one that was deleted since it was read: of a topic all segments stay."""
         segments = []
-        for start in range(0, len(topic.segments), _CHUNK // 2):
-            chunk = topic.segments[start : start + _CHUNK // 2]
-            keys = [key(segment) for segment in chunk for key in (paths.segment, paths.segment_owner)]
-            records = (await self._store.get_many(keys)).records
-            for segment in chunk:
-                stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
-                record = SegmentRecord.decode(stored.value) if stored is not None else None
-                if record is None or record.state == "deleted":
-                    raise not_found(topic.name)
-                segments.append(
-                    SegmentInfo(
-                        segment=segment,
-                        range=record.range,
-                        state=record.state,
-                        parents=list(record.parents),
-                        children=list(record.children),
-                        owner=OwnerRecord.decode(owner.value).url if owner else None,
-                    )
+        keys = [key(segment) for segment in topic.segments for key in (paths.segment, paths.segment_owner)]
+        records = (await self._store.get_many(keys)).records
+        for segment in topic.segments:
+            stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
+            record = SegmentRecord.decode(stored.value) if stored is not None else None
+            if record is None or record.state == "deleted":
+                raise not_found(topic.name)
+            segments.append(
+                SegmentInfo(
+                    segment=segment,
+                    range=record.range,
+                    state=record.state,
+                    parents=list(record.parents),
+                    children=list(record.children),
+                    owner=OwnerRecord.decode(owner.value).url if owner else None,
                 )
+            )
         schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
         return TopicInfo(name=topic.name, topic_schema=schema, segments=segments)
 

@@ -37,7 +37,6 @@ from participants.ledger.chain import READ_BYTES
 from participants.ledger.storage import SealedLedger
 
 REASON = "the metadata store was restored from a backup"
-_CHUNK = 100
 
 
 class BackupTimeNeeded(Exception):
@@ -149,11 +148,8 @@ class Transactions:
         return self._backup_ms - self._max_clock_skew_ms
 
     async def _headers(self, txn_ids: Mapping[TxnId, int]) -> dict[TxnId, Header | None]:
-        wanted = list(txn_ids)
-        headers: dict[TxnId, Header | None] = {}
-        for chunk in (wanted[first : first + _CHUNK] for first in range(0, len(wanted), _CHUNK)):
-            records = (await self._store.get_many([paths.header(txn_id) for txn_id in chunk])).records
-            for txn_id in chunk:
-                record = records[paths.header(txn_id)]
-                headers[txn_id] = Header.decode(record.value) if record is not None else None
-        return headers
+        records = await self._store.get_each(map(paths.header, txn_ids))
+        return {
+            paths.txn_id_of_header(key): Header.decode(record.value) if record is not None else None
+            for key, record in records.items()
+        }

@@ -47,7 +47,6 @@ from participants.txn.buffer import Decision, OpenBuffer
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.memory_buffer import open_memory_buffer
 
-_CHUNK = 100
 Operations = dict[TxnId, list[WriteOp]]
 
 
@@ -252,13 +251,11 @@ async def _operations(segment: Segment, around: Surroundings) -> Operations:
         entries = await around.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
     keys = [paths.OPS + entry.removeprefix(prefix) for entry in entries]
     found: dict[TxnId, list[WriteOp]] = {}
-    for start in range(0, len(keys), _CHUNK):
-        snapshot = await around.store.get_many(keys[start : start + _CHUNK])
-        for key, record in snapshot.records.items():
-            if record is not None:
-                op = decode_op(record.value)
-                assert isinstance(op, WriteOp)
-                found.setdefault(TxnId.parse(paths.op_key_parts(key)[0]), []).append(op)
+    for key, record in (await around.store.get_each(keys)).items():
+        if record is not None:
+            op = decode_op(record.value)
+            assert isinstance(op, WriteOp)
+            found.setdefault(TxnId.parse(paths.op_key_parts(key)[0]), []).append(op)
     return found
 
 

@@ -31,7 +31,7 @@ from participants.subscription.traces import delete_range, delete_records
 
 log = structlog.get_logger()
 _OPS_PER_READ = 90
-"""What `get_many` reads at one revision."""
+"""How many are read and deleted at a time."""
 
 
 class Deletion:

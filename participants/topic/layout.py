@@ -33,7 +33,6 @@ from participants.topic.deletion import Deletion
 log = structlog.get_logger()
 CLAIM_PATIENCE_MS = 20_000
 """How long a merge waits for the owner of the other segment."""
-_CHUNK = 100
 
 HashRange = tuple[int, int]
 
@@ -296,14 +295,11 @@ class Layout:
             log.warning("layout not reconciled, it is done again later", error=str(error))
 
     async def _records(self, segment_ids: list[str]) -> list[tuple[str, SegmentRecord | None]]:
-        found: list[tuple[str, SegmentRecord | None]] = []
-        for start in range(0, len(segment_ids), _CHUNK):
-            chunk = segment_ids[start : start + _CHUNK]
-            records = (await self._store.get_many([paths.segment(segment_id) for segment_id in chunk])).records
-            for segment_id in chunk:
-                stored = records[paths.segment(segment_id)]
-                found.append((segment_id, SegmentRecord.decode(stored.value) if stored else None))
-        return found
+        records = await self._store.get_each(map(paths.segment, segment_ids))
+        return [
+            (segment_id, SegmentRecord.decode(stored.value) if (stored := records[paths.segment(segment_id)]) else None)
+            for segment_id in segment_ids
+        ]
 
     async def _children(self, segment: Segment) -> list[StoredSegment]:
         return [await self._read(child) for child in segment.record.children]

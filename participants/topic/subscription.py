@@ -43,7 +43,6 @@ RECEIVE_BYTES = 4 << 20
 REMOTE_WAIT_S = 20.0
 RETRY_S = 1.0
 """How soon what could not be asked is asked again, unless an event tells that it can be."""
-_CHUNK = 100
 
 
 @dataclass(slots=True)
@@ -193,11 +192,9 @@ class Subscription:
         if self.definition.record.type == "shared":
             return {}
         segments = [*spread.parts, *spread.missing, *(each for share in spread.elsewhere for each in share.segments)]
-        unknown = [segment_id for segment_id in segments if segment_id not in self._parents]
-        for start in range(0, len(unknown), _CHUNK):
-            keys = {paths.segment(each): each for each in unknown[start : start + _CHUNK]}
-            for key, record in (await self._broker.store.get_many(list(keys))).records.items():
-                self._parents[keys[key]] = SegmentRecord.decode(record.value).parents if record is not None else ()
+        unknown = {paths.segment(each): each for each in segments if each not in self._parents}
+        for key, record in (await self._broker.store.get_each(unknown)).items():
+            self._parents[unknown[key]] = SegmentRecord.decode(record.value).parents if record is not None else ()
         return self._parents
 
     def _wait_at(self, share: RemoteShare, segments: Sequence[str]) -> asyncio.Task[None]:

@@ -18,7 +18,6 @@ from metastore.watches import Mirror
 from metatxn.wire.ids import TxnId
 
 Listener = Callable[[TxnId, Header], None]
-_CHUNK = 100
 KEPT_DECISIONS = 10_000
 """So many final headers are remembered, the latest. All of those that wait to be collected would be an hour's worth."""
 
@@ -73,13 +72,9 @@ class HeaderMirror:
 
     async def read(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, Record | None]:
         """The headers now, by linearizable reads."""
-        wanted = list(txn_ids)
-        found: dict[TxnId, Record | None] = {}
-        for start in range(0, len(wanted), _CHUNK):
-            chunk = wanted[start : start + _CHUNK]
-            snapshot = await self._store.get_many([paths.header(txn_id) for txn_id in chunk])
-            found.update({txn_id: snapshot.records[paths.header(txn_id)] for txn_id in chunk})
-        return found
+        keys = {txn_id: paths.header(txn_id) for txn_id in txn_ids}
+        found = await self._store.get_each(keys.values())
+        return {txn_id: found[key] for txn_id, key in keys.items()}
 
     def _on_change(self, event: Event) -> None:
         if event.record is None or event.record.first:

@@ -127,3 +127,12 @@ async def test_a_read_sees_one_state(store: MetadataStore, wanted: int) -> None:
             await asyncio.sleep(0)
 
     await asyncio.gather(move(), look(), look())
+
+
+async def test_each_of_any_number_of_keys(store: MetadataStore) -> None:
+    keys = [f"/k/{number:03d}" for number in range(250)]
+    await fill(store, keys[::2])
+    found = await store.get_each(reversed(keys))
+    assert list(found) == keys[::-1]
+    assert {key for key, record in found.items() if record} == set(keys[::2])
+    assert await store.get_each(()) == {}
