@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +26,7 @@ from coordinator.transactions import Failure, Transactions, answered, refuse_hal
 from metastore.api import MetadataStore
 from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn.store import TransactionRecords, read_plain
-from metatxn.service.security.principal import Principal
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest, TransactionHeader
 from metatxn.wire.ids import TxnId
@@ -52,7 +53,9 @@ LANES_AT_ONCE = 256
 all others have to wait."""
 
 
-async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> list[ItemAnswer]:
+async def run_batch(
+    transactions: Transactions, items: Sequence[BatchItem], *, caller: Principal = ANYONE
+) -> list[ItemAnswer]:
     """One answer for each item, in the order of the items.
 
     Raises INVALID_ARGUMENT, which names the field of a bad item, and the store's errors if it cannot be read. In both
@@ -65,16 +68,16 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
     begins: dict[int, BeginRequest] = {}
     ends: dict[int, tuple[End, TransactionRecords]] = {}
     lanes: list[list[int]] = []
-    for lane in _lanes(wanted, known, transactions.caller):
+    for lane in _lanes(wanted, known, caller):
         number, item = lane[0], wanted[lane[0]]
         if len(lane) > 1:
             lanes.append(lane)
         elif isinstance(item, End):
-            if records := _plain_end(item, known, transactions.caller):
+            if records := _plain_end(item, known, caller):
                 ends[number] = item, records
             else:
                 lanes.append(lane)
-        elif _is_plain_begin(item, transactions.caller):
+        elif _is_plain_begin(item, caller):
             begins[number] = item
         else:
             lanes.append(lane)
@@ -101,11 +104,13 @@ async def run_batch(transactions: Transactions, items: Sequence[BatchItem]) -> l
         for number in lane:
             # The records read before are out of date for all but the first item.
             item, still_known = wanted[number], known if number == lane[0] else {}
-            answers[number] = _item_answer(await answered(_by_itself(transactions, item, still_known)))
+            answers[number] = _item_answer(await answered(_by_itself(transactions, item, still_known, caller)))
 
+    end_together = partial(transactions.end_together, caller=caller)
+    begin_together = partial(transactions.begin_together, caller=caller)
     await asyncio.gather(
-        *(together(transactions.end_together, some, created=False) for some in _parts(ends)),
-        *(together(transactions.begin_together, some, created=True) for some in _parts(begins)),
+        *(together(end_together, some, created=False) for some in _parts(ends)),
+        *(together(begin_together, some, created=True) for some in _parts(begins)),
         _run(map(in_turn, lanes), min(len(lanes), LANES_AT_ONCE)),
     )
     return [answers[number] for number in range(len(items))]
@@ -163,10 +168,12 @@ def _presumed(end: End, known: Known) -> TransactionRecords | None:
     return records if records and records.header.key is None else None
 
 
-async def _by_itself(transactions: Transactions, item: Wanted, known: Known) -> Begun | TransactionHeader:
+async def _by_itself(
+    transactions: Transactions, item: Wanted, known: Known, caller: Principal
+) -> Begun | TransactionHeader:
     if isinstance(item, End):
-        return await transactions.end(item, known=_presumed(item, known))
-    return await transactions.begin(item)
+        return await transactions.end(item, caller=caller, known=_presumed(item, known))
+    return await transactions.begin(item, caller=caller)
 
 
 def _item_answer(answer: Begun | TransactionHeader | Failure) -> ItemAnswer:

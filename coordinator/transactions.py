@@ -12,11 +12,10 @@ which request wins.
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -74,6 +73,10 @@ class Transactions:
 
     `coordinator_id` is the high part of the ids begun here, until `serve_as` sets another one. Processes may share one
     (see `IdBlocks`).
+
+    Every operation is restricted to the transactions that its `caller` may begin, see and end: its own and those
+    without an owner, or all for an administrator. Anything that belongs to another owner is refused with NOT_ALLOWED,
+    before it has any effect.
     """
 
     def __init__(
@@ -88,7 +91,6 @@ class Transactions:
     ) -> None:
         self.store = store
         self.clock = clock
-        self.caller = ANYONE
         self.metrics = metrics or CoordinatorMetrics()
         self._settling = settling or Settling(store, clock)
         self._ids = IdBlocks(store, coordinator_id, id_block_size)
@@ -99,26 +101,16 @@ class Transactions:
         """Set the high part of the ids that begin from now on."""
         self._ids.serve_as(coordinator_id)
 
-    def on_behalf_of(self, caller: Principal) -> Self:
-        """The same transactions, restricted to those that `caller` may begin, see and end: its own and those without an
-        owner, or all for an administrator. Anything that belongs to another owner is refused with NOT_ALLOWED, before
-        it has any effect."""
-        if caller is self.caller:
-            return self
-        seen = copy.copy(self)
-        seen.caller = caller
-        return seen
-
     # -- begin and read ------------------------------------------------------------------------------------------
 
-    async def begin(self, request: BeginRequest | None = None) -> Begun:
+    async def begin(self, request: BeginRequest | None = None, *, caller: Principal = ANYONE) -> Begun:
         """Begin a transaction; under a transaction key as `TransactionKeys.begin` describes.
 
         Raises INVALID_ARGUMENT for a key without its `epoch`, for `epoch` or `version` without a key, and for
         `properties` that are too large (see `capacity`); NOT_ALLOWED for another `owner` than the caller; and
         OUTCOME_UNKNOWN with an id that may have been begun (its timeout ends it).
         """
-        request = owned(request or BeginRequest(), self.caller)
+        request = owned(request or BeginRequest(), caller)
         refuse_half_a_key(request)
         refuse_large_properties(request, self.store)
         if request.transaction_key is not None and request.epoch is not None:
@@ -137,13 +129,15 @@ class Transactions:
         log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
         return Begun(answers.describe(txn_id, header, revision), created=True)
 
-    async def begin_together(self, requests: Sequence[BeginRequest]) -> Sequence[Members | Begun | Failure]:
+    async def begin_together(
+        self, requests: Sequence[BeginRequest], *, caller: Principal = ANYONE
+    ) -> Sequence[Members | Begun | Failure]:
         """Begin transactions in one apply, each as `begin` would: without a key, and owned by the caller.
 
         Raises the store's errors, and `InvalidBatch` for more than fits into one apply: nothing was begun then.
         """
         groups = [list(alike) for _, alike in groupby(requests, vars)]
-        headers = [self._header(owned(alike[0], self.caller)) for alike in groups]
+        headers = [self._header(owned(alike[0], caller)) for alike in groups]
 
         def alike(txn_ids: Iterable[TxnId]) -> Iterator[tuple[list[TxnId], Header]]:
             left = iter(txn_ids)
@@ -181,36 +175,42 @@ class Transactions:
             properties=request.properties,
         )
 
-    async def get(self, txn_id: TxnId) -> TransactionHeader:
+    async def get(self, txn_id: TxnId, *, caller: Principal = ANYONE) -> TransactionHeader:
         """Raises TXN_NOT_FOUND."""
         records = await self._decisions.read(txn_id)
-        require_owner(records, self.caller)
+        require_owner(records, caller)
         return answers.describe_records(records)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, txn_id: TxnId, writers: Iterable[str] | None = None) -> TransactionHeader:
+    async def commit(
+        self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE
+    ) -> TransactionHeader:
         """Commit (DESIGN §5.11, §5.12). `writers` are those that count. None: the remembered ones, or all if none are
         remembered.
 
         Raises INVALID_ARGUMENT for too many writers (without any effect), EXPIRED_TRANSACTION, INVALID_TXN_STATE if it
         was aborted or committed with another list, NOT_ALLOWED if its key has moved on, and OUTCOME_UNKNOWN.
         """
-        return await self.end(Commit(txn_id, None if writers is None else writer_set(writers, "writers")))
+        wanted = Commit(txn_id, None if writers is None else writer_set(writers, "writers"))
+        return await self.end(wanted, caller=caller)
 
-    async def abort(self, txn_id: TxnId, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
+    async def abort(
+        self, txn_id: TxnId, reason: str | None = None, *, force: bool = False, caller: Principal = ANYONE
+    ) -> TransactionHeader:
         """Abort. A transaction that timed out or was fenced is already aborted, so aborting it succeeds.
 
         `force` is for administrators, and only changes who may abort a prepared transaction; while authentication is
         off, everybody may. Raises INVALID_TXN_STATE if it was committed, OUTCOME_UNKNOWN, and NOT_ALLOWED for a
         transaction of another owner, for `force` without the right admin, and for an administrator without `force`.
         """
-        return await self.end(Abort(txn_id, reason, force))
+        return await self.end(Abort(txn_id, reason, force), caller=caller)
 
     async def end(
         self,
         end: End,
         *,
+        caller: Principal = ANYONE,
         known: TransactionRecords | None = None,
         lost: Overtaken | OutcomeUnknown | None = None,
     ) -> TransactionHeader:
@@ -219,7 +219,7 @@ class Transactions:
         `known` is the transaction as it was read after this request arrived, to save the first read; `lost` is the
         result of an attempt to end it together with others.
         """
-        end.refuse(self.caller)
+        end.refuse(caller)
         was_prepared_when_key_moved_on: bool | None = None
         with Doubt(txn_id=str(end.txn_id)) as doubt:
             if isinstance(lost, OutcomeUnknown):
@@ -230,7 +230,7 @@ class Transactions:
             while await patience.lasts():
                 records = known or await self._decisions.read(end.txn_id)
                 known = None
-                require_owner(records, self.caller)
+                require_owner(records, caller)
                 doubt.settle()
                 if records.header.state.final:
                     return self._answer_again(end, records)
@@ -239,7 +239,7 @@ class Transactions:
                     # it is prepared: if it was prepared only since then, it must be ended as such.
                     raise _key_lost(records)
                 try:
-                    return await self._decisions.decide(records, end.final(records, self.clock(), self.caller))
+                    return await self._decisions.decide(records, end.final(records, self.clock(), caller))
                 except Overtaken as overtaken:
                     doubt.note(overtaken)
                 except KeyMovedOn:
@@ -247,7 +247,7 @@ class Transactions:
             raise patience.over(f"transaction {end.txn_id}")
 
     async def end_together(
-        self, ends: Sequence[tuple[End, TransactionRecords]]
+        self, ends: Sequence[tuple[End, TransactionRecords]], *, caller: Principal = ANYONE
     ) -> Sequence[Members | TransactionHeader | Failure]:
         """End transactions in one apply, each as `end` would: open ones without a key, that belong to the caller.
 
@@ -260,11 +260,11 @@ class Transactions:
         for _, some in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].header_record.value)):
             alike = list(some)
             end, records = alike[0]
-            decided.append(([records for _, records in alike], end.final(records, now_ms, self.caller)))
+            decided.append(([records for _, records in alike], end.final(records, now_ms, caller)))
         try:
             return await self._decisions.decide_together(decided)
         except (Overtaken, OutcomeUnknown) as lost:
-            return await asyncio.gather(*(answered(self.end(end, lost=lost)) for end, _ in ends))
+            return await asyncio.gather(*(answered(self.end(end, caller=caller, lost=lost)) for end, _ in ends))
 
     def _answer_again(self, end: End, records: TransactionRecords) -> TransactionHeader:
         try:
@@ -300,7 +300,7 @@ class Transactions:
 
     # -- while it is open ----------------------------------------------------------------------------------------
 
-    async def keep_alive(self, txn_id: TxnId, timeout_ms: int) -> TransactionHeader:
+    async def keep_alive(self, txn_id: TxnId, timeout_ms: int, *, caller: Principal = ANYONE) -> TransactionHeader:
         """Move the deadline to `timeout_ms` from now.
 
         Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE if it is decided, and TXN_CONFLICT if it is prepared.
@@ -311,9 +311,9 @@ class Transactions:
             records.keep_alive(batch, deadline_ms)
             return answers.describe_records(records, deadline_ms=deadline_ms)
 
-        return await self._change(txn_id, change)
+        return await self._change(txn_id, change, caller)
 
-    async def add_writers(self, txn_id: TxnId, add: Iterable[str]) -> TransactionHeader:
+    async def add_writers(self, txn_id: TxnId, add: Iterable[str], *, caller: Principal = ANYONE) -> TransactionHeader:
         """Remember writers that count; a commit without a list of its own uses them. Raises the errors of
         `keep_alive`."""
         added = writer_set(add, "add")
@@ -326,9 +326,11 @@ class Transactions:
                 records.remember_writers(batch, writers)
             return answers.describe_records(records)
 
-        return await self._change(txn_id, change)
+        return await self._change(txn_id, change, caller)
 
-    async def prepare(self, txn_id: TxnId, prepared_timeout_ms: int | None = None) -> TransactionHeader:
+    async def prepare(
+        self, txn_id: TxnId, prepared_timeout_ms: int | None = None, *, caller: Principal = ANYONE
+    ) -> TransactionHeader:
         """The first phase of an external two-phase commit: only a decision may follow, and a longer deadline is in
         force.
 
@@ -342,12 +344,13 @@ class Transactions:
             records.prepare(batch, Prepared(prepared_ms=now_ms, deadline_ms=now_ms + timeout_ms))
             return answers.describe_records(records, deadline_ms=now_ms + timeout_ms, prepared=True)
 
-        return await self._change(txn_id, change, when_prepared=answers.describe_records)
+        return await self._change(txn_id, change, caller, when_prepared=answers.describe_records)
 
     async def _change(
         self,
         txn_id: TxnId,
         change: Callable[[TransactionRecords, Batch], TransactionHeader],
+        caller: Principal,
         *,
         when_prepared: Callable[[TransactionRecords], TransactionHeader] | None = None,
     ) -> TransactionHeader:
@@ -361,7 +364,7 @@ class Transactions:
             patience = self._settling.patience()
             while await patience.lasts():
                 records = await self._decisions.read(txn_id)
-                require_owner(records, self.caller)
+                require_owner(records, caller)
                 if records.header.state.final:
                     raise answers.already_decided(txn_id, records.header)
                 if records.prepared_record:

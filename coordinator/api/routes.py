@@ -142,7 +142,7 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         one is aborted, the same `version` returns the open transaction (200), and a `version` that is already committed
         is answered with `already_committed` (200). With authentication, the caller is its `owner`.
         """
-        begun = await transactions.on_behalf_of(caller).begin(body)
+        begun = await transactions.begin(body, caller=caller)
         return model_response(begun.header, 201 if begun.created else 200)
 
     @router.post("/batch", response_model=BatchAnswer, response_model_exclude_none=True, responses=problems(*ALWAYS))
@@ -152,46 +152,45 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         Items that touch the same transaction are done in the order of the list; the others share requests to the store.
         If one item is malformed, the whole request is refused and has no effect.
         """
-        answers = await run_batch(transactions.on_behalf_of(caller), body.items)
+        answers = await run_batch(transactions, body.items, caller=caller)
         return json_response({"items": [_item(answer) for answer in answers]})
 
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:
         """The current state of a transaction."""
-        return await transactions.on_behalf_of(caller).get(TxnId.parse(txn_id))
+        return await transactions.get(TxnId.parse(txn_id), caller=caller)
 
     @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.NOT_ALLOWED))
     async def commit(txn_id: TxnIdPath, caller: Caller, body: CommitRequest | None = None) -> TransactionHeader:
         """Commit. A repeated commit succeeds; if it has a list of `writers`, only with the same list."""
-        return await transactions.on_behalf_of(caller).commit(TxnId.parse(txn_id), body.writers if body else None)
+        return await transactions.commit(TxnId.parse(txn_id), body.writers if body else None, caller=caller)
 
     @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=problems(*ENDS))
     async def abort(txn_id: TxnIdPath, caller: Caller, body: AbortRequest | None = None) -> TransactionHeader:
         """Abort. A repeated abort succeeds, and so does aborting a transaction that has timed out or was fenced."""
         body = body or AbortRequest()
-        mine = transactions.on_behalf_of(caller)
-        return await mine.abort(TxnId.parse(txn_id), body.reason, force=body.force)
+        return await transactions.abort(TxnId.parse(txn_id), body.reason, force=body.force, caller=caller)
 
     @router.post(
         "/{txn_id}/writers", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
     async def add_writers(txn_id: TxnIdPath, body: WritersRequest, caller: Caller) -> TransactionHeader:
         """Remember writers that count; a commit without `writers` uses that list."""
-        return await transactions.on_behalf_of(caller).add_writers(TxnId.parse(txn_id), body.add)
+        return await transactions.add_writers(TxnId.parse(txn_id), body.add, caller=caller)
 
     @router.post(
         "/{txn_id}/keep-alive", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
     async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest, caller: Caller) -> TransactionHeader:
         """Move the deadline to `timeout_ms` from now."""
-        return await transactions.on_behalf_of(caller).keep_alive(TxnId.parse(txn_id), body.timeout_ms)
+        return await transactions.keep_alive(TxnId.parse(txn_id), body.timeout_ms, caller=caller)
 
     @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=problems(*ENDS))
     async def prepare(txn_id: TxnIdPath, caller: Caller, body: PrepareRequest | None = None) -> TransactionHeader:
         """The first phase of an external two-phase commit: from now on the transaction can only be committed or
         aborted."""
         timeout_ms = body.prepared_timeout_ms if body else None
-        return await transactions.on_behalf_of(caller).prepare(TxnId.parse(txn_id), timeout_ms)
+        return await transactions.prepare(TxnId.parse(txn_id), timeout_ms, caller=caller)
 
     return router
 
@@ -218,7 +217,7 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
     async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()], caller: Caller) -> Response:
         """Operation records that no broker has cleaned up yet."""
         if not caller.superuser:
-            await transactions.on_behalf_of(caller).get(TxnId.parse(txn_id))
+            await transactions.get(TxnId.parse(txn_id), caller=caller)
         return _page(await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token))
 
     return router

@@ -165,8 +165,7 @@ COORDINATOR = (
         "anothers-transaction-is-read",
         "a transaction is shown to its owner",
         _TRANSACTIONS,
-        "        require_owner(records, self.caller)\n        return answers.describe_records(records)\n\n"
-        "    # -- ends",
+        "        require_owner(records, caller)\n        return answers.describe_records(records)\n\n    # -- ends",
         "        return answers.describe_records(records)\n\n    # -- ends",
         tests=("tests/coordinator/test_security.py::test_b14_another_principal_changes_nothing_and_the_owner_goes_on",),
     ),
@@ -283,8 +282,8 @@ COORDINATOR = (
         "lost-batch-is-forgotten",
         "what was lost of an end together with others is known to the end by itself",
         "coordinator/transactions.py",
-        "answered(self.end(end, lost=lost))",
-        "answered(self.end(end))",
+        "answered(self.end(end, caller=caller, lost=lost))",
+        "answered(self.end(end, caller=caller))",
         tests=(
             "tests/coordinator/test_batches.py::test_a_lost_reply_of_many_ends_is_not_called_off_by_the_reads_behind_it",
         ),
