@@ -34,7 +34,7 @@ from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 
 REGISTRATION_TTL_MS = 10_000
 DESCRIPTION = "Scalable topics that materialize the decisions of transactions they find in the metadata store."
@@ -119,7 +119,7 @@ class BrokerService:
             peer_token=self._peer_token,
             providers=self._providers,
         )
-        self._route_to(self.broker, Layout(self.broker))
+        self._route_to(self.broker, LayoutUpkeep(self.broker))
         await self._guard.start()
         self._memory = StoreMemory(self._storage, self._store, self._guard)
         await self._memory.start()
@@ -136,7 +136,7 @@ class BrokerService:
         add_operations(app, self._store, self._waiting_for)
         return app
 
-    def _route_to(self, broker: Broker, layout: Layout) -> None:
+    def _route_to(self, broker: Broker, layout: LayoutUpkeep) -> None:
         add_routes(self.app, router(broker, layout), first=True)
 
     async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:

@@ -60,8 +60,8 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.topic.subscription._CHUNK": (1, 3),
     "participants.subscription.cursor_store.RECORDS_PER_APPLY": (1, 3),
     "participants.subscription.cursor.RANGES_PER_BUCKET": (2, 8),
-    "participants.subscription.traces.RECORDS_PER_APPLY": (1, 3),
-    "participants.subscription.traces.RECORDS_PER_READ": (1, 5),
+    "participants.subscription.deletion.RECORDS_PER_APPLY": (1, 3),
+    "participants.subscription.deletion.RECORDS_PER_READ": (1, 5),
     "participants.subscription.message_counts.PAGE_BYTES": (1, 500),
     "participants.subscription.message_counts.MAX_CHECKPOINTS": (2, 8),
     # coordinators and their store

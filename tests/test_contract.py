@@ -36,7 +36,7 @@ from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.service import BrokerService
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from spark_connector.options import READ_OPTIONS, WRITE_OPTIONS
 from tests.links import anchor
 
@@ -102,7 +102,9 @@ def described() -> list[dict[str, Any]]:
     """The OpenAPI descriptions of a coordinator and of a broker."""
     store = MemoryStore(INDEXES)
     broker = BrokerService(store, data_dir="never-opened").app
-    add_routes(broker, router(cast(Broker, SimpleNamespace(store=store)), cast(Layout, SimpleNamespace())), first=True)
+    add_routes(
+        broker, router(cast(Broker, SimpleNamespace(store=store)), cast(LayoutUpkeep, SimpleNamespace())), first=True
+    )
     apps: list[FastAPI] = [CoordinatorService(store).app, broker]
     return [app.openapi() for app in apps]
 

@@ -23,7 +23,7 @@ SCAN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HorizonRequest:
     """What is asked of one segment; see `HorizonPlace`."""
 
     after: Position | None
@@ -48,7 +48,7 @@ def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
         """How far each of these segments can be read, from memory; with `max_messages` from the entries' headers."""
         for segment_id in request.segments:
             caller.require("consume", topic_of_segment(segment_id))
-        wanted = {segment_id: Wanted.parse(segment_id, place) for segment_id, place in request.segments.items()}
+        wanted = {segment_id: HorizonRequest.parse(segment_id, place) for segment_id, place in request.segments.items()}
         deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
         while True:
             answer, changes, news = await _look(broker, wanted, request.isolation)
@@ -59,7 +59,7 @@ def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
 
 
 async def _look(
-    broker: Broker, wanted: dict[str, Wanted], isolation: Isolation
+    broker: Broker, wanted: dict[str, HorizonRequest], isolation: Isolation
 ) -> tuple[HorizonsAnswer, Sequence[asyncio.Future[None]], bool]:
     """The answer now, what completes when it may be another one, and whether it says anything that was not known."""
     answer, changes, news = HorizonsAnswer(), [], False
@@ -79,7 +79,7 @@ async def _look(
     return answer, changes, news
 
 
-async def _horizon(segment: Segment, wanted: Wanted, isolation: Isolation) -> SegmentHorizon:
+async def _horizon(segment: Segment, wanted: HorizonRequest, isolation: Isolation) -> SegmentHorizon:
     buffer, ledgers = segment.buffer, segment.ledgers
     readable = buffer.max_read_position if isolation == "read_committed" else buffer.last_durable
     end = max(ledgers.start, ledgers.shown(readable))

@@ -19,10 +19,10 @@ from metatxn.wire.position import Position
 from participants.api.rights import TopicPath, on_segment, on_topic
 from participants.broker.broker import Broker
 from participants.segment.trimming import trim
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 
 
-def add_layout_routes(api: APIRouter, broker: Broker, layout: Layout) -> None:
+def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> None:
     @api.delete(
         "/v1/topics/{topic}",
         status_code=204,

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator
 from metatxn.wire.names import parse_page_token
 
 
-def parsed(parse: Callable[[str], object]) -> BeforeValidator:
+def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
     """A query parameter in its typed form; what it raises becomes a 422 that names the parameter."""
     return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
 
 
-PageTokenQuery = Annotated[str | None, parsed(parse_page_token), Query(max_length=1024)]
+PageTokenQuery = Annotated[str | None, parsed_by(parse_page_token), Query(max_length=1024)]

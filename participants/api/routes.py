@@ -47,7 +47,7 @@ from participants.api.frames_response import ANSWER_BYTES, FramesResponse, Large
 from participants.api.horizon_routes import add_horizon_routes
 from participants.api.large_answers import LargeAnswerRoute
 from participants.api.layout_routes import add_layout_routes
-from participants.api.queries import PageTokenQuery, parsed
+from participants.api.queries import PageTokenQuery, parsed_by
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker.broker import Broker
@@ -56,7 +56,7 @@ from participants.messages.payloads import decode_messages_in_turns, hashes_of, 
 from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
 from participants.segment.segment import Segment
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages, PublishOptions, check_values
 from participants.topic.reading import read_page, snapshot_revision
 
@@ -78,9 +78,9 @@ _ENTRY_BODY = {
 }
 _KINDS = {media_type: kind for kind, media_type in PAYLOAD_MEDIA_TYPES.items()}
 
-TxnIdQuery = Annotated[Any, parsed(TxnId.parse), Query(description="32 hex digits")]
-PlaceQuery = Annotated[Any, parsed(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
-TokenQuery = Annotated[Any, parsed(BrowseToken.parse), Query(description="`next` of an earlier answer")]
+TxnIdQuery = Annotated[Any, parsed_by(TxnId.parse), Query(description="32 hex digits")]
+PlaceQuery = Annotated[Any, parsed_by(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
+TokenQuery = Annotated[Any, parsed_by(BrowseToken.parse), Query(description="`next` of an earlier answer")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
@@ -88,7 +88,7 @@ StartQuery = Annotated[Literal["earliest", "latest"], Query(description="Where t
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 
 
-def router(broker: Broker, layout: Layout) -> APIRouter:
+def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     api = APIRouter(route_class=LargeAnswerRoute)
     _topic_routes(api, broker)
     _segment_routes(api, broker)

@@ -19,13 +19,13 @@ from participants.api.rights import TopicPath, check_transaction
 from participants.api.subscription_requests import (
     ACK_REFUSALS,
     NamePath,
+    ack_answer,
     ack_request,
-    acknowledged,
     redelivered,
     subscription_router,
 )
 from participants.broker.broker import Broker
-from participants.subscription.share import Taking
+from participants.subscription.share import TakeRequest
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.topic.subscriptions import Subscriptions
 
@@ -46,7 +46,7 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
     @api.post("/share/take", responses=problems(ErrorCode.NOT_FOUND, 422, 503))
     async def take_of_share(topic: TopicPath, subscription: NamePath, request: ShareTakeRequest) -> ShareTakeAnswer:
         """Messages for a consumer, for the broker that hands the subscription out."""
-        wanted = Taking(
+        wanted = TakeRequest(
             request.home,
             request.session,
             request.sessions,
@@ -55,8 +55,8 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
             request.max,
             request.max_bytes,
         )
-        taken = await subscriptions.take(topic, subscription, request.incarnation, wanted)
-        return ShareTakeAnswer(messages=[each.message for each in taken.given], ended=sorted(taken.ended))
+        answer = await subscriptions.take(topic, subscription, request.incarnation, wanted)
+        return ShareTakeAnswer(messages=[each.message for each in answer.messages], ended=sorted(answer.ended))
 
     @api.post(
         "/share/wait", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503)
@@ -78,7 +78,7 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
         await check_transaction(broker, wanted.txn_id, caller)
         share = await subscriptions.share(topic, subscription, sorted(wanted.segments))
         await share.acknowledge(wanted)
-        return acknowledged(wanted)
+        return ack_answer(wanted)
 
     @api.post("/share/redeliver", responses=problems(ErrorCode.NOT_FOUND, 422, 503))
     async def redeliver_share(

@@ -56,7 +56,7 @@ def ack_request(request: AckMessagesRequest) -> AckRequest:
     )
 
 
-def acknowledged(wanted: AckRequest) -> AckMessagesAnswer:
+def ack_answer(wanted: AckRequest) -> AckMessagesAnswer:
     return AckMessagesAnswer(acknowledged=len(set(wanted.ids)) + len(wanted.up_to))
 
 

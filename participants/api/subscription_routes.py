@@ -31,8 +31,8 @@ from participants.api.share_routes import add_share_routes
 from participants.api.subscription_requests import (
     ACK_REFUSALS,
     NamePath,
+    ack_answer,
     ack_request,
-    acknowledged,
     invalid,
     parsed_topic,
     redelivered,
@@ -131,7 +131,7 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
         wanted = ack_request(request)
         await check_transaction(broker, wanted.txn_id, caller)
         await subscriptions.acknowledge(topic, subscription, wanted, shown)
-        return acknowledged(wanted)
+        return ack_answer(wanted)
 
     @api.post("/redeliver", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503, 504))
     async def redeliver(

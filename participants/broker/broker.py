@@ -37,7 +37,7 @@ from participants.common.signal import Signal
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
 from participants.messages.topics import Topics, segment_not_found
-from participants.segment.recovery import OwnedElsewhere, SegmentDeleted, Surroundings, open_segment
+from participants.segment.recovery import OwnedElsewhere, SegmentContext, SegmentDeleted, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Segment
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
@@ -113,7 +113,7 @@ class Broker:
                 settle_ms=settle_ms,
             )
         self._providers = providers or Providers()
-        self._around = Surroundings(
+        self._context = SegmentContext(
             self.id,
             url,
             storage,
@@ -384,7 +384,7 @@ class Broker:
         async def open_once() -> None:
             async with self._opening:
                 try:
-                    segment = await open_segment(segment_id, self._around)
+                    segment = await open_segment(segment_id, self._context)
                 except (SegmentDeleted, OwnedElsewhere) as gone:
                     await self.storage.let_go(segment_id)
                     del self._keepers[segment_id]

@@ -19,11 +19,11 @@ from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pendin
 from participants.ledger.bucket import Bucket
 from participants.ledger.objects import (
     START,
-    Kind,
     NameTaken,
+    ObjectExtent,
     ObjectHeader,
     ObjectIndex,
-    Part,
+    ObjectKind,
     object_name,
     put_once,
 )
@@ -137,11 +137,11 @@ class _ObjectLedger(ReadableLedger):
         begin = self._index.bounds(part)[0]
         return await self._content(part, self._index.size(part.number), begin + start, begin + end)
 
-    async def _frames_of(self, part: Part, bounds: array[int], size: int) -> list[RawFrame]:
+    async def _frames_of(self, part: ObjectExtent, bounds: array[int], size: int) -> list[RawFrame]:
         content = await self._content(part, size, bounds[0], bounds[-1])
         return await self._reach.workers.run(checked_frames, content, self.id, part.first, bounds)
 
-    async def _content(self, part: Part, size: int, begin: int, end: int) -> memoryview:
+    async def _content(self, part: ObjectExtent, size: int, begin: int, end: int) -> memoryview:
         """Bytes of the object of `part`, which has `size`."""
         name = object_name(self.segment, self.id, part.number)
         try:
@@ -198,7 +198,7 @@ class ObjectOpenLedger(_ObjectLedger, QueuedLedger):
     def write(self, group: list[Pending], durable: int) -> asyncio.Future[GroupOutcome]:
         self._last_number += 1
         first = durable + sum(len(ahead) for ahead, _ in self._groups)
-        header = ObjectHeader(Kind.FRAMES, self._token, first, durable)
+        header = ObjectHeader(ObjectKind.FRAMES, self._token, first, durable)
         return asyncio.ensure_future(self._put(self._last_number, header, group))
 
     async def _put(self, number: int, header: ObjectHeader, group: Sequence[Pending]) -> GroupOutcome:

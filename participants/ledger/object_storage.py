@@ -31,10 +31,10 @@ from participants.ledger.objects import (
     HEADER_BYTES,
     LEDGERS,
     START,
-    Kind,
     NameTaken,
     ObjectHeader,
     ObjectIndex,
+    ObjectKind,
     frame_ends,
     index_name,
     ledger_prefix,
@@ -92,7 +92,7 @@ class ObjectStorage(LedgerStorage):
     async def create(self, segment: str, ledger: int) -> OpenLedger:
         self._reach.check_open()
         token = self._token()
-        start = ObjectHeader(Kind.START, token).encode()
+        start = ObjectHeader(ObjectKind.START, token).encode()
         try:
             await put_once(self._bucket, object_name(segment, ledger, START), start, token)
         except NameTaken as error:
@@ -199,7 +199,7 @@ class ObjectStorage(LedgerStorage):
         index = known
         while not await self._read_on(segment, ledger, index, check_behind=True):
             token = self._token()
-            fence = ObjectHeader(Kind.FENCE, token, index.entries, index.entries).encode()
+            fence = ObjectHeader(ObjectKind.FENCE, token, index.entries, index.entries).encode()
             try:
                 await put_once(self._bucket, object_name(segment, ledger, len(index.firsts) + 1), fence, token)
                 break
@@ -227,9 +227,9 @@ class ObjectStorage(LedgerStorage):
                         await self._refuse_a_hole(segment, ledger, index, token, sizes)
                     return False
                 header = ObjectHeader.decode(content, name)
-                if header.kind is Kind.FENCE:
+                if header.kind is ObjectKind.FENCE:
                     return True
-                if (header.kind, header.token, header.first) != (Kind.FRAMES, token, index.entries):
+                if (header.kind, header.token, header.first) != (ObjectKind.FRAMES, token, index.entries):
                     raise LedgerCorrupt(f"{name} does not follow entry {index.entries - 1} of its ledger")
                 ends = await self._reach.workers.run(frame_ends, content, ledger, index.entries, name)
                 index.add(ends)

@@ -53,7 +53,7 @@ START = 0
 """The number of the object that every ledger begins with."""
 
 
-class Kind(IntEnum):
+class ObjectKind(IntEnum):
     START = 0
     FRAMES = 1
     FENCE = 2
@@ -61,7 +61,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeader:
-    kind: Kind
+    kind: ObjectKind
     token: bytes
     first: int = 0
     durable: int = 0
@@ -77,9 +77,9 @@ class ObjectHeader:
         if len(body) < _BODY.size or content[:_BODY_OFFSET] != _MAGIC + _CRC.pack(crc32(body)):
             raise LedgerCorrupt(f"{name} is no object of a ledger, or is damaged")
         kind, token, first, durable = _BODY.unpack(body)
-        if kind > Kind.FENCE:
+        if kind > ObjectKind.FENCE:
             raise LedgerCorrupt(f"{name} is of kind {kind}, which is unknown")
-        return cls(Kind(kind), token, first, durable)
+        return cls(ObjectKind(kind), token, first, durable)
 
 
 def segment_prefix(segment: str) -> str:
@@ -137,7 +137,7 @@ async def token_of(bucket: Bucket, name: str) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ObjectExtent:
     """Entries `first` up to but not including `last`, all in object `number`."""
 
     number: int
@@ -166,14 +166,14 @@ class ObjectIndex:
         self.firsts.append(self.entries)
         self.offsets.extend(base + end for end in ends)
 
-    def parts(self, first: int, last: int) -> Iterator[Part]:
+    def parts(self, first: int, last: int) -> Iterator[ObjectExtent]:
         while first < last:
             number = bisect_right(self.firsts, first)
             end = self.firsts[number] if number < len(self.firsts) else self.entries
-            yield Part(number, first, min(end, last))
+            yield ObjectExtent(number, first, min(end, last))
             first = end
 
-    def bounds(self, part: Part) -> array[int]:
+    def bounds(self, part: ObjectExtent) -> array[int]:
         """Where the frames of `part` lie in their object, and where the last one ends."""
         base = self.offsets[self.firsts[part.number - 1]] - HEADER_BYTES
         return array("Q", (offset - base for offset in self.offsets[part.first : part.last + 1]))

@@ -58,17 +58,17 @@ class FoundSegment:
 
 
 @dataclass(slots=True)
-class Survey:
+class LedgerSurvey:
     """`unnamed` are directories of segments whose names are too long to be read from them, and unknown."""
 
     segments: list[FoundSegment] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
 
 
-async def survey(store: MetadataStore, storage: LedgerStorage) -> Survey:
+async def survey(store: MetadataStore, storage: LedgerStorage) -> LedgerSurvey:
     """Changes nothing. Raises the errors of the store and the storage."""
     directories = set(await storage.directories())
-    found = Survey()
+    found = LedgerSurvey()
     async for segment_id, stored in _segments(store):
         directories.discard(segment_directory(segment_id))
         record = SegmentRecord.decode(stored.value)

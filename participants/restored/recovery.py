@@ -38,7 +38,7 @@ from participants.restored.ledgers import FoundSegment, Ledgers, survey
 from participants.restored.merges import give_up_merges
 from participants.restored.seen_store import SeenStore
 from participants.restored.sequences import leap
-from participants.restored.transactions import Found, Transactions
+from participants.restored.transactions import FrameSurvey, RestoredTransactions
 
 INCARNATIONS_KEPT = 64
 SILENT_WITHIN_S = 30.0
@@ -125,7 +125,7 @@ class StoreRecovery:
         if not joined:
             await leap(self._store, incarnation.begun_ms)
             await give_up_merges(self._store)
-        transactions = Transactions(self._store, self._clock(), wishes.max_clock_skew_ms, wishes.backup_ms)
+        transactions = RestoredTransactions(self._store, self._clock(), wishes.max_clock_skew_ms, wishes.backup_ms)
         recovered.decided, recovered.prepared = await transactions.decide(wishes.undecided)
         for storage in self._storages:
             await self._recover_ledgers(storage, transactions, wishes, recovered)
@@ -221,7 +221,7 @@ class StoreRecovery:
     # -- ledgers -----------------------------------------------------------------------------------------------
 
     async def _recover_ledgers(
-        self, storage: LedgerStorage, transactions: Transactions, wishes: Wishes, recovered: Recovered
+        self, storage: LedgerStorage, transactions: RestoredTransactions, wishes: Wishes, recovered: Recovered
     ) -> None:
         ledgers = Ledgers(self._store, storage, recovered.incarnation, self._clock())
         surveyed = await survey(self._store, storage)
@@ -235,7 +235,7 @@ class StoreRecovery:
                 recovered.unavailable.append(segment.id)
                 continue
             sealed = await ledgers.sealed(segment)
-            found = Found(segment.id)
+            found = FrameSurvey(segment.id)
             for ledger in sealed:
                 await found.read(ledger)
             recovered.hidden += await transactions.hide(found, wishes.undecided)

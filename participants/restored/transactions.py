@@ -47,7 +47,7 @@ class BackupTimeNeeded(Exception):
 
 
 @dataclass(slots=True)
-class Found:
+class FrameSurvey:
     """What the frames of one segment tell of transactions: when each was written to last, and where the ledgers end."""
 
     segment: str
@@ -66,7 +66,7 @@ class Found:
             entry += len(frames)
 
 
-class Transactions:
+class RestoredTransactions:
     def __init__(self, store: MetadataStore, now_ms: int, max_clock_skew_ms: int, backup_ms: int | None) -> None:
         """`backup_ms` is when the backup was made. It is needed only where the store does not tell until when headers
         were collected, because the collector was of version 0.1."""
@@ -112,7 +112,7 @@ class Transactions:
         final = {"state": decision, "finalized_ms": self._now_ms, "writers": writers, "reason": REASON}
         await self._store.apply(finalize(batch, [records], header.model_copy(update=final)))
 
-    async def hide(self, found: Found, decision: TxnState) -> int:
+    async def hide(self, found: FrameSurvey, decision: TxnState) -> int:
         """Outcomes for what is aborted, or becomes so by `decision`, and may have no operation on this segment that
         would bring them about. Answers how many of these transactions have no header.
 

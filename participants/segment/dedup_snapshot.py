@@ -37,7 +37,7 @@ _RUN_BYTES = 60
 """What a run takes in JSON, at most, unless it was inherited in many pieces."""
 DELETED_PER_APPLY = 40
 
-Told = tuple[Scope, int, Remembered]
+RememberedSequence = tuple[Scope, int, Remembered]
 
 
 class SnapshotMissing(Exception):
@@ -74,8 +74,10 @@ async def restore(
     _fill(table, [await _load(store, segment, record, snapshot)])
 
 
-async def _load(store: MetadataStore, segment: str, record: SegmentRecord, snapshot: DedupSnapshot) -> list[Told]:
-    found: list[Told] = []
+async def _load(
+    store: MetadataStore, segment: str, record: SegmentRecord, snapshot: DedupSnapshot
+) -> list[RememberedSequence]:
+    found: list[RememberedSequence] = []
     for number in range(snapshot.chunks):
         key = paths.dedup_chunk(segment, snapshot.name, number)
         stored = await store.get(key)
@@ -101,7 +103,7 @@ def _sequences(row: DedupRow, own: HashRange) -> Iterator[tuple[int, Remembered]
 
 async def inherit(store: MetadataStore, record: SegmentRecord, table: DedupTable) -> None:
     """What the parents of a segment remember of its range. Raises `SnapshotMissing`, store errors."""
-    told: list[list[Told]] = []
+    told: list[list[RememberedSequence]] = []
     for parent in record.parents:
         stored = await store.get(paths.segment(parent))
         if stored is None:
@@ -116,7 +118,7 @@ async def inherit(store: MetadataStore, record: SegmentRecord, table: DedupTable
     _fill(table, told)
 
 
-def _fill(table: DedupTable, snapshots: Sequence[Sequence[Told]]) -> None:
+def _fill(table: DedupTable, snapshots: Sequence[Sequence[RememberedSequence]]) -> None:
     """In the order of the appends, because the oldest are forgotten first. Nobody knows it of two segments: then a
     lower sequence of a producer is taken for the older one, and of two producers the one that was silent for longer in
     its segment. What a segment has inherited is older than all that it took itself."""
@@ -147,7 +149,7 @@ async def delete_stale(store: MetadataStore, segment: str, ownership: AtVersion,
         await store.apply(batch)
 
 
-def _rows(table: Iterable[Told], own: HashRange) -> Iterator[DedupRow]:
+def _rows(table: Iterable[RememberedSequence], own: HashRange) -> Iterator[DedupRow]:
     for scope, told in groupby(table, itemgetter(0)):
         by_segment: dict[str | None, list[DedupRun]] = {}
         for _, sequence, remembered in told:

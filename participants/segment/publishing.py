@@ -30,7 +30,7 @@ from participants.ledger.storage import Append, LedgerError, LedgerFenced, Ledge
 from participants.segment.dedup import AppendedBefore, Scope, sequence_used
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
-from participants.txn.refusals import prepared, refusal
+from participants.txn.refusals import prepared_refusal, refusal
 
 
 class Publisher:
@@ -286,4 +286,4 @@ class Publisher:
             if header is not None and self._segment.buffer.get(txn_id) is transaction:
                 self._segment.decide(transaction, Decision(header))
             return refusal(txn_id, header)
-        return prepared(txn_id)
+        return prepared_refusal(txn_id)

@@ -63,7 +63,7 @@ class SegmentDeleted(SegmentUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SegmentContext:
     """What a segment is opened with: the broker's identity and its edges."""
 
     broker: str
@@ -78,18 +78,18 @@ class Surroundings:
     open_buffer: OpenBuffer = open_memory_buffer
 
 
-async def open_segment(segment_id: str, around: Surroundings) -> Segment:
+async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     """Raises `SegmentUnavailable`; `LedgerError` when the data is damaged, missing or short (it never recovers as
     empty); `CheckFailed` when another broker was faster; store errors. Trying again is safe."""
-    stored, record, ownership = await _claim(segment_id, around)
-    sealed, record = await _seal_ledgers(segment_id, record, around)
-    record = await without_planned(segment_id, record, around.storage)
+    stored, record, ownership = await _claim(segment_id, context)
+    sealed, record = await _seal_ledgers(segment_id, record, context)
+    record = await without_planned(segment_id, record, context.storage)
     open_ledger = None
     if record.state == "active":
         number = ownership.generation
-        stored = await plan_ledger(number, stored, record, store=around.store, check=ownership.check)
-        open_ledger = await around.storage.create(segment_id, number)
-        ledger = LedgerRecord(id=number, storage=around.storage.storage_id)
+        stored = await plan_ledger(number, stored, record, store=context.store, check=ownership.check)
+        open_ledger = await context.storage.create(segment_id, number)
+        ledger = LedgerRecord(id=number, storage=context.storage.storage_id)
         record = record.model_copy(update={"ledgers": (*record.ledgers, ledger)})
     ledgers = LedgerChain(sealed, open_ledger, record.trimmed_up_to)
     segment = Segment(
@@ -97,25 +97,25 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
         record,
         ownership,
         ledgers,
-        around.open_buffer(segment_id, ledgers.last_durable),
-        store=around.store,
-        mirror=around.mirror,
-        clock=around.clock,
-        metrics=around.metrics,
-        shared=not around.storage.exclusive,
+        context.open_buffer(segment_id, ledgers.last_durable),
+        store=context.store,
+        mirror=context.mirror,
+        clock=context.clock,
+        metrics=context.metrics,
+        shared=not context.storage.exclusive,
     )
-    segment.max_ledger_bytes = around.max_ledger_bytes
-    segment.on_full = partial(roll, segment, around.store, around.storage)
-    segment.attached = around.attach(segment)
+    segment.max_ledger_bytes = context.max_ledger_bytes
+    segment.on_full = partial(roll, segment, context.store, context.storage)
+    segment.attached = context.attach(segment)
     try:
-        await _recover_outcomes(segment, around)
-        operations = await _operations(segment, around)
-        record = without_trimmed(await _recover_dedup(segment, record, operations, around))
-        await around.store.apply(around.store.batch().check(ownership.check).replace(stored, record.encode()))
+        await _recover_outcomes(segment, context)
+        operations = await _operations(segment, context)
+        record = without_trimmed(await _recover_dedup(segment, record, operations, context))
+        await context.store.apply(context.store.batch().check(ownership.check).replace(stored, record.encode()))
         segment.recorded(record)
-        await delete_trimmed(segment, around.store, around.storage)
-        await delete_stale(around.store, segment_id, ownership.check, record.dedup)
-        await _recover_transactions(segment, operations, around)
+        await delete_trimmed(segment, context.store, context.storage)
+        await delete_stale(context.store, segment_id, ownership.check, record.dedup)
+        await _recover_transactions(segment, operations, context)
         await segment.attached.recover()
         segment.advanced()
     except BaseException:
@@ -125,31 +125,31 @@ async def open_segment(segment_id: str, around: Surroundings) -> Segment:
     return segment
 
 
-async def _claim(segment_id: str, around: Surroundings) -> tuple[Record, SegmentRecord, Ownership]:
+async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, SegmentRecord, Ownership]:
     segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
-    snapshot = await around.store.get_many([segment_key, owner_key])
+    snapshot = await context.store.get_many([segment_key, owner_key])
     segment_record, owner_record = snapshot.records[segment_key], snapshot.records[owner_key]
     if segment_record is None:
         raise SegmentUnavailable(f"segment {segment_id} does not exist")
     record = SegmentRecord.decode(segment_record.value)
     if record.state == "deleted":
         raise SegmentDeleted(f"segment {segment_id} was deleted")
-    elsewhere = {record.storage, *(ledger.storage for ledger in record.ledgers)} - {around.storage.storage_id}
+    elsewhere = {record.storage, *(ledger.storage for ledger in record.ledgers)} - {context.storage.storage_id}
     if elsewhere:
         raise SegmentUnavailable(f"segment {segment_id} lies in storage {', '.join(elsewhere)}")
-    await _refuse_unknown_ledgers(segment_id, record, around.storage)
+    await _refuse_unknown_ledgers(segment_id, record, context.storage)
     owner = OwnerRecord.decode(owner_record.value) if owner_record else None
-    if owner is not None and await _is_another_that_lives(owner, around):
+    if owner is not None and await _is_another_that_lives(owner, context):
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
     generation = max(owner.generation if owner else 0, record.newest_ledger) + 1
-    value = OwnerRecord(broker=around.broker, url=around.url, generation=generation).encode()
+    value = OwnerRecord(broker=context.broker, url=context.url, generation=generation).encode()
     # What an opening before this one has planned must not be deleted when its ledger was recorded since it was read.
-    batch = around.store.batch().check(AtVersion(segment_key, segment_record.version))
+    batch = context.store.batch().check(AtVersion(segment_key, segment_record.version))
     if owner_record:
         batch.replace(owner_record, value)
     else:
         batch.create(owner_key, value)
-    applied = await around.store.apply(batch)
+    applied = await context.store.apply(batch)
     return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision))
 
 
@@ -164,16 +164,16 @@ async def _refuse_unknown_ledgers(segment_id: str, record: SegmentRecord, storag
         )
 
 
-async def _is_another_that_lives(owner: OwnerRecord, around: Surroundings) -> bool:
+async def _is_another_that_lives(owner: OwnerRecord, context: SegmentContext) -> bool:
     """For speed, not for safety: two brokers that take turns do no harm, and no work. A storage that only this process
     has open is taken from whomever the record names."""
-    if around.storage.exclusive or owner.broker in ("", around.broker):
+    if context.storage.exclusive or owner.broker in ("", context.broker):
         return False
-    return await around.store.get(paths.broker_process(owner.broker)) is not None
+    return await context.store.get(paths.broker_process(owner.broker)) is not None
 
 
 async def _seal_ledgers(
-    segment_id: str, record: SegmentRecord, around: Surroundings
+    segment_id: str, record: SegmentRecord, context: SegmentContext
 ) -> tuple[list[SealedLedger], SegmentRecord]:
     """All ledgers at their final length. Empty ones are trimmed: their positions are bounds and nothing more. But what
     was sealed keeps its last one: there is its end."""
@@ -181,37 +181,37 @@ async def _seal_ledgers(
     empty: list[LedgerRecord] = []
     for ledger in record.ledgers:
         if ledger.entries is None:
-            found = await around.storage.seal(segment_id, ledger.id)
+            found = await context.storage.seal(segment_id, ledger.id)
         else:
-            found = await around.storage.open_sealed(segment_id, ledger.id, ledger.entries)
+            found = await context.storage.open_sealed(segment_id, ledger.id, ledger.entries)
         if found.entries or (record.state == "sealed" and ledger is record.ledgers[-1]):
             sealed.append(found)
         else:
             empty.append(ledger)
     ledgers = tuple(
-        LedgerRecord(id=found.id, storage=around.storage.storage_id, entries=found.entries) for found in sealed
+        LedgerRecord(id=found.id, storage=context.storage.storage_id, entries=found.entries) for found in sealed
     )
     return sealed, record.model_copy(update={"ledgers": ledgers, "trimmed": (*record.trimmed, *empty)})
 
 
-async def _recover_outcomes(segment: Segment, around: Surroundings) -> None:
-    outcomes = await around.store.scan(paths.outcomes(segment.id))
+async def _recover_outcomes(segment: Segment, context: SegmentContext) -> None:
+    outcomes = await context.store.scan(paths.outcomes(segment.id))
     for record in outcomes.records:
         txn_id = TxnId.parse(record.key.rpartition("/")[2])
         segment.buffer.restore_outcome(txn_id, Outcome.decode(record.value))
 
 
 async def _recover_dedup(
-    segment: Segment, record: SegmentRecord, operations: Operations, around: Surroundings
+    segment: Segment, record: SegmentRecord, operations: Operations, context: SegmentContext
 ) -> SegmentRecord:
     """The table from the last snapshot and the frames behind it; answers the record with the snapshot of both."""
     snapshot = record.dedup
     if snapshot is None:
-        await inherit(around.store, record, segment.dedup)
+        await inherit(context.store, record, segment.dedup)
     else:
-        await restore(around.store, segment.id, record, snapshot, segment.dedup)
+        await restore(context.store, segment.id, record, snapshot, segment.dedup)
     through = snapshot.through if snapshot else 0
-    remembers_more = await _read_frames(segment, operations, through, around)
+    remembers_more = await _read_frames(segment, operations, through, context)
     sealed = segment.ledgers.sealed
     if not sealed or sealed[-1].id <= through:
         return record
@@ -221,22 +221,22 @@ async def _recover_dedup(
         name = f"{segment.ownership.generation}-opened"
         check = segment.ownership.check
         chunks = chunks_of(segment.dedup)
-        snapshot = await write_snapshot(around.store, segment.id, check, name, chunks, sealed[-1].id)
+        snapshot = await write_snapshot(context.store, segment.id, check, name, chunks, sealed[-1].id)
     return record.model_copy(update={"dedup": snapshot})
 
 
-async def _recover_transactions(segment: Segment, operations: Operations, around: Surroundings) -> None:
+async def _recover_transactions(segment: Segment, operations: Operations, context: SegmentContext) -> None:
     """Those with operations here, and those whose sequences are remembered: those are forgotten by the decision."""
     undecided = list(operations)
     only_remembered = [txn_id for txn_id in segment.dedup.transactions if txn_id not in operations]
-    for txn_id, record in (await around.mirror.read(only_remembered)).items():
+    for txn_id, record in (await context.mirror.read(only_remembered)).items():
         if record is None or not record.first:
             segment.dedup.forget_transaction(txn_id)
         else:
             undecided.append(txn_id)
     for txn_id in undecided:
         segment.follow_recovered(txn_id)
-    headers = await around.mirror.read(undecided)
+    headers = await context.mirror.read(undecided)
     for txn_id, record in headers.items():
         if record is None or not record.first:
             segment.decide_recovered(txn_id, Decision(Header.decode(record.value) if record else None))
@@ -244,14 +244,14 @@ async def _recover_transactions(segment: Segment, operations: Operations, around
             segment.begun_at(txn_id, Header.decode(record.value).created_ms)
 
 
-async def _operations(segment: Segment, around: Surroundings) -> Operations:
+async def _operations(segment: Segment, context: SegmentContext) -> Operations:
     """The write operations of this segment that have not been cleaned up, by transaction."""
     prefix = paths.writes_by_segment(segment.id)
-    with around.metrics.index_query.time():
-        entries = await around.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
+    with context.metrics.index_query.time():
+        entries = await context.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
     keys = [paths.OPS + entry.removeprefix(prefix) for entry in entries]
     found: dict[TxnId, list[WriteOp]] = {}
-    for key, record in (await around.store.get_each(keys)).items():
+    for key, record in (await context.store.get_each(keys)).items():
         if record is not None:
             op = decode_op(record.value)
             assert isinstance(op, WriteOp)
@@ -259,7 +259,7 @@ async def _operations(segment: Segment, around: Surroundings) -> Operations:
     return found
 
 
-async def _read_frames(segment: Segment, operations: Operations, through: int, around: Surroundings) -> bool:
+async def _read_frames(segment: Segment, operations: Operations, through: int, context: SegmentContext) -> bool:
     """Pins, writers and dedup from the sealed ledgers: from the lowest `after`, or from the first ledger behind
     `through`. Answers whether one of those adds to what is remembered."""
     ledgers = segment.ledgers
@@ -272,7 +272,7 @@ async def _read_frames(segment: Segment, operations: Operations, through: int, a
     while frames := await ledgers.read(at, end, READ_BYTES):
         for frame in frames:
             if frame.txn_id in operations:
-                transaction = segment.buffer.track(frame.txn_id, around.clock())
+                transaction = segment.buffer.track(frame.txn_id, context.clock())
                 segment.buffer.recovered_frame(transaction, frame.position, frame.writer)
             if frame.sequence is not None and (frame.txn_id is None or frame.txn_id in operations):
                 scope = Scope(frame.txn_id, frame.writer, frame.producer)

@@ -21,7 +21,7 @@ from metatxn.wire import errors
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, OpenLedger
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
-from participants.segment.trimming import delete_trimmed, record_of, without_trimmed
+from participants.segment.trimming import delete_trimmed, stored_segment, without_trimmed
 from participants.segment.upkeep import until_done
 
 DEFAULT_MAX_LEDGER_BYTES = 256 << 20
@@ -96,7 +96,7 @@ async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorag
         nonlocal created
         if not segment.admits:
             return
-        stored = await record_of(segment, store)
+        stored = await stored_segment(segment, store)
         record = SegmentRecord.decode(stored.value)
         number = record.newest_ledger + 1
         record = await without_planned(segment.id, record, storage)
@@ -113,7 +113,7 @@ async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) 
 
     async def once() -> None:
         nonlocal listed
-        stored = await record_of(segment, store)
+        stored = await stored_segment(segment, store)
         record = SegmentRecord.decode(stored.value)
         if record.ledgers[-1].id != ledger.id:  # else an earlier attempt has landed
             record = record.model_copy(update={"ledgers": (*record.ledgers, ledger), "planned": None})
@@ -130,7 +130,7 @@ async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, 
     check = segment.ownership.check
 
     async def once() -> None:
-        stored = await record_of(segment, store)
+        stored = await stored_segment(segment, store)
         record = SegmentRecord.decode(stored.value)
         if all(ledger.id != full.id for ledger in record.ledgers):
             segment.recorded(record)  # an earlier attempt has landed, and all of it is trimmed by now

@@ -70,7 +70,7 @@ async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None
 
 async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) -> None:
     """Raises `CheckFailed` when what it has read has changed since."""
-    stored = await record_of(segment, store)
+    stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)
     up_to = max(up_to, record.trimmed_up_to or up_to)
     outcomes = await _outcomes(segment, store, up_to)
@@ -109,7 +109,7 @@ async def delete_trimmed(segment: Segment, store: MetadataStore, storage: Ledger
 
     Raises `LedgerError`, `CheckFailed`, store errors: do it again.
     """
-    stored = await record_of(segment, store)
+    stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)
     if not record.trimmed:
         return
@@ -119,7 +119,7 @@ async def delete_trimmed(segment: Segment, store: MetadataStore, storage: Ledger
     await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
 
 
-async def record_of(segment: Segment, store: MetadataStore) -> Record:
+async def stored_segment(segment: Segment, store: MetadataStore) -> Record:
     stored = await store.get(paths.segment(segment.id))
     if stored is None:
         segment.lose("it was deleted")

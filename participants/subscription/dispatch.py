@@ -29,7 +29,7 @@ READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DeliveredMessage:
     """A message for a consumer. `size_bytes` is its share of the entry."""
 
     message: ReceivedMessage
@@ -97,10 +97,10 @@ class Dispatch:
         """It has served this one."""
         return self._home == home
 
-    async def take(self, consumer: int, limit: int, max_bytes: int) -> list[Given]:
+    async def take(self, consumer: int, limit: int, max_bytes: int) -> list[DeliveredMessage]:
         """Messages for `consumer`: those that wait to be given again first, then new ones, in order. May be one entry
         more than `max_bytes`."""
-        given: list[Given] = []
+        given: list[DeliveredMessage] = []
 
         def room() -> int:
             full = sum(each.size_bytes for each in given) >= max_bytes
@@ -120,7 +120,7 @@ class Dispatch:
         # it would count twice, as the second acknowledgement succeeds like the first.
         return list({each.message.message_id: each for each in given}.values())
 
-    async def _give_again(self, given: list[Given], room: Callable[[], int], consumer: int) -> None:
+    async def _give_again(self, given: list[DeliveredMessage], room: Callable[[], int], consumer: int) -> None:
         while room() and (place := self._deliveries.first_waiting()) is not None:
             frame = await self.frame(place.position)
             if frame is None:  # trimmed away meanwhile
@@ -129,7 +129,7 @@ class Dispatch:
             again = self._deliveries.waiting_in(place.position)[: room()]
             given += self._give(frame, [place.message for place in again], consumer)
 
-    async def _read_on(self, given: list[Given], room: Callable[[], int], consumer: int) -> bool:
+    async def _read_on(self, given: list[DeliveredMessage], room: Callable[[], int], consumer: int) -> bool:
         """Give messages of the next page; whether there is more to read."""
         at = self._skip_to(
             max(self._deliveries.next_read, self._cursor.mark_delete), Place.behind(self._segment.ledgers.start)
@@ -150,7 +150,9 @@ class Dispatch:
         self._deliveries.next_read = self._skip_to(at, Place.behind(page.next))
         return not page.end
 
-    def _next_of_entry(self, frame: RawFrame, at: Place, given: list[Given], room: int, consumer: int) -> Place:
+    def _next_of_entry(
+        self, frame: RawFrame, at: Place, given: list[DeliveredMessage], room: int, consumer: int
+    ) -> Place:
         """Give up to `room` messages of an entry, from `at` on. Answers the place behind them."""
         position, size = frame.position, message_count(frame)
         indexes: list[int] = []
@@ -166,7 +168,7 @@ class Dispatch:
         given += self._give(frame, indexes, consumer)
         return Place.behind(position) if index == size else at._replace(message=index)
 
-    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: int) -> list[Given]:
+    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: int) -> list[DeliveredMessage]:
         if not indexes:
             return []
         size = message_count(frame)
@@ -174,7 +176,7 @@ class Dispatch:
         messages = read_messages(self._segment.id, frame, indexes)
         places = (Place.at(frame.position)._replace(message=index) for index in indexes)
         return [
-            Given(_received(message, self._deliveries.give(place, size, consumer)), share)
+            DeliveredMessage(_received(message, self._deliveries.give(place, size, consumer)), share)
             for message, place in zip(messages, places, strict=True)
         ]
 

@@ -29,7 +29,7 @@ PAGE_BYTES = 1 << 20
 MAX_CHECKPOINTS = 4_096
 """Above it every second one is forgotten, so that memory stays bounded however long the backlog is."""
 
-Read = Callable[[Position, int], Awaitable[Page]]
+PageReader = Callable[[Position, int], Awaitable[Page]]
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class _Block:
 class MessageCounts:
     """Of one segment. `read` answers visible entries behind a position, as `SegmentReader.read_committed` does."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: PageReader) -> None:
         self._read = read
         self._sums: SortedDict[Position, int] = SortedDict()
         """Messages up to and including each checkpoint."""

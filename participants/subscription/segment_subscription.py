@@ -41,14 +41,14 @@ from participants.segment.segment import Segment
 from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
+from participants.subscription.deletion import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_keys
 from participants.subscription.deliveries import Deliveries
 from participants.subscription.dispatch import Dispatch
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import Place, Span, message_span
-from participants.subscription.traces import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_range
 from participants.txn.header_mirror import Follower, HeaderMirror
-from participants.txn.refusals import prepared, refusal
+from participants.txn.refusals import prepared_refusal, refusal
 
 log = structlog.get_logger()
 
@@ -373,7 +373,7 @@ class SegmentSubscription:
             try:
                 if header is None or header.state is TxnState.COMMITTED:
                     await self._commit(txn_id, header.writers if header is not None else None)
-                await delete_range(self._store, self.segment.ownership.check, prefix, prefix_end(prefix))
+                await delete_keys(self._store, self.segment.ownership.check, prefix, prefix_end(prefix))
             except CheckFailed as lost:
                 if lost.check != self.segment.ownership.check:
                     raise
@@ -481,7 +481,7 @@ class SegmentSubscription:
             if header is not None:
                 self._on_final(txn_id, header)
             return refusal(txn_id, header)
-        return prepared(txn_id) if lost.check == Absent(paths.prepared(txn_id)) else lost
+        return prepared_refusal(txn_id) if lost.check == Absent(paths.prepared(txn_id)) else lost
 
     def _not_durable(self, reason: str) -> errors.MetatxnError:
         return errors.OutcomeUnknown(

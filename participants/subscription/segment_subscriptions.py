@@ -16,10 +16,10 @@ from participants.common.metrics import BrokerMetrics
 from participants.segment.segment import Segment
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition, Definitions
+from participants.subscription.deletion import delete_incarnations
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import OpenPendingAcks
 from participants.subscription.segment_subscription import SegmentSubscription
-from participants.subscription.traces import delete_incarnations
 from participants.txn.header_mirror import HeaderMirror
 
 log = structlog.get_logger()

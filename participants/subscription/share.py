@@ -16,7 +16,7 @@ from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
-from participants.subscription.dispatch import Given
+from participants.subscription.dispatch import DeliveredMessage
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
 
@@ -47,7 +47,7 @@ class AckRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class TakeRequest:
     """What the home of a subscription, at the generation `home`, wants for the consumer `session`: up to `limit`
     messages and about `max_bytes`, of `segments` in this order. Of all consumers up to the one numbered `newest` only
     `sessions` are there; of later ones it was not known yet when this was written."""
@@ -62,10 +62,10 @@ class Taking:
 
 
 @dataclass(slots=True)
-class Taken:
+class TakeAnswer:
     """`ended`: segments that had nothing left, and never will."""
 
-    given: list[Given] = field(default_factory=list)
+    messages: list[DeliveredMessage] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
 
 
@@ -81,26 +81,26 @@ class Share:
 
     # -- receiving ---------------------------------------------------------------------------------------------
 
-    async def take(self, wanted: Taking) -> Taken:
+    async def take(self, wanted: TakeRequest) -> TakeAnswer:
         """Raises the failure of a segment only when nothing was given: what was given must reach the consumer."""
-        taken, failure = Taken(), None
+        answer, failure = TakeAnswer(), None
         for part in self._parts.values():
             part.dispatch.serve(wanted.home, wanted.sessions, wanted.newest)
         for segment_id in wanted.segments:
-            room = wanted.max_bytes - sum(each.size_bytes for each in taken.given)
-            if len(taken.given) >= wanted.limit or room <= 0:
+            room = wanted.max_bytes - sum(each.size_bytes for each in answer.messages)
+            if len(answer.messages) >= wanted.limit or room <= 0:
                 break
             part = self._parts[segment_id]
             try:
-                taken.given += await part.dispatch.take(wanted.session, wanted.limit - len(taken.given), room)
+                answer.messages += await part.dispatch.take(wanted.session, wanted.limit - len(answer.messages), room)
             except (errors.MetatxnError, MetastoreError) as error:
                 failure = failure or error
                 continue
             if part.dispatch.ended:
-                taken.ended.add(segment_id)
-        if failure is not None and not taken.given:
+                answer.ended.add(segment_id)
+        if failure is not None and not answer.messages:
             raise failure
-        return taken
+        return answer
 
     def knows_home(self, home: int) -> bool:
         """All of it has served this one."""

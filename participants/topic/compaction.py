@@ -28,7 +28,7 @@ from metatxn.wire.names import BrowseToken
 from metatxn.wire.position import Position
 from participants.messages.payloads import keyed, message_count, read_messages
 from participants.messages.pieces import in_turns
-from participants.topic.reading import BROWSE_BYTES, Part, read_page, start_of
+from participants.topic.reading import BROWSE_BYTES, AnySegment, read_page, start_of
 
 REMEMBERED_KEYS = 1_000_000
 """Of all views that are kept; the one used last is kept in any case."""
@@ -40,7 +40,7 @@ Kept = dict[str, list[tuple[Position, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CompactedView:
     ends: Ends
     kept: Kept
 
@@ -53,10 +53,12 @@ class CompactedViews:
     """Those of one broker. `segments` are always all of the topic's, parents before their children."""
 
     def __init__(self) -> None:
-        self._views: OrderedDict[_Name, View] = OrderedDict()
+        self._views: OrderedDict[_Name, CompactedView] = OrderedDict()
         self._scanning = asyncio.Semaphore(_SCANS_AT_ONCE)
 
-    async def begin(self, segments: Sequence[Part], isolation: Isolation, revision: Revision | None) -> BrowseToken:
+    async def begin(
+        self, segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None
+    ) -> BrowseToken:
         """A view up to what is readable now; its first page is behind this token."""
         async with self._scanning:
             view = await _scan(segments, isolation, revision, None)
@@ -65,7 +67,7 @@ class CompactedViews:
         return BrowseToken(starts, revision, view.ends)
 
     async def page(
-        self, segments: Sequence[Part], token: BrowseToken, limit: int, isolation: Isolation
+        self, segments: Sequence[AnySegment], token: BrowseToken, limit: int, isolation: Isolation
     ) -> tuple[list[ReadMessage], BrowseToken]:
         """Up to `limit` messages behind `token`, and where to go on. Raises POSITION_TRIMMED."""
         assert token.ends is not None
@@ -97,7 +99,9 @@ class CompactedViews:
                 assert number == len(wanted) or wanted[number][0] > page.next, "what was visible stays visible"
         return found, BrowseToken({segment: (end, 0) for segment, end in token.ends.items()}, token.revision)
 
-    async def _view(self, segments: Sequence[Part], token: BrowseToken, ends: Ends, isolation: Isolation) -> View:
+    async def _view(
+        self, segments: Sequence[AnySegment], token: BrowseToken, ends: Ends, isolation: Isolation
+    ) -> CompactedView:
         view = self._views.get(_name(ends, isolation, token.revision))
         if view is None:
             for segment in segments:
@@ -109,7 +113,7 @@ class CompactedViews:
         self._remember(view, isolation, token.revision)
         return view
 
-    def _remember(self, view: View, isolation: Isolation, revision: Revision | None) -> None:
+    def _remember(self, view: CompactedView, isolation: Isolation, revision: Revision | None) -> None:
         name = _name(view.ends, isolation, revision)
         self._views[name] = view
         self._views.move_to_end(name)
@@ -124,7 +128,9 @@ def _name(ends: Ends, isolation: Isolation, revision: Revision | None) -> _Name:
     return isolation, revision, tuple(sorted(ends.items()))
 
 
-async def _scan(segments: Sequence[Part], isolation: Isolation, revision: Revision | None, ends: Ends | None) -> View:
+async def _scan(
+    segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None, ends: Ends | None
+) -> CompactedView:
     """The view up to `ends`; None: up to what is readable now, and of a segment whose parents are not read to their end
     nothing, as in any other browse."""
     latest: dict[str, tuple[str, Position, int]] = {}
@@ -157,4 +163,4 @@ async def _scan(segments: Sequence[Part], isolation: Isolation, revision: Revisi
         kept.setdefault(segment_id, []).append((position, index))
     for places in kept.values():
         places.sort()
-    return View(reached, kept)
+    return CompactedView(reached, kept)

@@ -27,7 +27,7 @@ from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
 from participants.messages.topics import StoredTopic, not_found
 from participants.subscription.definitions import Definitions
-from participants.subscription.traces import delete_range, delete_records
+from participants.subscription.deletion import delete_keys, delete_records
 
 log = structlog.get_logger()
 _OPS_PER_READ = 90
@@ -124,7 +124,7 @@ class Deletion:
         await self._delete_operations("writes-by-segment", writes, owner, paths.op_of_write_entry)
         await self._delete_operations("acks-by-segment-subscription", acks, owner, paths.op_of_ack_entry)
         for prefix in (paths.segment_states(segment_id), paths.cursors_of_segment(segment_id)):
-            await delete_range(self._store, owner, prefix, prefix_end(prefix))
+            await delete_keys(self._store, owner, prefix, prefix_end(prefix))
 
     async def _delete_operations(self, index: str, prefix: str, owner: AtVersion, op_of: Callable[[str], str]) -> None:
         while entries := await self._store.query_index(index, prefix, prefix_end(prefix), limit=_OPS_PER_READ):

@@ -44,7 +44,7 @@ class StoredSegment:
     record: SegmentRecord
 
 
-class Layout:
+class LayoutUpkeep:
     """The `Upkeep` of its broker."""
 
     def __init__(self, broker: Broker) -> None:

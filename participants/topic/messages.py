@@ -27,7 +27,7 @@ from participants.messages.payloads import encode_messages, hashes_of, message_c
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
-from participants.topic.reading import BROWSE_BYTES, Part, end_of, read_page, snapshot_revision, start_of
+from participants.topic.reading import BROWSE_BYTES, AnySegment, end_of, read_page, snapshot_revision, start_of
 
 _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
 
@@ -69,7 +69,7 @@ class Messages:
         """
         values = [message.value for message in messages]
 
-        async def look() -> list[Part]:
+        async def look() -> list[AnySegment]:
             topic = await check_values(self._broker, topic_name, values)
             return await self._segments(topic, authorization=options.authorization)
 
@@ -106,7 +106,7 @@ class Messages:
                 segments = await self._moved_to(topic_name, options, taken=bool(places))
         return _ids([places[index] for index in range(len(messages))], options)
 
-    async def _moved_to(self, topic_name: str, options: PublishOptions, *, taken: bool) -> list[Part]:
+    async def _moved_to(self, topic_name: str, options: PublishOptions, *, taken: bool) -> list[AnySegment]:
         """The segments now, for what others did not take. `taken`: a part of the messages was appended."""
         try:
             self._broker.forget_topic(topic_name)
@@ -115,7 +115,9 @@ class Messages:
         except (errors.MetatxnError, MetastoreError) as error:
             raise _one_error([error], 1 + taken, options) from None
 
-    def _hashes(self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[Part]) -> list[int]:
+    def _hashes(
+        self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[AnySegment]
+    ) -> list[int]:
         if options.sequence is not None:
             return hashes_of(messages, options.producer, options.sequence)
         active = [segment for segment in segments if segment.record.state == "active"]
@@ -148,7 +150,7 @@ class Messages:
             self._broker.forget_topic(topic_name)  # the layout is taken after the revision (DESIGN §7)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
 
-        async def look() -> list[Part]:
+        async def look() -> list[AnySegment]:
             return await self._segments(await self._broker.topic(topic_name), places, authorization)
 
         while True:
@@ -175,7 +177,7 @@ class Messages:
 
     async def _collect(
         self,
-        segments: Sequence[Part],
+        segments: Sequence[AnySegment],
         places: dict[str, tuple[Position, int]],
         limit: int,
         isolation: Isolation,
@@ -212,12 +214,12 @@ class Messages:
         return found
 
     async def _ends(
-        self, segments: Sequence[Part], isolation: Isolation, revision: Revision | None
+        self, segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None
     ) -> dict[str, tuple[Position, int]]:
         """Where `_collect` would come to, without reading what is before it. A child whose parents cannot be read to
         their end yet is entered at its beginning later: nothing of it can be read now."""
 
-        async def end(segment: Part) -> Position:
+        async def end(segment: AnySegment) -> Position:
             at = max(start_of(segment), await end_of(segment, isolation))
             page = await read_page(segment, at, 1, isolation, revision)  # of the owner, at the snapshot
             return at if page.frames else max(at, page.next)
@@ -235,7 +237,7 @@ class Messages:
 
     async def _segments(
         self, topic: TopicRecord, wanted: Iterable[str] = (), authorization: str | None = None
-    ) -> list[Part]:
+    ) -> list[AnySegment]:
         """All of the topic's, parents before their children. What is cached may lack children that another broker has
         made."""
         known = set(topic.segments)
@@ -336,7 +338,7 @@ def _one_error(failures: Sequence[BaseException], parts: int, options: PublishOp
     )
 
 
-def _covering(segments: Sequence[Part], hashed: int) -> Part:
+def _covering(segments: Sequence[AnySegment], hashed: int) -> AnySegment:
     """The active segment that takes the key, else the last sealed one, which says why it does not."""
     holding = [segment for segment in segments if _holds(segment.record, hashed)]
     return next((segment for segment in holding if segment.record.state == "active"), holding[-1])

@@ -12,16 +12,16 @@ from participants.segment.segment import Segment
 
 BROWSE_BYTES = 1 << 20
 """What a browse reads at once of a segment, and about what it answers."""
-Part = Segment | RemoteSegment
+AnySegment = Segment | RemoteSegment
 """A segment of the topic, served here or by another broker."""
 
 
-def start_of(segment: Part) -> Position:
+def start_of(segment: AnySegment) -> Position:
     """The place before the first entry that may be read."""
     return segment.start if isinstance(segment, RemoteSegment) else segment.ledgers.start
 
 
-async def end_of(segment: Part, isolation: Isolation) -> Position:
+async def end_of(segment: AnySegment, isolation: Isolation) -> Position:
     """The last entry that may be read now, or a bound."""
     if isinstance(segment, RemoteSegment):
         return await segment.end(isolation)
@@ -29,7 +29,7 @@ async def end_of(segment: Part, isolation: Isolation) -> Position:
 
 
 async def read_page(
-    segment: Part, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
+    segment: AnySegment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
 ) -> Page:
     if isinstance(segment, RemoteSegment):
         return await segment.read(after, max_bytes, isolation, revision)

@@ -13,8 +13,8 @@ from metatxn.wire.broker import RedeliverAnswer, SubscriptionSegment
 from metatxn.wire.names import MessageId
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
-from participants.subscription.dispatch import Given
-from participants.subscription.share import AckRequest, Taken, Taking
+from participants.subscription.dispatch import DeliveredMessage
+from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 
 _SEGMENTS = TypeAdapter(list[SubscriptionSegment])
@@ -32,7 +32,7 @@ class RemoteShare:
     def url(self) -> str:
         return self._peer.url
 
-    async def take(self, wanted: Taking) -> Taken:
+    async def take(self, wanted: TakeRequest) -> TakeAnswer:
         """OUTCOME_UNKNOWN: the consumer may have been given messages that are lost on their way."""
         request = ShareTakeRequest(
             incarnation=self._definition.record.incarnation,
@@ -47,7 +47,7 @@ class RemoteShare:
         content = await self._post("take", request.model_dump())
         answer = ShareTakeAnswer.model_validate_json(content)
         each_bytes = len(content) // max(1, len(answer.messages))
-        return Taken([Given(message, each_bytes) for message in answer.messages], set(answer.ended))
+        return TakeAnswer([DeliveredMessage(message, each_bytes) for message in answer.messages], set(answer.ended))
 
     async def wait(self, segments: Sequence[str], wait_s: float) -> None:
         wait_ms = int(1000 * wait_s)

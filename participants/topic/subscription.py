@@ -31,11 +31,11 @@ from participants.common.signal import Signal
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
-from participants.subscription.dispatch import Given
+from participants.subscription.dispatch import DeliveredMessage
 from participants.subscription.sessions import ConsumerBusy, Sessions
-from participants.subscription.share import Taking
+from participants.subscription.share import TakeRequest
 from participants.topic.remote_share import RemoteShare
-from participants.topic.spread import Spread, look
+from participants.topic.shares import SubscriptionShares, shares_of
 
 T = TypeVar("T")
 RECEIVE_BYTES = 4 << 20
@@ -50,7 +50,7 @@ class _Round:
     """What one look at every share has brought. Nothing new can come but from `waiting`, remote shares with those of
     their segments that were asked, from what `failed`, and from this broker's own segments."""
 
-    given: list[Given] = field(default_factory=list)
+    messages: list[DeliveredMessage] = field(default_factory=list)
     waiting: list[tuple[RemoteShare, list[str]]] = field(default_factory=list)
     failed: errors.MetatxnError | None = None
 
@@ -91,7 +91,9 @@ class Subscription:
 
     # -- receiving ---------------------------------------------------------------------------------------------
 
-    async def receive(self, consumer: str, limit: int, wait_ms: int, authorization: str | None = None) -> list[Given]:
+    async def receive(
+        self, consumer: str, limit: int, wait_ms: int, authorization: str | None = None
+    ) -> list[DeliveredMessage]:
         """Up to `limit` messages, waiting up to `wait_ms` for the first one. With a `limit` of 0 the consumer only
         shows that it is there.
 
@@ -102,15 +104,15 @@ class Subscription:
         with self._present(consumer) as session:
             while True:
                 changes = [self._changed.next(), *self._broker.changes()]
-                spread = await self._look(authorization)
+                shares = await self._look(authorization)
                 if not limit:
                     return []
-                changes += [part.segment.changed.next() for part in spread.parts.values()]
+                changes += [part.segment.changed.next() for part in shares.parts.values()]
                 active = self._sessions.may_receive(session)
-                found = await self._round(spread, session, limit) if active else _Round()
+                found = await self._round(shares, session, limit) if active else _Round()
                 left = deadline - asyncio.get_running_loop().time()
-                if found.given or (left <= 0 and found.failed is None):
-                    return found.given
+                if found.messages or (left <= 0 and found.failed is None):
+                    return found.messages
                 if left <= 0 and found.failed is not None:
                     raise found.failed
                 waits = [self._wait_at(share, segments) for share, segments in found.waiting]
@@ -138,38 +140,38 @@ class Subscription:
             self._sessions.exit(consumer, session, time())
             self._watch_silence()
 
-    async def _round(self, spread: Spread, session: int, limit: int) -> _Round:
+    async def _round(self, shares: SubscriptionShares, session: int, limit: int) -> _Round:
         """From every share in turn, so that none starves; where order is promised, from a segment once its parents have
         been read to their end."""
         self._turn += 1
-        found = _Round(failed=next(iter(spread.missing.values()), None))
-        parents = await self._parents_of(spread)
-        left = {segment_id: share for share in _turned(spread.shares, self._turn) for segment_id in share.segments}
+        found = _Round(failed=next(iter(shares.missing.values()), None))
+        parents = await self._parents_of(shares)
+        left = {segment_id: share for share in _turned(shares.all, self._turn) for segment_id in share.segments}
         ended: set[str] = set()
         while due := {name: share for name, share in left.items() if ended.issuperset(parents.get(name, ()))}:
             left = {name: share for name, share in left.items() if name not in due}
             for share in dict.fromkeys(due.values()):
                 segments = _turned([name for name, owner in due.items() if owner is share], self._turn)
-                room = RECEIVE_BYTES - sum(each.size_bytes for each in found.given)
-                if len(found.given) >= limit or room <= 0:
+                room = RECEIVE_BYTES - sum(each.size_bytes for each in found.messages)
+                if len(found.messages) >= limit or room <= 0:
                     return found
-                wanted = Taking(
+                wanted = TakeRequest(
                     self.home,
                     session,
                     self._sessions.numbers,
                     self._sessions.newest,
                     segments,
-                    limit - len(found.given),
+                    limit - len(found.messages),
                     room,
                 )
                 try:
-                    taken = await share.take(wanted)
+                    answer = await share.take(wanted)
                 except (errors.MetatxnError, MetastoreError) as error:
                     if not self._may_go_on(error, found, session):
                         return found
                     continue
-                found.given += taken.given
-                ended |= taken.ended
+                found.messages += answer.messages
+                ended |= answer.ended
                 if isinstance(share, RemoteShare):
                     found.waiting.append((share, segments))
         return found
@@ -181,17 +183,17 @@ class Subscription:
         if isinstance(error, errors.MetatxnError) and code is ErrorCode.STORE_UNAVAILABLE:
             found.failed = error
             return True
-        if not found.given:
+        if not found.messages:
             raise self._lost_on_the_way(str(error)) if code is ErrorCode.OUTCOME_UNKNOWN else error
         if code is ErrorCode.OUTCOME_UNKNOWN:
             self._unsure.add(session)
         return False
 
-    async def _parents_of(self, spread: Spread) -> dict[str, Sequence[str]]:
+    async def _parents_of(self, shares: SubscriptionShares) -> dict[str, Sequence[str]]:
         """By segment; they never change. Where no order is promised nobody has any."""
         if self.definition.record.type == "shared":
             return {}
-        segments = [*spread.parts, *spread.missing, *(each for share in spread.elsewhere for each in share.segments)]
+        segments = [*shares.parts, *shares.missing, *(each for share in shares.elsewhere for each in share.segments)]
         unknown = {paths.segment(each): each for each in segments if each not in self._parents}
         for key, record in (await self._broker.store.get_each(unknown)).items():
             self._parents[unknown[key]] = SegmentRecord.decode(record.value).parents if record is not None else ()
@@ -208,14 +210,14 @@ class Subscription:
             waiting.add_done_callback(lambda _: self._waits.pop(key))
         return waiting
 
-    async def _look(self, authorization: str | None = None) -> Spread:
+    async def _look(self, authorization: str | None = None) -> SubscriptionShares:
         if self._closed is not None:
             raise self._closed
         try:
             self._segment = await home_of(self._broker, self.definition.topic)
             if self._segment.ownership.generation != self.home:
                 raise self._succeeded()
-            return await look(self._broker, self.definition, self._dead_letters, authorization)
+            return await shares_of(self._broker, self.definition, self._dead_letters, authorization)
         except errors.NotFound as error:
             self.close(error)
             raise
@@ -249,9 +251,9 @@ class Subscription:
 
     async def segments(self, authorization: str | None = None) -> list[SubscriptionSegment]:
         """Of the whole topic, in its order."""
-        spread = await self._look(authorization)
-        spread.assert_complete()
-        shown = [each for part in await asyncio.gather(*(share.look() for share in spread.shares)) for each in part]
+        shares = await self._look(authorization)
+        shares.assert_complete()
+        shown = [each for part in await asyncio.gather(*(share.look() for share in shares.all)) for each in part]
         order = {name: number for number, name in enumerate((await self._broker.topic(self.definition.topic)).segments)}
         return sorted(shown, key=lambda each: order.get(each.segment, len(order)))
 

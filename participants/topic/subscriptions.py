@@ -25,11 +25,11 @@ from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import acks_error
 from participants.subscription.segment_subscriptions import subscriptions_of
-from participants.subscription.share import AckRequest, Share, Taken, Taking
+from participants.subscription.share import AckRequest, Share, TakeAnswer, TakeRequest
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.reading import end_of
 from participants.topic.remote_share import RemoteShare
-from participants.topic.spread import Spread, look, within
+from participants.topic.shares import SubscriptionShares, ids_within, shares_of
 from participants.topic.subscription import Subscription, home_of
 
 SESSION_TIMEOUT_MS = 30_000
@@ -135,34 +135,34 @@ class Subscriptions:
         """Messages that consumers hold, these or all, are given again. Answers how many. Raises INVALID_ARGUMENT,
         STORE_UNAVAILABLE."""
         if ids is None:
-            spread = await self._spread(topic, name, authorization)
-            spread.assert_complete()
-            return sum(await asyncio.gather(*(share.redeliver(None) for share in spread.shares)))
+            shares = await self._shares(topic, name, authorization)
+            shares.assert_complete()
+            return sum(await asyncio.gather(*(share.redeliver(None) for share in shares.all)))
         having = await self._having(topic, name, {each.segment for each in ids}, "message_ids", authorization)
         return sum(
-            await asyncio.gather(*(share.redeliver(within(ids, segments)) for share, segments in having.items()))
+            await asyncio.gather(*(share.redeliver(ids_within(ids, segments)) for share, segments in having.items()))
         )
 
     async def _having(
         self, topic: str, name: str, segments: Collection[str], field: str, authorization: str | None
     ) -> dict[Share | RemoteShare, list[str]]:
-        """As `Spread.having`. That a segment is none of the topic is believed only of the layout that the store has:
-        somebody else may have given a message of a child that this broker has not heard of."""
-        spread = await self._spread(topic, name, authorization)
-        if not spread.knows(segments):
+        """As `SubscriptionShares.having`. That a segment is none of the topic is believed only of the layout that
+        the store has: another broker may have delivered a message of a child that this broker has not heard of."""
+        shares = await self._shares(topic, name, authorization)
+        if not shares.knows(segments):
             self._broker.forget_topic(topic)
-            spread = await self._spread(topic, name, authorization)
-        return spread.having(segments, field)
+            shares = await self._shares(topic, name, authorization)
+        return shares.having(segments, field)
 
-    async def _spread(self, topic: str, name: str, authorization: str | None = None) -> Spread:
+    async def _shares(self, topic: str, name: str, authorization: str | None = None) -> SubscriptionShares:
         known = self._known.get((topic, name))
         if known is not None:
             try:
-                return await look(self._broker, known, self._dead_letters, authorization)
+                return await shares_of(self._broker, known, self._dead_letters, authorization)
             except errors.NotFound:
                 self._known.pop((topic, name), None)
         found = self._known[topic, name] = await self._definitions.get(topic, name)
-        return await look(self._broker, found, self._dead_letters, authorization)
+        return await shares_of(self._broker, found, self._dead_letters, authorization)
 
     # -- what other brokers ask for ----------------------------------------------------------------------------
 
@@ -171,16 +171,16 @@ class Subscriptions:
     ) -> Share:
         """What this broker has of it. Raises NOT_FOUND for an `incarnation` that is gone, STORE_UNAVAILABLE when one of
         `segments` is not here."""
-        spread = await self._spread(topic, name)
-        if incarnation is not None and spread.definition.record.incarnation != incarnation:
+        shares = await self._shares(topic, name)
+        if incarnation is not None and shares.definition.record.incarnation != incarnation:
             self._known.pop((topic, name), None)
-            spread = await self._spread(topic, name)
-            if spread.definition.record.incarnation != incarnation:
-                raise spread.definition.missing()
-        spread.here.assert_serves(segments or ())
-        return spread.here
+            shares = await self._shares(topic, name)
+            if shares.definition.record.incarnation != incarnation:
+                raise shares.definition.missing()
+        shares.here.assert_serves(segments or ())
+        return shares.here
 
-    async def take(self, topic: str, name: str, incarnation: int, wanted: Taking) -> Taken:
+    async def take(self, topic: str, name: str, incarnation: int, wanted: TakeRequest) -> TakeAnswer:
         """For its home. Raises as `share`, and STORE_UNAVAILABLE for a home that is not the home now."""
         share = await self.share(topic, name, wanted.segments, incarnation)
         if not share.knows_home(wanted.home):

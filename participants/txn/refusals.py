@@ -22,7 +22,7 @@ def refusal(txn_id: TxnId, header: Header | None) -> errors.MetatxnError:
     )
 
 
-def prepared(txn_id: TxnId) -> errors.MetatxnError:
+def prepared_refusal(txn_id: TxnId) -> errors.MetatxnError:
     return errors.TransactionConflict(
         f"transaction {txn_id} is prepared and takes no more operations", txn_id=str(txn_id)
     )

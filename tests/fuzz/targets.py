@@ -32,7 +32,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
 from metatxn.wire.position import Position
 from participants.ledger import storage_id
-from participants.ledger.objects import HEADER_BYTES, Kind, ObjectHeader, ObjectIndex
+from participants.ledger.objects import HEADER_BYTES, ObjectHeader, ObjectIndex, ObjectKind
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
 from participants.messages.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.subscription.places import Place
@@ -277,7 +277,7 @@ ROW = segments.DedupRow(producer="p", runs=((1, 2, 1, 3, 4, ((0, 0xFFFF),)),))
 
 TARGETS: Mapping[str, Target] = {
     "frames": Target(check_frame, good_frames()),
-    "object headers": Target(check_object, [ObjectHeader(kind, bytes(16), 1, 1).encode() for kind in Kind]),
+    "object headers": Target(check_object, [ObjectHeader(kind, bytes(16), 1, 1).encode() for kind in ObjectKind]),
     "object indexes": Target(check_index, [ObjectIndex().encode()]),
     "storage ids": Target(check_storage_id, [storage_id.describe_new()]),
     "headers": record_target(

@@ -148,7 +148,7 @@ PROTOCOL = (
         "recovery-without-headers",
         "5.9: recovery takes the states of transactions from their headers",
         "participants/segment/recovery.py",
-        "    headers = await around.mirror.read(undecided)\n",
+        "    headers = await context.mirror.read(undecided)\n",
         "    headers = {txn_id: None for txn_id in undecided}\n",
     ),
     Mutant(
@@ -350,8 +350,8 @@ PROTOCOL = (
         "opened-by-an-old-record",
         "5.9: a segment is taken as it was read, else a recorded ledger is deleted as planned",
         "participants/segment/recovery.py",
-        "around.store.batch().check(AtVersion(segment_key, segment_record.version))",
-        "around.store.batch()",
+        "context.store.batch().check(AtVersion(segment_key, segment_record.version))",
+        "context.store.batch()",
         "bank",
     ),
     Mutant(
@@ -451,7 +451,7 @@ PROTOCOL = (
         "no-segment-of-the-topic-as-it-was",
         "the errors: that a message is none of the topic is believed only of the layout that the store has",
         "participants/topic/subscriptions.py",
-        "        if not spread.knows(segments):\n",
+        "        if not shares.knows(segments):\n",
         "        if False:\n",
         "library",
     ),

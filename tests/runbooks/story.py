@@ -34,7 +34,7 @@ from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.local import LocalStorage
 from participants.messages.payloads import encode_messages
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from tests.participants.segment.world import materialized
 
 COORDINATOR_URL = "http://127.0.0.1:8470"
@@ -69,7 +69,7 @@ class Story:
             metrics=BrokerMetrics(),
             reconcile_interval_ms=NEVER_MS,
         )
-        Layout(self.broker)
+        LayoutUpkeep(self.broker)
 
     def _now_ms(self) -> int:
         return round(self._time.timestamp() * 1000)

@@ -24,7 +24,7 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.service import BrokerService
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages
 from participants.topic.subscriptions import Subscriptions
 from tests.simulation.bucket import Objects, SimulatedBucket
@@ -140,7 +140,7 @@ class SimulatedBroker(BrokerService):
             _APPS[self._process.name] = BrokerService._create_app(stand)
         return _APPS[self._process.name]
 
-    def _route_to(self, broker: Broker, layout: Layout) -> None:
+    def _route_to(self, broker: Broker, layout: LayoutUpkeep) -> None:
         broker.peers = httpx.AsyncClient(transport=SimulatedTransport(self._network), trust_env=False)
         stand, new = _stand(f"{self._process.name} routes", broker)
         changes, _ = _stand(f"{self._process.name} layout", layout)

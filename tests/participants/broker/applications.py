@@ -15,7 +15,7 @@ from metatxn.service.quick import add_routes
 from participants.api import routes, subscription_routes
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages
 from participants.topic.subscriptions import Subscriptions
 from tests.stand import Stand
@@ -38,7 +38,7 @@ class Application:
             add_routes(self.app, routes.router(broker, layout), first=True)
 
     @classmethod
-    def borrow(cls, broker: Broker, layout: Layout, metrics: BrokerMetrics) -> Application:
+    def borrow(cls, broker: Broker, layout: LayoutUpkeep, metrics: BrokerMetrics) -> Application:
         """One that serves `broker`, until `give_back`."""
         application = _idle.pop() if _idle else cls()
         application._broker.stand_for(broker)

@@ -15,7 +15,7 @@ from metastore.txn.records.processes import BrokerRecord
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from tests.participants.broker.applications import Application
 from tests.participants.devices import Device, OnDevice
 from tests.participants.segment.world import World
@@ -56,7 +56,7 @@ class BrokerProcess(OnDevice):
             reconcile_interval_ms=NEVER_MS,
             settle_ms=SETTLE_MS,
         )
-        self.layout = Layout(self.broker)
+        self.layout = LayoutUpkeep(self.broker)
         app = self.world.borrow(Application.borrow(self.broker, self.layout, self.metrics)).app
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url=URL)

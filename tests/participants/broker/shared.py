@@ -16,7 +16,7 @@ from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.object_storage import ObjectStorage
 from participants.segment.segment import Segment
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from tests.participants.broker.applications import Application
 from tests.participants.broker.process import NEVER_MS, SETTLE_MS, in_process
 from tests.participants.ledger.faulty_bucket import FaultyBucket
@@ -44,7 +44,7 @@ class SharedBroker:
             reconcile_interval_ms=NEVER_MS,
             settle_ms=SETTLE_MS,
         )
-        self.layout = Layout(self.broker)
+        self.layout = LayoutUpkeep(self.broker)
         app = world.borrow(Application.borrow(self.broker, self.layout, metrics)).app
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url, follow_redirects=False

@@ -20,7 +20,7 @@ from metastore.background import Backoff
 from participants.ledger import object_ledger, storage_id
 from participants.ledger.bucket import Bucket
 from participants.ledger.object_storage import ObjectStorage
-from participants.ledger.objects import Kind, ObjectHeader, ObjectIndex, index_name, ledger_prefix, object_name
+from participants.ledger.objects import ObjectHeader, ObjectIndex, ObjectKind, index_name, ledger_prefix, object_name
 from participants.ledger.storage import (
     LedgerCorrupt,
     LedgerError,
@@ -379,8 +379,8 @@ def test_the_store_under_test_knows_conditions(store: MemoryStore) -> None:
 
 def test_a_header_of_an_unknown_kind_is_damage() -> None:
     """Its CRC holds: a newer version, or a writer gone wrong. Found by tests/fuzz."""
-    whole = ObjectHeader(Kind.FENCE, bytes(16)).encode()
-    body = bytes([Kind.FENCE + 1]) + whole[13:]
+    whole = ObjectHeader(ObjectKind.FENCE, bytes(16)).encode()
+    body = bytes([ObjectKind.FENCE + 1]) + whole[13:]
     with pytest.raises(LedgerCorrupt, match="kind 3"):
         ObjectHeader.decode(whole[:8] + zlib.crc32(body).to_bytes(4, "little") + body, "an object")
 

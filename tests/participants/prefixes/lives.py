@@ -25,7 +25,7 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.segment.segment import Segment
-from participants.topic.layout import Layout
+from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages
 from participants.topic.subscriptions import Subscriptions
 from tests.participants.broker.process import NEVER_MS
@@ -125,7 +125,7 @@ class Life:
             settle_ms=SETTLE_MS,
             max_ledger_bytes=world.max_ledger_bytes,
         )
-        self.layout = Layout(self.broker)
+        self.layout = LayoutUpkeep(self.broker)
         self.messages = Messages(self.broker)
         self.subscriptions = Subscriptions(self.broker, self.messages)
         self.transactions = Transactions(self.store, world.now_ms, COORDINATOR, id_block_size=1)

@@ -426,7 +426,7 @@ def _slices_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
         "participants.segment.trimming.OUTCOMES_PER_APPLY",
         "participants.segment.dedup_snapshot.DELETED_PER_APPLY",
         "participants.segment.dedup_snapshot.CHUNK_BYTES",
-        "participants.subscription.traces.RECORDS_PER_APPLY",
+        "participants.subscription.deletion.RECORDS_PER_APPLY",
         "coordinator.gc_sweep.TOGETHER",
     ):
         monkeypatch.setattr(slices, 1)

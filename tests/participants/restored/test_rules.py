@@ -32,7 +32,7 @@ from participants.restored.merges import give_up_merges
 from participants.restored.recovery import OtherCluster, StillServed, StoreRecovery, Wishes
 from participants.restored.seen_store import SeenStore, StoreMemory
 from participants.restored.sequences import leap
-from participants.restored.transactions import Found, Transactions
+from participants.restored.transactions import FrameSurvey, RestoredTransactions
 from tests.participants.ledger.ledgers import SEGMENT, append_all
 from tests.participants.prefixes.steps import InPlace
 
@@ -68,8 +68,8 @@ async def header_of(store: MemoryStore, txn_id: TxnId) -> Header:
     return records.header
 
 
-def transactions(store: MemoryStore) -> Transactions:
-    return Transactions(store, NOW_MS, max_clock_skew_ms=500, backup_ms=None)
+def transactions(store: MemoryStore) -> RestoredTransactions:
+    return RestoredTransactions(store, NOW_MS, max_clock_skew_ms=500, backup_ms=None)
 
 
 async def problems(store: MemoryStore) -> list[str]:
@@ -125,7 +125,7 @@ async def test_what_has_no_header_was_collected_or_began_after_the_backup(
     store: MemoryStore, published_ms: int, decision: TxnState, hidden: bool
 ) -> None:
     await put(store, paths.GC_HORIZON, GcHorizon(revision=1, finalized_ms=1_000).encode())
-    found = Found(SEGMENT, {LATER: published_ms}, Position(4, 9))
+    found = FrameSurvey(SEGMENT, {LATER: published_ms}, Position(4, 9))
     assert await transactions(store).hide(found, decision) == int(hidden)
     outcome = await store.get(paths.outcome(SEGMENT, LATER))
     assert (outcome and Outcome.decode(outcome.value)) == (Outcome(highest="4:9", aborted=True) if hidden else None)

@@ -25,7 +25,7 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
 from participants.segment.reading import Page
-from participants.segment.recovery import Surroundings, open_segment
+from participants.segment.recovery import SegmentContext, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Segment
 from participants.subscription.memory_pending_acks import open_memory_pending_acks
@@ -48,7 +48,7 @@ class Node(OnDevice):
         self.mirror = HeaderMirror(store)
         self.storage = storage
         self.segments: list[Segment] = []
-        self.around = Surroundings(
+        self.context = SegmentContext(
             self.storage.storage_id,
             "http://broker",
             self.storage,
@@ -62,14 +62,14 @@ class Node(OnDevice):
         self._exit = AsyncExitStack()
 
     def _subscriptions_on(self, segment: Segment) -> SegmentSubscriptions:
-        around = self.around
-        return SegmentSubscriptions(segment, around.store, around.mirror, around.metrics, open_memory_pending_acks)
+        context = self.context
+        return SegmentSubscriptions(segment, context.store, context.mirror, context.metrics, open_memory_pending_acks)
 
     async def start(self) -> None:
         await self._exit.enter_async_context(self.mirror.running())
 
     async def open(self, segment_id: str = SEGMENT) -> Segment:
-        segment = await open_segment(segment_id, self.around)
+        segment = await open_segment(segment_id, self.context)
         self.segments.append(segment)
         return segment
 

@@ -24,7 +24,7 @@ async def delete_records(store: MetadataStore, owner: AtVersion, records: Sequen
         await store.apply(batch)
 
 
-async def delete_range(store: MetadataStore, owner: AtVersion, start: str, end: str) -> None:
+async def delete_keys(store: MetadataStore, owner: AtVersion, start: str, end: str) -> None:
     """Raises as `delete_records`."""
     more = True
     while more:
@@ -45,7 +45,7 @@ async def delete_incarnations(
         found = (await store.get_many(keys)).records.values()
         await delete_records(store, owner, [record for record in found if record is not None and _is_of(record, last)])
     cursors = paths.cursors(segment, subscription)
-    await delete_range(store, owner, cursors, paths.cursor(segment, subscription, last + 1))
+    await delete_keys(store, owner, cursors, paths.cursor(segment, subscription, last + 1))
 
 
 def _is_of(record: Record, last: int) -> bool:

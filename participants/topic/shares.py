@@ -18,7 +18,7 @@ from participants.topic.remote_share import RemoteShare
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SubscriptionShares:
     """One look at it. `missing` are segments that nobody serves now, and why."""
 
     definition: Definition
@@ -31,13 +31,13 @@ class Spread:
         return Share(self.parts)
 
     @property
-    def shares(self) -> list[Share | RemoteShare]:
+    def all(self) -> list[Share | RemoteShare]:
         """Those that have any segments, this broker's first."""
         return [*([self.here] if self.parts else []), *self.elsewhere]
 
     def knows(self, segments: Iterable[str]) -> bool:
         """They are all of this topic, as far as was seen."""
-        return {*self.missing, *(each for share in self.shares for each in share.segments)}.issuperset(segments)
+        return {*self.missing, *(each for share in self.all for each in share.segments)}.issuperset(segments)
 
     def having(self, segments: Iterable[str], named: str) -> dict[Share | RemoteShare, list[str]]:
         """The shares that have these, and which of them each has.
@@ -45,7 +45,7 @@ class Spread:
         Raises INVALID_ARGUMENT for the field `named` when one is no segment of this topic, and why one is missing.
         """
         found: defaultdict[Share | RemoteShare, list[str]] = defaultdict(list)
-        owners = {segment_id: share for share in self.shares for segment_id in share.segments}
+        owners = {segment_id: share for share in self.all for segment_id in share.segments}
         for segment_id in segments:
             if segment_id in self.missing:
                 raise self.missing[segment_id]
@@ -61,24 +61,26 @@ class Spread:
             raise error
 
 
-def within(ids: Iterable[MessageId], segments: Iterable[str]) -> list[MessageId]:
+def ids_within(ids: Iterable[MessageId], segments: Iterable[str]) -> list[MessageId]:
     """Those that lie in these segments."""
     wanted = frozenset(segments)
     return [each for each in ids if each.segment in wanted]
 
 
-async def look(
+async def shares_of(
     broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None = None
-) -> Spread:
+) -> SubscriptionShares:
     """Raises NOT_FOUND when the topic or the subscription is gone, and the store's errors."""
 
-    async def once() -> Spread:
+    async def once() -> SubscriptionShares:
         return await _look(broker, definition, dead_letters, authorization)
 
     return await broker.in_layout(definition.topic, once)
 
 
-async def _look(broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None) -> Spread:
+async def _look(
+    broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None
+) -> SubscriptionShares:
     parts: dict[str, SegmentSubscription] = {}
     elsewhere: defaultdict[str, list[str]] = defaultdict(list)
     missing: dict[str, errors.MetatxnError] = {}
@@ -94,4 +96,4 @@ async def _look(broker: Broker, definition: Definition, dead_letters: DeadLetter
         part = parts[segment_id] = await subscriptions_of(segment).get(definition)
         part.on_dead = dead_letters.send
     remote = [RemoteShare(broker.peer(url, authorization), definition, found) for url, found in elsewhere.items()]
-    return Spread(definition, parts, remote, missing)
+    return SubscriptionShares(definition, parts, remote, missing)
