@@ -127,7 +127,3 @@ def is_prepared(txn_id: TxnId) -> errors.MetatxnError:
 
 def not_allowed(detail: str, *, action: str | None = None, **members: Any) -> errors.MetatxnError:
     return errors.NotAllowed(detail, action=action, **members)
-
-
-def invalid(field: str, detail: str, *, action: str | None = None) -> errors.MetatxnError:
-    return errors.InvalidArgument(f"{field}: {detail}", action=action, field=field)

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from coordinator.answers import Members, invalid
+from coordinator.answers import Members
 from coordinator.capacity import refuse_large_properties
 from coordinator.ends import Abort, Commit, End
 from coordinator.transaction_keys import Begun
@@ -29,6 +29,7 @@ from metastore.txn.store import TransactionRecords, read_plain
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest, TransactionHeader
+from metatxn.wire.errors import invalid_field
 from metatxn.wire.ids import TxnId
 
 Wanted = BeginRequest | End
@@ -130,7 +131,7 @@ def _wanted(number: int, item: BatchItem, store: MetadataStore) -> Wanted:
                 return Abort(TxnId.parse(item.txn_id), item.reason, item.force)
     except errors.MetatxnError as error:
         field, _, detail = error.detail.partition(": ")
-        raise invalid(f"items.{number}.{field}", detail, action=error.action) from error
+        raise invalid_field(f"items.{number}.{field}", detail, action=error.action) from error
 
 
 def _lanes(wanted: Sequence[Wanted], known: Known, caller: Principal) -> Iterable[list[int]]:

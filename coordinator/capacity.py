@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from pydantic_core import to_json
 
-from coordinator import answers
 from metastore.api import MetadataStore
 from metastore.txn.store import TransactionRecords
 from metatxn.wire.coordinator import BeginRequest
+from metatxn.wire.errors import invalid_field
 
 ROOM_BYTES = 16 << 10
 ROOM_OF_KEY_BYTES = 96 << 10
@@ -27,7 +27,7 @@ def refuse_large_properties(request: BeginRequest, store: MetadataStore) -> None
     headers = 1 if request.transaction_key is None else 2
     allowed = _room(store, request.transaction_key) // headers
     if (size := len(to_json(request.properties))) > allowed:
-        raise answers.invalid("properties", f"{size} bytes of JSON are more than the {allowed} that the store accepts")
+        raise invalid_field("properties", f"{size} bytes of JSON are more than the {allowed} that the store accepts")
 
 
 def refuse_large_list(names: Sequence[str], field: str, records: TransactionRecords, store: MetadataStore) -> None:
@@ -35,7 +35,7 @@ def refuse_large_list(names: Sequence[str], field: str, records: TransactionReco
     apply."""
     allowed = _room(store, records.header.key) - len(records.header_record.value)
     if len(to_json(names)) > allowed:
-        raise answers.invalid(field, f"the names of the writers together exceed the {allowed} bytes that are left")
+        raise invalid_field(field, f"the names of the writers together exceed the {allowed} bytes that are left")
 
 
 def _room(store: MetadataStore, key: str | None) -> int:

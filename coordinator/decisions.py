@@ -29,7 +29,7 @@ from metatxn.wire.ids import TxnId
 
 log = structlog.get_logger()
 
-Decision = tuple[Sequence[TransactionRecords], Header]
+DecidedTransactions = tuple[Sequence[TransactionRecords], Header]
 """Transactions with equal headers as they were read, and what each of them becomes."""
 
 
@@ -60,7 +60,7 @@ class Decisions:
         applied = await self.apply(batch, ([records], final))
         return describe(records.txn_id, final, applied.revision)
 
-    async def decide_together(self, decided: Sequence[Decision]) -> list[Members]:
+    async def decide_together(self, decided: Sequence[DecidedTransactions]) -> list[Members]:
         """Like `decide`, for all of them in one apply or for none. For transactions without a key."""
         batch = self.store.batch()
         for alike, final in decided:
@@ -73,7 +73,7 @@ class Decisions:
             for answer in members_alike([records.txn_id for records in alike], final, applied.revision)
         ]
 
-    async def apply(self, batch: Batch, *decided: Decision) -> Applied:
+    async def apply(self, batch: Batch, *decided: DecidedTransactions) -> Applied:
         """Apply a batch that decides `decided`, and count the results."""
         try:
             applied = await self.settling.apply(batch)
@@ -97,7 +97,7 @@ class Decisions:
             )
         return applied
 
-    def _count(self, decided: Sequence[Decision]) -> None:
+    def _count(self, decided: Sequence[DecidedTransactions]) -> None:
         for alike, final in decided:
             self.metrics.decided(final, len(alike))
 

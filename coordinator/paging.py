@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 
-from coordinator.answers import invalid
+from metatxn.wire.errors import invalid_field
 
 MAX_LIMIT = 1_000
 DEFAULT_LIMIT = 100
@@ -42,9 +42,9 @@ def position_of(listing: str, token: str | None) -> str:
         padded = token + "=" * (-len(token) % 4)
         name, _, position = base64.b64decode(padded, altchars=b"-_", validate=True).decode().partition("\n")
     except (binascii.Error, ValueError):
-        raise invalid("page_token", "is not a token of this service") from None
+        raise invalid_field("page_token", "is not a token of this service") from None
     if name != listing:
-        raise invalid("page_token", "belongs to another list: send it with the filters that it came from")
+        raise invalid_field("page_token", "belongs to another list: send it with the filters that it came from")
     if not re.fullmatch(POSITIONS[listing.partition(" ")[0]], position, re.ASCII):
-        raise invalid("page_token", "is not a token of this service")
+        raise invalid_field("page_token", "is not a token of this service")
     return position

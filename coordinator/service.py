@@ -27,10 +27,10 @@ from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.incarnation import IncarnationGuard
+from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
 from metatxn.service.operations import add_operations
-from metatxn.service.quick import add_routes
 from metatxn.service.server import HttpServer
 
 DEFAULT_PORT = 8470

@@ -42,7 +42,7 @@ class KeyUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SurveyResult:
     """The result of one survey. `last_used` and `longest_unused` have at most `MAX_LABELLED_KEYS` each."""
 
     open: int
@@ -63,7 +63,7 @@ class Survey(PeriodicSweep, Collector):
         self._store = store
         self._clock = clock
         self._created_ms: dict[TxnId, int] = {}
-        self._found: Found | None = None
+        self._found: SurveyResult | None = None
         metrics.registry.register(self)
 
     async def sweep(self) -> bool:
@@ -75,7 +75,7 @@ class Survey(PeriodicSweep, Collector):
         open_, oldest_ms = await self._open_transactions()
         operations = await self._count(paths.OPS)
         keys = [self._use(key) async for key in self._live_keys()]
-        self._found = Found(
+        self._found = SurveyResult(
             open=open_,
             oldest_open_s=(self._clock() - oldest_ms) / 1000 if oldest_ms is not None else 0.0,
             operations=operations,

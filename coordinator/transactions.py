@@ -22,7 +22,7 @@ import structlog
 from coordinator import answers
 from coordinator.answers import Members
 from coordinator.capacity import refuse_large_list, refuse_large_properties
-from coordinator.decisions import Decision, Decisions, KeyMovedOn, aborted
+from coordinator.decisions import DecidedTransactions, Decisions, KeyMovedOn, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt, outcome_unknown
 from coordinator.ends import Abort, Commit, End
 from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
@@ -42,6 +42,7 @@ from metastore.types import Absent, Batch, Revision
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
+from metatxn.wire.errors import invalid_field
 from metatxn.wire.ids import TxnId
 
 PREPARED_TIMEOUT_MS = MAX_TIMEOUT_MS
@@ -256,7 +257,7 @@ class Transactions:
         apply, which then has no effect.
         """
         now_ms = self.clock()
-        decided: list[Decision] = []
+        decided: list[DecidedTransactions] = []
         for _, some in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].header_record.value)):
             alike = list(some)
             end, records = alike[0]
@@ -397,9 +398,9 @@ def refuse_half_a_key(request: BeginRequest) -> None:
     """Raises INVALID_ARGUMENT. If the epoch were optional, anybody who knows a key could fence its holder."""
     for field in ("epoch", "version"):
         if getattr(request, field) is not None and request.transaction_key is None:
-            raise answers.invalid(field, "requires a transaction_key")
+            raise invalid_field(field, "requires a transaction_key")
     if request.transaction_key is not None and request.epoch is None:
-        raise answers.invalid("epoch", "a begin under a transaction key needs the key's epoch", action=_CONNECT_FIRST)
+        raise invalid_field("epoch", "a begin under a transaction key needs the key's epoch", action=_CONNECT_FIRST)
 
 
 def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
@@ -407,9 +408,9 @@ def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
     are too many."""
     names = tuple(sorted(set(writers)))
     if len(names) > MAX_WRITERS:
-        raise answers.invalid(field, f"{len(names)} writers are more than the {MAX_WRITERS} that one list can contain")
+        raise invalid_field(field, f"{len(names)} writers are more than the {MAX_WRITERS} that one list can contain")
     if len(json.dumps(names, ensure_ascii=False).encode()) > MAX_WRITERS_BYTES:
-        raise answers.invalid(field, f"the names of the writers together exceed {MAX_WRITERS_BYTES} bytes")
+        raise invalid_field(field, f"the names of the writers together exceed {MAX_WRITERS_BYTES} bytes")
     return names
 
 

@@ -12,9 +12,9 @@ import httpx
 
 from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
-from metatxn.delivery import Delivery
+from metatxn.delivery import OrderedDelivery
 from metatxn.http import Call, Http, json_body, path_of
-from metatxn.topics import Layout, OwnerOf, Topics
+from metatxn.topics import Layout, LayoutCache, OwnerOf
 from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, PublishAnswer, publish_params
 from metatxn.wire.errors import (
     ExpiredTransaction,
@@ -54,11 +54,11 @@ class Connection:
             token, request_timeout_s, transport, self._randomness, ca=ca, only_tls=url.startswith("https://")
         )
         self.directory = Directory(self.http, url.rstrip("/"), self._randomness)
-        self.topics = Topics(self.http, self.directory)
+        self.topics = LayoutCache(self.http, self.directory)
         self.coordinators = AnyOf(self.directory, "coordinator")
         self.brokers = AnyOf(self.directory, "broker")
         self.request_timeout_s = request_timeout_s
-        self.sending: dict[Delivery[Any], None] = {}
+        self.sending: dict[OrderedDelivery[Any], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:

@@ -11,8 +11,8 @@ Every entry carries (producer, sequence) and keeps both through all of its retri
 means nothing to a broker: it remembers each of them separately, all of them inside a transaction, and the last 1,000 of
 a producer outside (`participants/segment/dedup.py`). Therefore nothing is sent that is `MAX_AHEAD` sequences or more
 ahead of an entry of its lane that has no answer yet: a retry of that entry is still recognized. A sequence is never
-used twice by one `Delivery`, not even in another segment: the child of a merge inherits the sequences that both of its
-parents have seen.
+used twice by one `OrderedDelivery`, not even in another segment: the child of a merge inherits the sequences that both
+of its parents have seen.
 
 When a segment turns out to be sealed, the entry that it refused stays at the head of its lane, and the lane is
 stranded. What a layout says about the segment is not trusted before its owner was asked, and nothing is trusted forever
@@ -51,7 +51,7 @@ it."""
 class Link(Protocol):
     """The connection to the brokers."""
 
-    sending: dict[Delivery[Any], None]
+    sending: dict[OrderedDelivery[Any], None]
     """Deliveries that have something to send, whether or not they are still referenced elsewhere."""
 
     def new_name(self) -> str: ...
@@ -155,7 +155,7 @@ class Lane(Generic[T]):
         self.size += flight.size
 
 
-class Delivery(Generic[T]):
+class OrderedDelivery(Generic[T]):
     def __init__(
         self,
         link: Link,

@@ -16,7 +16,7 @@ from metatxn.paging import Paged
 from metatxn.table_writer import KEY_METADATA, key_text
 from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
-from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_all
+from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_frames
 
 PAGE_BYTES = 8 * 1024 * 1024
 
@@ -56,7 +56,7 @@ async def read_frames(
     response = await connection.owner_of(segment, call)
     media_type = response.headers.get("Content-Type", "").partition(";")[0]
     try:
-        frames = list(decode_all(response.content))
+        frames = list(decode_frames(response.content))
         at = response.headers[NEXT_HEADER]
     except (FrameError, KeyError) as error:
         raise ServiceUnreachable(f"{response.url} answered {media_type}, not {FRAMES_MEDIA_TYPE}") from error
@@ -114,10 +114,10 @@ def misfit_at(frame: Frame, segment: str | None, misfit: Misfit) -> SchemaMismat
 
 def decode_entry(frame: Frame, schema: pa.Schema | None) -> pa.Table:
     """The rows of an entry, in the columns of the topic's schema if it has one. Raises `SchemaMismatch`."""
-    return decode(frame, schema).table
+    return decode_rows(frame, schema).table
 
 
-def decode(frame: Frame, schema: pa.Schema | None, *, segment: str | None = None, keys: bool = False) -> Decoded:
+def decode_rows(frame: Frame, schema: pa.Schema | None, *, segment: str | None = None, keys: bool = False) -> Decoded:
     """Like `decode_entry`; `segment` is named in the error. `keys` are only determined on request."""
     try:
         match frame.kind:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from metatxn.connection import Connection
-from metatxn.delivery import Batching, Delivery
+from metatxn.delivery import Batching, OrderedDelivery
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.errors import InvalidArgument, MetatxnError
@@ -100,7 +100,9 @@ class AsyncProducer:
     def __init__(self, connection: Connection, topic: str, name: str | None, batching: Batching) -> None:
         self.topic = topic
         self.name = name
-        self.delivery: Delivery[Outgoing] = Delivery(connection, topic, MessageFormat(), batching, name=name)
+        self.delivery: OrderedDelivery[Outgoing] = OrderedDelivery(
+            connection, topic, MessageFormat(), batching, name=name
+        )
         self._turns = itertools.count()
 
     def __repr__(self) -> str:

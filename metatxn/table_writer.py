@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metatxn.connection import Connection
-from metatxn.delivery import Batching, Delivery
+from metatxn.delivery import Batching, OrderedDelivery
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.broker import hash_of_key
@@ -157,7 +157,7 @@ class AsyncTableWriter:
         self._due_bytes = max(1, self._max_entry_bytes // 2)
         batching = Batching(self._max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf, due_bytes=self._due_bytes)
         form = ArrowFormat(key_column)
-        self._delivery = Delivery(connection, topic, form, batching, writer=writer, failure_is_final=True)
+        self._delivery = OrderedDelivery(connection, topic, form, batching, writer=writer, failure_is_final=True)
         # A named writer counts only if the commit lists it, so its failure alone does not fail the transaction.
         self._dooms = txn if isinstance(txn, AsyncTransaction) and writer is None else None
         if self._dooms is not None:

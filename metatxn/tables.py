@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
-from metatxn.frames import SegmentFrames, decode, keys_of, misfit_at, values_of
+from metatxn.frames import SegmentFrames, decode_rows, keys_of, misfit_at, values_of
 from metatxn.wire.broker import Isolation
 from metatxn.wire.errors import NotFound, SchemaMismatch
 from metatxn.wire.frames import Frame, PayloadKind
@@ -86,7 +86,7 @@ def _table(topic: str, entries: list[tuple[str, Frame]], schema: pa.Schema | Non
 
 
 def _of_any(entries: list[tuple[str, Frame]], schema: pa.Schema) -> pa.Table:
-    rows = (decode(frame, schema, segment=segment).table for segment, frame in entries)
+    rows = (decode_rows(frame, schema, segment=segment).table for segment, frame in entries)
     return pa.concat_tables([schema.empty_table(), *rows])
 
 

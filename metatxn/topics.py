@@ -72,7 +72,7 @@ def _parents_first(segments: Iterable[SegmentInfo]) -> list[SegmentInfo]:
     return ordered
 
 
-class Topics:
+class LayoutCache:
     """Layouts, cached until a broker reports that they are out of date."""
 
     def __init__(self, http: Http, directory: Directory) -> None:
@@ -113,7 +113,7 @@ class OwnerOf:
     """An endpoint: the broker that owns a segment or another thing with one owner, or any broker, which knows where to
     redirect the client."""
 
-    def __init__(self, topics: Topics, directory: Directory, segment: str) -> None:
+    def __init__(self, topics: LayoutCache, directory: Directory, segment: str) -> None:
         self._topics = topics
         self._directory = directory
         self._segment = segment

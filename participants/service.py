@@ -18,10 +18,10 @@ from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from metastore.types import Revision
+from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
 from metatxn.service.operations import add_operations
-from metatxn.service.quick import add_routes
 from metatxn.service.server import HttpServer
 from participants.api.routes import router
 from participants.broker.broker import Broker

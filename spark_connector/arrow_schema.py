@@ -94,7 +94,7 @@ def expected_by_spark(schema: StructType) -> pa.Schema:
     return to_arrow(schema)
 
 
-def check_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
+def check_dataframe_fits(dataframe: pa.Schema, topic_name: str, topic: pa.Schema) -> None:
     """Raises `SchemaMismatch`, which names the columns, unless the DataFrame has all columns of the topic with their
     types. The order does not matter, and there may be further columns: see `with_added`."""
     given = {field.name: field.type for field in canonical(dataframe)}

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pyspark import SparkContext
 
 import metatxn
-from spark_connector.clients import Service, client
+from spark_connector.clients import ServiceAddress, client
 from spark_connector.errors import one_line, taken_over
 from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
@@ -74,7 +74,7 @@ def batch_transaction(
         raise OptionError(
             "ack_subscription and checkpoint need each other: Spark records in the checkpoint what a batch has read."
         )
-    service = Service(url, token or os.environ.get("METATXN_TOKEN"), ca)
+    service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca)
     with one_line(), _SESSIONS.enter(url, app_id) as session:
         transaction = _begin(service, app_id, batch_id, session, timeout_ms)
         if transaction.already_committed:
@@ -92,7 +92,7 @@ def batch_transaction(
             transaction.commit()
 
 
-def _begin(service: Service, app_id: str, batch_id: int, session: str, timeout_ms: int) -> metatxn.Transaction:
+def _begin(service: ServiceAddress, app_id: str, batch_id: int, session: str, timeout_ms: int) -> metatxn.Transaction:
     try:
         epoch = client(service).connect_key(app_id, epoch=-1, session=session).epoch
         return client(service).begin(timeout_ms=timeout_ms, key=app_id, epoch=epoch, version=batch_id)

@@ -11,7 +11,7 @@ from spark_connector.worker_memory import prepare_worker
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceAddress:
     """The URL of the services, the token, and the authorities to trust (a PEM file; None: the usual ones)."""
 
     url: str
@@ -19,19 +19,19 @@ class Service:
     ca: str | None = None
 
 
-def client(service: Service) -> metatxn.Client:
+def client(service: ServiceAddress) -> metatxn.Client:
     prepare_worker()
     # A forked child must not share sockets with its parent, so the key includes the process id.
     return _client(os.getpid(), service)
 
 
 @lru_cache(maxsize=16)
-def _client(_pid: int, service: Service) -> metatxn.Client:
+def _client(_pid: int, service: ServiceAddress) -> metatxn.Client:
     return metatxn.connect(service.url, token=service.token, ca=service.ca)
 
 
 @lru_cache(maxsize=64)
-def check_reachable(service: Service) -> None:
+def check_reachable(service: ServiceAddress) -> None:
     """Check before a query starts, so that a wrong port is reported at once. Later failures are retried, because
     services restart."""
     client(service).cluster(patient=False)

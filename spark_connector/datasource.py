@@ -14,11 +14,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_connector import arrow_schema
-from spark_connector.clients import Service, check_reachable, client
+from spark_connector.clients import ServiceAddress, check_reachable, client
 from spark_connector.errors import one_line
 from spark_connector.options import (
     OptionError,
-    check_values,
+    check_option_values,
     direction_of,
     own_options,
     read_options,
@@ -36,7 +36,7 @@ from spark_connector.writer import BatchWriter
 class MetatxnDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        check_values(options)
+        check_option_values(options)
 
     @classmethod
     def name(cls) -> str:
@@ -104,6 +104,6 @@ class MetatxnDataSource(DataSource):
             return StreamWriter(options, arrow_schema.to_send(schema))
 
 
-def _check(service: Service) -> None:
+def _check(service: ServiceAddress) -> None:
     with one_line():
         check_reachable(service)

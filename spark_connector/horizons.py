@@ -8,7 +8,8 @@ from typing import Literal
 
 import metatxn
 from metatxn.horizons import HorizonPlace, SegmentHorizon
-from spark_connector.options import Isolation, Offsets, OptionError
+from metatxn.wire.broker import Isolation
+from spark_connector.options import Offsets, OptionError
 from spark_connector.places import order
 from spark_connector.topics import Topic, full_name
 
@@ -16,7 +17,7 @@ MAX_MOVES = 5
 """How many times segments may have moved to yet another broker while they are looked up."""
 ANYWHERE = HorizonPlace()
 
-Wanted = Mapping[str, HorizonPlace]
+HorizonPlaces = Mapping[str, HorizonPlace]
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Horizons:
         """Remember the owners of the segments."""
         self._owners.update({each.id: each.owner for topic in topics for each in topic.segments})
 
-    def look(self, wanted: Wanted) -> Looked:
+    def look(self, wanted: HorizonPlaces) -> Looked:
         looked, left = Looked(), dict(wanted)
         for _ in range(MAX_MOVES):
             for group in self.by_broker(left):
@@ -58,14 +59,14 @@ class Horizons:
                 return looked
         raise metatxn.NotOwner(f"the brokers redirect requests for segment {min(left)} to each other")
 
-    def by_broker(self, wanted: Wanted) -> Iterator[dict[str, HorizonPlace]]:
+    def by_broker(self, wanted: HorizonPlaces) -> Iterator[dict[str, HorizonPlace]]:
         """One group for each broker, and one for the segments whose broker is not known."""
         groups: dict[str | None, dict[str, HorizonPlace]] = {}
         for segment, place in wanted.items():
             groups.setdefault(self._owners.get(segment), {})[segment] = place
         yield from groups.values()
 
-    def ask(self, group: Wanted, wait_ms: int = 0) -> Looked:
+    def ask(self, group: HorizonPlaces, wait_ms: int = 0) -> Looked:
         """One request to one broker. Segments that the broker does not have are missing in the answer."""
         answer = self._service.horizons(group, self._isolation, wait_ms)
         self._owners.update(answer.elsewhere)

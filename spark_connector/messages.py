@@ -9,7 +9,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class WrittenPart(WriterCommitMessage):
     """The part of a transaction that one task attempt wrote. `writer` names the attempt, `epoch` the run that it
     belongs to."""
 
@@ -20,6 +20,6 @@ class Written(WriterCommitMessage):
     already_committed: bool = False
 
 
-def winners(messages: Iterable[Written]) -> list[str]:
+def winners(messages: Iterable[WrittenPart]) -> list[str]:
     """The writers that count. Spark passes the message of one attempt per task; all other attempts are void."""
     return [message.writer for message in messages if message.rows]

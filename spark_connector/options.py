@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from spark_connector.clients import Service
+from metatxn.wire.broker import Isolation
+from spark_connector.clients import ServiceAddress
 from spark_connector.places import is_place
 
 BATCH_TIMEOUT_MS = 600_000
@@ -31,7 +32,6 @@ TOPIC_COLUMN = "topic"
 
 Direction = Literal["read", "write"]
 Mode = Literal["batch", "streaming"]
-Isolation = Literal["read_committed", "read_uncommitted", "snapshot"]
 Offsets = Literal["earliest", "latest"] | dict[str, str]
 """`earliest` (everything), `latest` (nothing), or, for each topic or segment, `earliest`, `latest` or a place
 `ledger:entry`."""
@@ -80,7 +80,7 @@ class WriteOptions:
     """If `topic` is None, rows are routed by the column `topic`. If `txn_id` is None, the write has a transaction of
     its own. `checkpoint` is Spark's, and is given whenever `ack_subscription` is."""
 
-    service: Service
+    service: ServiceAddress
     topic: str | None = None
     key_column: str | None = None
     app_id: str | None = None
@@ -98,7 +98,7 @@ class WriteOptions:
 class ReadOptions:
     """Exactly one of `topics` and `pattern` is given. If `max_rows` is None, a micro-batch is not limited."""
 
-    service: Service
+    service: ServiceAddress
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     isolation: Isolation = "read_committed"
@@ -186,7 +186,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
     )
 
 
-def check_values(given: Mapping[str, str]) -> None:
+def check_option_values(given: Mapping[str, str]) -> None:
     """Check what the options alone show, before Spark has said what they are for: names and values. Raises
     `OptionError`, at the line of the user's program that builds the read or starts the write."""
     options = own_options(given)
@@ -260,12 +260,12 @@ class _Values:
         except ValueError as error:
             raise self.error(f"option {name}={value!r} {error}") from None
 
-    def service(self) -> Service:
+    def service(self) -> ServiceAddress:
         url = self.parsed("url")
         if url is None:
             raise self.error("missing option url")
         # The token is looked up on the driver, because executors need not have the variable.
-        return Service(url, self.get("token") or os.environ.get("METATXN_TOKEN") or None, self.parsed("ca"))
+        return ServiceAddress(url, self.get("token") or os.environ.get("METATXN_TOKEN") or None, self.parsed("ca"))
 
     def refuse(self, name: str, because: str) -> None:
         if self.get(name) is not None:

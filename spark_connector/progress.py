@@ -30,7 +30,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType
 
 import metatxn
 from metatxn.horizons import HorizonPlace
-from spark_connector.clients import Service, client
+from spark_connector.clients import ServiceAddress, client
 from spark_connector.horizons import Horizons
 from spark_connector.offsets import Offset, Places
 
@@ -92,7 +92,7 @@ class ProgressListener(StreamingQueryListener):
         token: str | None = None,
         ca: str | None = None,
     ) -> None:
-        self._service = Service(url, token or os.environ.get("METATXN_TOKEN"), ca)
+        self._service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca)
         self._report = report
         self._app_id = app_id
 

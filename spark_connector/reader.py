@@ -14,7 +14,7 @@ from spark_connector.errors import data_lost, one_line
 from spark_connector.horizons import Horizons, ending_places, every_segment, starting_places
 from spark_connector.options import ReadOptions
 from spark_connector.places import order
-from spark_connector.segment_rows import EntryFilter, SegmentRange, everything, rows, wanted_columns, with_metadata
+from spark_connector.segment_rows import EntryFilter, SegmentRange, every_entry, rows, wanted_columns, with_metadata
 from spark_connector.topics import common_schema, find_topics
 
 
@@ -30,7 +30,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._let_through: EntryFilter = everything
+        self._let_through: EntryFilter = every_entry
 
     def partitions(self) -> Sequence[InputPartition]:
         with one_line():

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import metatxn
-from metatxn.frames import decode
+from metatxn.frames import decode_rows
 from spark_connector import arrow_schema
 from spark_connector.clients import client
 from spark_connector.errors import data_lost, one_line
@@ -36,7 +36,7 @@ EntryFilter = Callable[[Mapping[str, Any]], bool]
 """Whether an entry is wanted, according to its metadata, or to the part of it that is known so far."""
 
 
-def everything(_described: Mapping[str, Any]) -> bool:
+def every_entry(_described: Mapping[str, Any]) -> bool:
     return True
 
 
@@ -145,7 +145,7 @@ def _rows(
             }
             if not let_through(described):
                 continue
-            decoded = decode(frame, partition.columns, segment=partition.segment, keys=options.include_metadata)
+            decoded = decode_rows(frame, partition.columns, segment=partition.segment, keys=options.include_metadata)
             table = decoded.table
             if options.include_metadata:
                 table = _with_metadata(table, decoded.keys, described)

@@ -39,9 +39,9 @@ from spark_connector.offsets import (
     shares,
 )
 from spark_connector.options import ReadOptions
-from spark_connector.segment_rows import SegmentRange, everything, rows, wanted_columns
+from spark_connector.segment_rows import SegmentRange, every_entry, rows, wanted_columns
 from spark_connector.topics import Topic, find_topic, find_topics, matching_topics
-from spark_connector.watch import Watch
+from spark_connector.watch import NewsWatch
 
 FRUITLESS_PAUSE_S = 0.2
 """The pause between looks that find nothing although something has changed: there are at most five per second."""
@@ -63,8 +63,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- on the driver -----------------------------------------------------------------------------------------
 
     @cached_property
-    def _planner(self) -> Planner:
-        return Planner(self._options, self._schema)
+    def _planner(self) -> StreamPlanner:
+        return StreamPlanner(self._options, self._schema)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with one_line():
@@ -103,10 +103,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentRange)
-        return rows(partition, self._options, self._schema, everything)
+        return rows(partition, self._options, self._schema, every_entry)
 
 
-class Planner:
+class StreamPlanner:
     """The driver's knowledge of the subscribed topics. Used from one thread."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -116,7 +116,7 @@ class Planner:
         self._schema = schema
         self._service = client(options.service)
         self._horizons = Horizons(self._service, options.isolation)
-        self._watch = Watch(self._horizons.ask)
+        self._watch = NewsWatch(self._horizons.ask)
         self._targets: Places | None = None
         self._idle_at: Places | None = None
         self._not_before = self._refresh_at = 0.0

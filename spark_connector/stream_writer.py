@@ -28,11 +28,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 import metatxn
 from spark_connector import checkpoint
-from spark_connector.clients import Service, client
+from spark_connector.clients import ServiceAddress, client
 from spark_connector.errors import one_line, taken_over
 from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
-from spark_connector.messages import Written, winners
+from spark_connector.messages import WrittenPart, winners
 from spark_connector.options import WriteOptions
 from spark_connector.spark_versions import StreamArrowWriter
 from spark_connector.table_writes import Fitting, TableWrites, check_dataframe, drain, fitting_schema, new_writer
@@ -86,11 +86,11 @@ class StreamWriter(StreamArrowWriter):
         assert self._schema is not None, "the DataFrame is checked"
         return self.__dict__
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
         with one_line():
             return self._write(iterator)
 
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> WrittenPart:
         options, batch = self._options, MicroBatch.of_this_task()
         app_id = options.app_id or batch.query_id
         service = client(options.service)
@@ -107,7 +107,7 @@ class StreamWriter(StreamArrowWriter):
             raise taken_over(app_id, error) from error
         if transaction.already_committed:
             drain(batches)
-            return Written(None, new_writer(), rows=0, epoch=epoch, already_committed=True)
+            return WrittenPart(None, new_writer(), rows=0, epoch=epoch, already_committed=True)
         writes = TableWrites(service, transaction, options, self._schema, _lately(options.service))
         with KeepAlive(transaction, options.timeout_ms):
             try:
@@ -115,11 +115,11 @@ class StreamWriter(StreamArrowWriter):
             except metatxn.MetatxnError:
                 _fitting.cache_clear()  # the next attempt asks again
                 raise
-        return Written(transaction.id, writes.writer, writes.rows, epoch)
+        return WrittenPart(transaction.id, writes.writer, writes.rows, epoch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         with one_line():
-            written = [message for message in messages if isinstance(message, Written)]
+            written = [message for message in messages if isinstance(message, WrittenPart)]
             assert len(written) == len(messages), "every task of a committed batch returns a message"
             txn_id = the_transaction(written, batchId)
             if txn_id is not None:
@@ -156,7 +156,9 @@ class StreamWriter(StreamArrowWriter):
         """The application id and the epoch of what tasks of this run have open, as far as the driver can know: from
         tasks that have written, or from the transaction that the application id holds, if a task of this driver began
         it for this batch."""
-        told = {message.txn_id for message in messages if isinstance(message, Written) and message.txn_id is not None}
+        told = {
+            message.txn_id for message in messages if isinstance(message, WrittenPart) and message.txn_id is not None
+        }
         headers = [self._attach(txn_id).refresh() for txn_id in sorted(told | self._held())]
         return {
             (each.transaction_key, each.epoch)
@@ -188,7 +190,7 @@ class StreamWriter(StreamArrowWriter):
         return client(self._options.service).attach(txn_id)
 
 
-def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
+def the_transaction(written: Sequence[WrittenPart], batch_id: int) -> str | None:
     """The one transaction in which all tasks wrote, or None if the batch was committed earlier (or has no tasks).
 
     Raises `ExpiredTransaction` if they wrote in several: the first one timed out or was fenced while they wrote, and a
@@ -205,17 +207,17 @@ def the_transaction(written: Sequence[Written], batch_id: int) -> str | None:
     return transactions.pop()
 
 
-def _lately(service: Service) -> Fitting:
+def _lately(service: ServiceAddress) -> Fitting:
     return partial(_fitting, os.getpid(), int(time.monotonic() / CHECKED_FOR_S), service)
 
 
 @lru_cache(maxsize=1024)
-def _fitting(_pid: int, _period: int, service: Service, topic: str, rows: pa.Schema) -> pa.Schema:
+def _fitting(_pid: int, _period: int, service: ServiceAddress, topic: str, rows: pa.Schema) -> pa.Schema:
     return fitting_schema(client(service), topic, rows)
 
 
 @lru_cache(maxsize=1024)
-def _epoch(_pid: int, service: Service, app_id: str, session: str) -> int:
+def _epoch(_pid: int, service: ServiceAddress, app_id: str, session: str) -> int:
     """Connecting again in the same session returns the same epoch, so remembering it only saves the request."""
     return client(service).connect_key(app_id, epoch=-1, session=session).epoch
 

@@ -58,7 +58,7 @@ def fitting_schema(client: metatxn.Client, topic: str, rows: pa.Schema) -> pa.Sc
     columns = find_topic(client, topic).columns
     if columns is None:
         return rows
-    arrow_schema.check_fits(rows, topic, columns)
+    arrow_schema.check_dataframe_fits(rows, topic, columns)
     return arrow_schema.with_added(columns, rows)
 
 

@@ -14,7 +14,7 @@ DEFAULT_NAMESPACE = "public/default/"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TopicSegment:
     """`owner` is the URL of its broker. `children` have taken over from it, as it has from its `parents`."""
 
     id: str
@@ -29,7 +29,7 @@ class Topic:
 
     name: str
     columns: pa.Schema | None
-    segments: tuple[Segment, ...]
+    segments: tuple[TopicSegment, ...]
 
     @property
     def declared(self) -> pa.Schema:
@@ -50,7 +50,8 @@ def find_topic(client: metatxn.Client, name: str) -> Topic:
             f"topic {name} does not exist", action=f"Create it first: metatxn topic create {name}."
         ) from error
     segments = tuple(
-        Segment(each.segment, each.owner or None, tuple(each.parents), tuple(each.children)) for each in found.segments
+        TopicSegment(each.segment, each.owner or None, tuple(each.parents), tuple(each.children))
+        for each in found.segments
     )
     return Topic(found.name, arrow_schema(found.topic_schema), segments)
 

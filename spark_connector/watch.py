@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable
 
 import metatxn
 from metatxn.horizons import HorizonPlace
-from spark_connector.horizons import Looked, Wanted
+from spark_connector.horizons import HorizonPlaces, Looked
 
 WAIT_MS = 30_000
 
 _Key = frozenset[tuple[str, str | None, str | None]]
 
 
-class Watch:
-    def __init__(self, ask: Callable[[Wanted, int], Looked]) -> None:
+class NewsWatch:
+    def __init__(self, ask: Callable[[HorizonPlaces, int], Looked]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         self._armed: set[_Key] = set()

@@ -20,7 +20,7 @@ import metatxn
 from spark_connector.clients import client
 from spark_connector.errors import one_line
 from spark_connector.keep_alive import KeepAlive
-from spark_connector.messages import Written, winners
+from spark_connector.messages import WrittenPart, winners
 from spark_connector.options import WriteOptions
 from spark_connector.table_writes import TableWrites, drain, fitting_schema, new_writer
 
@@ -42,15 +42,15 @@ class BatchWriter(DataSourceArrowWriter):
     def _begin(self) -> str:
         return client(self._options.service).begin(timeout_ms=self._options.timeout_ms).id
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
         with one_line():
             return self._write(iterator)
 
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> WrittenPart:
         options = self._options
         if options.already_committed:
             drain(batches)
-            return Written(None, new_writer(), rows=0, already_committed=True)
+            return WrittenPart(None, new_writer(), rows=0, already_committed=True)
         transaction = self._attach()
         service = client(options.service)
         writes = TableWrites(service, transaction, options, self._schema, partial(fitting_schema, service))
@@ -58,13 +58,13 @@ class BatchWriter(DataSourceArrowWriter):
             if self._own:
                 kept_alive.enter_context(KeepAlive(transaction, options.timeout_ms))
             writes.write_all(batches)
-        return Written(transaction.id, writes.writer, writes.rows)
+        return WrittenPart(transaction.id, writes.writer, writes.rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._options.already_committed:
             return
         with one_line():
-            written = [message for message in messages if isinstance(message, Written)]
+            written = [message for message in messages if isinstance(message, WrittenPart)]
             assert len(written) == len(messages), "every task of a committed job returns a message"
             if self._own:
                 self._attach().commit(writers=winners(written))

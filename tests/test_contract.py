@@ -29,8 +29,8 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.cli.main import app as command_line
+from metatxn.service.direct import add_routes
 from metatxn.service.limits import Limits
-from metatxn.service.quick import add_routes
 from metatxn.wire.errors import BY_CODE
 from participants.api.routes import router
 from participants.broker.broker import Broker

@@ -126,6 +126,58 @@ def test_imports_for_types_alone_count() -> None:
     assert list(imported(tree)) == ["participants.topic.layout"]
 
 
+HOMONYMS = {
+    "Message": "a message as REST shows it, whose name is in the OpenAPI page, and as the client hands it to its user",
+    "OutcomeUnknown": "an answer of the store was lost, and the problem by which a service tells its caller of it",
+    "StorageFull": "a ledger has no space, and the problem by which a broker tells its caller of it",
+    "StoreUnavailable": "the store does not answer, and the problem by which a service tells its caller of it",
+}
+"""The names that two modules define, with the reason: both mean the same thing, on two floors."""
+COMMANDS = {"command", "callback"}
+"""What makes a function a verb of the command line. Such functions are named for users, and never imported."""
+
+
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """The classes, functions and types that a module defines for others; neither constants nor verbs of the command
+    line."""
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield from [name] * (not name.startswith("_"))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from [name] * (not name.startswith("_") and not is_command(node))
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                is_type = name[0].isupper() and not name.isupper()
+                yield from [name] * (is_type and not ast.unparse(value).startswith("TypeVar("))
+
+
+def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    calls = [each.func for each in function.decorator_list if isinstance(each, ast.Call)]
+    return any(isinstance(call, ast.Attribute) and call.attr in COMMANDS for call in calls)
+
+
+def homonyms(sources: dict[str, str]) -> dict[str, list[str]]:
+    """The public names that several modules define, and these modules."""
+    found: dict[str, list[str]] = {}
+    for module, source in sources.items():
+        for name in dict.fromkeys(public_names(ast.parse(source))):
+            found.setdefault(name, []).append(module)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_a_public_name_means_one_thing() -> None:
+    """One word per thing, in all packages together."""
+    found = homonyms({dotted(path): path.read_text() for _, path in modules()})
+    assert {name: places for name, places in found.items() if name not in HOMONYMS} == {}
+    assert found.keys() == HOMONYMS.keys(), "an exception that is needed no more"
+
+
+def test_a_second_meaning_is_noticed() -> None:
+    lines = ("class Part: pass", "async def part(): pass", "Parts = list[int]", "PARTS = 3", "T = TypeVar('T')")
+    source = "\n".join((*lines, "class _Part: pass", "@app.command()\ndef split(): pass"))
+    assert list(homonyms({"a": source, "b.c": source})) == ["Part", "part", "Parts"]
+
+
 def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 

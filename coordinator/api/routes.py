@@ -17,9 +17,9 @@ from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metatxn.service.answers import json_response, model_response
+from metatxn.service.direct import DirectRoute
 from metatxn.service.http import Caller, PathText, from_store
 from metatxn.service.openapi import problems
-from metatxn.service.quick import QuickRoute
 from metatxn.service.strict import StrictRoute
 from metatxn.wire.coordinator import (
     MAX_NUMBER,
@@ -34,8 +34,8 @@ from metatxn.wire.coordinator import (
     DeletedTransactionKey,
     HangingPage,
     KeepAliveRequest,
-    Name,
     OperationPage,
+    OwnerName,
     PrepareRequest,
     State,
     TransactionHeader,
@@ -88,7 +88,7 @@ class TransactionQuery(PageQuery):
     ) = None
     segment: SegmentName | None = None
     transaction_key: TransactionKeyName | None = None
-    owner: Name | None = None
+    owner: OwnerName | None = None
 
 
 class HangingQuery(PageQuery):
@@ -98,11 +98,11 @@ class HangingQuery(PageQuery):
 
 
 class KeyListQuery(PageQuery):
-    owner: Name | None = None
+    owner: OwnerName | None = None
 
 
 class OwnerQuery(BaseModel):
-    owner: Name | None = None
+    owner: OwnerName | None = None
 
 
 def _page(page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage) -> Response:
@@ -120,7 +120,7 @@ def _item(answer: ItemAnswer) -> dict[str, Any]:
 
 def transaction_routes(transactions: Transactions) -> APIRouter:
     """The routes of one transaction, and of many of them in a batch."""
-    router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=QuickRoute)
+    router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=DirectRoute)
 
     @router.post(
         "",

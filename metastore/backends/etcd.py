@@ -29,14 +29,14 @@ import grpc.aio
 from metastore.api import Ephemeral, StoredIndexes, Watch
 from metastore.backends import etcd_encoding as encoding
 from metastore.backends.credentials import File, Login, Tls
-from metastore.backends.etcd_connection import Connection, describe, is_compacted, is_denied
-from metastore.backends.etcd_group_commit import GroupCommit
+from metastore.backends.etcd_connection import EtcdConnection, error_text, is_compacted, is_denied
+from metastore.backends.etcd_group_commit import EtcdGroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
 from metastore.backends.etcd_leases import LeasedRecord
 from metastore.backends.etcd_stubs import RangeRequest, RangeResponse, RequestOp, TxnRequest
 from metastore.backends.etcd_watches import PrefixFeed
 from metastore.backends.etcd_wire import Wire
-from metastore.backends.joining import Footprint, Limits
+from metastore.backends.joining import Footprint, RequestLimits
 from metastore.errors import StoreClosed, StoreUnavailable
 from metastore.types import (
     Applied,
@@ -74,12 +74,12 @@ class EtcdStore(StoredIndexes):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: EtcdConnection,
         root: str,
         indexes: Iterable[IndexDefinition],
         *,
         deadline_s: float,
-        limits: Limits,
+        limits: RequestLimits,
         pipeline: int,
         on_group: Callable[[int], None] | None,
         on_lost: Callable[[], None] | None,
@@ -92,7 +92,7 @@ class EtcdStore(StoredIndexes):
         self._deadline_s = deadline_s
         # A name that no other process, and no earlier life of this one, ever has.
         process = secrets.token_hex(6)
-        self._commit = GroupCommit(
+        self._commit = EtcdGroupCommit(
             connection,
             self._wire,
             process,
@@ -143,13 +143,13 @@ class EtcdStore(StoredIndexes):
         `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
         """
         login = Login.of(user, password_file)
-        connection = await Connection.open(endpoints, root, tls=Tls.of(ca, cert, key), login=login)
+        connection = await EtcdConnection.open(endpoints, root, tls=Tls.of(ca, cert, key), login=login)
         store = cls(
             connection,
             root,
             indexes,
             deadline_s=deadline_ms / 1000,
-            limits=Limits(max_txn_ops or DEFAULT_MAX_TXN_OPS, max_request_bytes),
+            limits=RequestLimits(max_txn_ops or DEFAULT_MAX_TXN_OPS, max_request_bytes),
             pipeline=pipeline,
             on_group=on_group,
             on_lost=on_lost,
@@ -157,7 +157,7 @@ class EtcdStore(StoredIndexes):
         try:
             await store.current_revision()
             if max_txn_ops is None:
-                store._obey(Limits(await store._find_max_txn_ops(), max_request_bytes))
+                store._obey(RequestLimits(await store._find_max_txn_ops(), max_request_bytes))
         except BaseException:
             await connection.close()
             raise
@@ -179,7 +179,7 @@ class EtcdStore(StoredIndexes):
             return count
         return DEFAULT_MAX_TXN_OPS
 
-    def _obey(self, limits: Limits) -> None:
+    def _obey(self, limits: RequestLimits) -> None:
         self._max_cost = limits.max_cost
         self._commit.limits = limits
 
@@ -288,7 +288,7 @@ class EtcdStore(StoredIndexes):
             if is_denied(error):
                 raise self._connection.denied(error) from None
             raise StoreUnavailable(
-                f"etcd at {self._connection.endpoints} refuses the read: {describe(error)}"
+                f"etcd at {self._connection.endpoints} refuses the read: {error_text(error)}"
             ) from None
 
     # -- hints --------------------------------------------------------------------------------------------------

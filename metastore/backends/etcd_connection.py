@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 
 from metastore.backends.credentials import Login, Tls
-from metastore.backends.etcd_members import Member, Members, list_members
+from metastore.backends.etcd_members import EtcdMember, EtcdMembers, list_members
 from metastore.backends.etcd_stubs import (
     AuthenticateRequest,
     AuthStub,
@@ -97,7 +97,7 @@ def is_denied(error: grpc.aio.AioRpcError) -> bool:
     return any(hint in (error.details() or "") for hint in ("user name is empty", "authentication failed"))
 
 
-def describe(error: grpc.aio.AioRpcError) -> str:
+def error_text(error: grpc.aio.AioRpcError) -> str:
     details = error.details() or ""
     if _CERTIFICATE_REFUSED in details:
         details += ": the server demands a client certificate that it trusts"
@@ -122,7 +122,7 @@ class _Routed:
         return lambda **options: self._channel().stream_stream(method, **serializers)(**options)
 
 
-class Connection:
+class EtcdConnection:
     """Stubs for the member in use. Every call has a deadline; `ask` is for requests that may be sent twice."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Connection:
         self._login = login
         self.metadata: list[tuple[str, str]] = []
         self._renewal: asyncio.Task[None] | None = None
-        self.members = Members(endpoints, credentials)
+        self.members = EtcdMembers(endpoints, credentials)
         self._learning: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         requests = _Routed(lambda: self.members.in_use.requests)
@@ -146,7 +146,7 @@ class Connection:
     @classmethod
     async def open(
         cls, endpoints: Sequence[str], root: str = "", *, tls: Tls | None = None, login: Login | None = None
-    ) -> Connection:
+    ) -> EtcdConnection:
         """Open the channels; nothing is sent yet. `root` is only for messages. Raises `InvalidCredentials`."""
         assert endpoints, "at least one endpoint"
         credentials = None
@@ -178,9 +178,9 @@ class Connection:
             await asyncio.sleep(MEMBERS_EVERY_S)
 
     async def learn_members(self) -> None:
-        """See `Members.learn`."""
+        """See `EtcdMembers.learn`."""
 
-        async def ask(member: Member) -> MemberListResponse:
+        async def ask(member: EtcdMember) -> MemberListResponse:
             with self.cut_off():
                 return await list_members(member, MEMBERS_WITHIN_S, self.metadata)
 
@@ -256,7 +256,7 @@ class Connection:
                 if is_refusal(error) and not is_overload(error):
                     raise
                 if not reason or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                    reason = describe(error)
+                    reason = error_text(error)
                 if self._loop.time() + backoff.next_s >= deadline:
                     raise self.unavailable(reason) from None
             await backoff.pause()

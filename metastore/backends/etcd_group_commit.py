@@ -60,8 +60,8 @@ from functools import partial
 import grpc.aio
 
 from metastore.backends.etcd_connection import (
-    Connection,
-    describe,
+    EtcdConnection,
+    error_text,
     is_compacted,
     is_denied,
     is_full,
@@ -79,7 +79,7 @@ from metastore.backends.etcd_stubs import (
     TxnResponse,
 )
 from metastore.backends.etcd_wire import MARKERS, Encoded, Wire, first_failure
-from metastore.backends.joining import Footprint, Limits, take_group
+from metastore.backends.joining import Footprint, RequestLimits, take_group
 from metastore.background import Backoff, in_background
 from metastore.errors import (
     InvalidBatch,
@@ -96,7 +96,7 @@ NESTED_AFTER_REFUSAL = 16
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class EtcdApply:
     """An apply that waits or is in flight."""
 
     encoded: Encoded
@@ -122,7 +122,7 @@ class _Slot:
 
     marker: bytes
     version: int = 0
-    members: list[Member] = field(default_factory=list)
+    members: list[EtcdApply] = field(default_factory=list)
     footprint: Footprint = field(default_factory=Footprint)
     carrier: asyncio.Task[None] | None = None
     flat: bool = False
@@ -139,7 +139,7 @@ class _Slot:
         return RequestOp(request_range=RangeRequest(key=self.marker))
 
 
-class GroupCommit:
+class EtcdGroupCommit:
     """The only way in which applies of a store reach etcd.
 
     `on_group` is called with the size of every group sent, and `on_lost` when the reply to one was lost.
@@ -147,12 +147,12 @@ class GroupCommit:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: EtcdConnection,
         wire: Wire,
         process: str,
         *,
         pipeline: int,
-        limits: Limits,
+        limits: RequestLimits,
         deadline_s: float,
         on_group: Callable[[int], None] | None = None,
         on_lost: Callable[[], None] | None = None,
@@ -167,7 +167,7 @@ class GroupCommit:
         self._on_group = on_group
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Member] = deque()
+        self._queue: deque[EtcdApply] = deque()
         self._slots = [_Slot(wire.key(f"{MARKERS}{process}/{number}")) for number in range(pipeline)]
         self._ids = itertools.count(1)
         self._nested_groups = 0
@@ -177,7 +177,7 @@ class GroupCommit:
 
     def submit(self, encoded: Encoded, footprint: Footprint) -> asyncio.Future[Applied]:
         """`MetadataStore.apply`: the apply is queued when this returns, and the returned future has the result."""
-        member = Member(
+        member = EtcdApply(
             encoded,
             encoded.cost,
             encoded.size_bytes,
@@ -205,7 +205,7 @@ class GroupCommit:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def _outstanding(self) -> list[Member]:
+    def _outstanding(self) -> list[EtcdApply]:
         return [member for slot in self._slots for member in slot.members] + list(self._queue)
 
     def _schedule_pump(self) -> None:
@@ -269,7 +269,7 @@ class GroupCommit:
         What waits leaves before those who landed hear of it: to answer them, and to take what they want next, lasts as
         long as a request.
         """
-        again: Sequence[Member] = ()
+        again: Sequence[EtcdApply] = ()
         try:
             again = await self._commit(slot, slot.members)
         finally:
@@ -284,7 +284,9 @@ class GroupCommit:
             else:
                 self._answer(members, landed, again)
 
-    def _answer(self, members: Sequence[Member], landed: Sequence[Callable[[], None]], again: Sequence[Member]) -> None:
+    def _answer(
+        self, members: Sequence[EtcdApply], landed: Sequence[Callable[[], None]], again: Sequence[EtcdApply]
+    ) -> None:
         """Every member gets an answer, even if the reply cannot be read, because nothing else would end its waiting."""
         try:
             for deliver in landed:
@@ -294,7 +296,7 @@ class GroupCommit:
                 if member not in again:
                     member.fail(OutcomeUnknown("the request was sent, and no answer to it could be read"))
 
-    async def _commit(self, slot: _Slot, members: Sequence[Member]) -> Sequence[Member]:
+    async def _commit(self, slot: _Slot, members: Sequence[EtcdApply]) -> Sequence[EtcdApply]:
         """Send `members` as one request. Returns those that were not applied and are to be sent again."""
         name = b'{"batch":%d}' % next(self._ids)
         request = TxnRequest(compare=[slot.compare()], success=[slot.put(name)], failure=[slot.get()])
@@ -321,7 +323,7 @@ class GroupCommit:
         # Our marker was written: by a repeated delivery of this request, or by someone who must not write it.
         return await self._settle(slot, members, found, name, fence=None)
 
-    def _deliver(self, flat: bool, answer: TxnResponse, members: Sequence[Member]) -> None:
+    def _deliver(self, flat: bool, answer: TxnResponse, members: Sequence[EtcdApply]) -> None:
         revision = answer.header.revision
         applied = Applied(revision)
         if flat:
@@ -339,7 +341,9 @@ class GroupCommit:
                 assert failure is not None, "a compare failed, but every check holds on what was read with it"
                 member.fail(failure)
 
-    async def _refused(self, slot: _Slot, members: Sequence[Member], error: grpc.aio.AioRpcError) -> Sequence[Member]:
+    async def _refused(
+        self, slot: _Slot, members: Sequence[EtcdApply], error: grpc.aio.AioRpcError
+    ) -> Sequence[EtcdApply]:
         """The request had no effect. Find the culprit by halves, in order; members after a part that is sent again are
         sent after it."""
         if is_overload(error):
@@ -354,7 +358,7 @@ class GroupCommit:
             return [*again, *members[middle:]]
         return await self._commit(slot, members[middle:])
 
-    async def _full(self, slot: _Slot, members: Sequence[Member], name: bytes) -> Sequence[Member]:
+    async def _full(self, slot: _Slot, members: Sequence[EtcdApply], name: bytes) -> Sequence[EtcdApply]:
         """NOSPACE. The request that crosses the quota is answered so although it *was* applied; only the next ones
         are refused. It has been answered, so nothing is on its way, and the marker alone tells which it was."""
         request = TxnRequest(success=[slot.get()])
@@ -379,7 +383,7 @@ class GroupCommit:
 
     # -- lost replies -------------------------------------------------------------------------------------------
 
-    async def _fence(self, slot: _Slot, members: Sequence[Member], name: bytes) -> Sequence[Member]:
+    async def _fence(self, slot: _Slot, members: Sequence[EtcdApply], name: bytes) -> Sequence[EtcdApply]:
         """Make sure that the request can no longer change its outcome, and learn it. See the module docstring."""
         slot.ever_lost = True
         if self._on_lost:
@@ -400,8 +404,8 @@ class GroupCommit:
             return await self._settle(slot, members, answer.responses[0].response_range.kvs, name, fence)
 
     async def _settle(
-        self, slot: _Slot, members: Sequence[Member], found: Sequence[KeyValue], name: bytes, fence: bytes | None
-    ) -> Sequence[Member]:
+        self, slot: _Slot, members: Sequence[EtcdApply], found: Sequence[KeyValue], name: bytes, fence: bytes | None
+    ) -> Sequence[EtcdApply]:
         """The compare on the marker has failed: its value tells the outcome of the request called `name`."""
         marker = found[0] if found else None
         expected = slot.version + 1
@@ -419,7 +423,7 @@ class GroupCommit:
             member.fail(OutcomeUnknown(f"the marker {slot.marker.decode()} was changed by another client"))
         return ()
 
-    async def _judge(self, member: Member, revision: Revision) -> None:
+    async def _judge(self, member: EtcdApply, revision: Revision) -> None:
         """The member was part of a request that was applied at `revision`: did its checks hold just before that?"""
         conditions = self._wire.conditions(member.encoded.checks)
         if not conditions:
@@ -433,7 +437,7 @@ class GroupCommit:
                 answer = await self._connection.call(self._connection.kv.Txn, request, self._request_timeout_s)
             except grpc.aio.AioRpcError as error:
                 if is_compacted(error):
-                    member.fail(OutcomeUnknown(f"the reply was lost and its revision is gone: {describe(error)}"))
+                    member.fail(OutcomeUnknown(f"the reply was lost and its revision is gone: {error_text(error)}"))
                 await backoff.pause()
                 continue
             if failure := first_failure(conditions, self._wire.found(answer.responses), revision - 1):

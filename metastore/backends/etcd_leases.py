@@ -9,7 +9,7 @@ from math import ceil
 import grpc.aio
 
 from metastore.api import Ephemeral
-from metastore.backends.etcd_connection import Connection, describe
+from metastore.backends.etcd_connection import EtcdConnection, error_text
 from metastore.backends.etcd_stubs import (
     Compare,
     KeyValue,
@@ -38,7 +38,7 @@ class LeasedRecord(Ephemeral):
     A record that another client has put is left alone for as long as it exists.
     """
 
-    def __init__(self, connection: Connection, key: bytes, value: bytes, ttl_ms: int, deadline_s: float) -> None:
+    def __init__(self, connection: EtcdConnection, key: bytes, value: bytes, ttl_ms: int, deadline_s: float) -> None:
         self._connection = connection
         self._key = key
         self._value = value
@@ -68,7 +68,7 @@ class LeasedRecord(Ephemeral):
             await self._connection.ask(self._connection.leases.LeaseRevoke, request, self._deadline_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:  # the lease ended by itself
-                raise StoreUnavailable(f"the lease was not revoked and will run out: {describe(error)}") from None
+                raise StoreUnavailable(f"the lease was not revoked and will run out: {error_text(error)}") from None
 
     async def _keep(self) -> None:
         backoff = Backoff()
@@ -93,7 +93,7 @@ class LeasedRecord(Ephemeral):
         try:
             answer = await self._connection.ask(self._connection.leases.LeaseGrant, request, self._deadline_s)
         except grpc.aio.AioRpcError as error:
-            raise StoreUnavailable(f"etcd grants no lease: {describe(error)}") from None
+            raise StoreUnavailable(f"etcd grants no lease: {error_text(error)}") from None
         self._lease = answer.ID
 
     async def _refresh(self) -> bool:

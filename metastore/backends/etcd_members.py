@@ -32,11 +32,11 @@ _OPTIONS: list[tuple[str, object]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
-ListMembers = Callable[["Member"], Awaitable[MemberListResponse]]
+ListMembers = Callable[["EtcdMember"], Awaitable[MemberListResponse]]
 """Asks this very member. Raises `grpc.aio.AioRpcError`."""
 
 
-class Member:
+class EtcdMember:
     """One endpoint. `id` is the cluster's id of the member that serves there, once that is known."""
 
     def __init__(self, endpoint: str, credentials: grpc.ChannelCredentials | None) -> None:
@@ -83,19 +83,19 @@ class Member:
             await channel.close(None)
 
 
-class Members:
+class EtcdMembers:
     """`in_use` is the member to which calls go."""
 
     def __init__(self, endpoints: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
         self._credentials = credentials
-        self._given = [Member(endpoint, credentials) for endpoint in endpoints]
-        self._learned: list[Member] = []
+        self._given = [EtcdMember(endpoint, credentials) for endpoint in endpoints]
+        self._learned: list[EtcdMember] = []
         self.in_use = self._given[0]
         self._given_up: set[asyncio.Task[None]] = set()
         self._learning = asyncio.Lock()
 
     @property
-    def all(self) -> list[Member]:
+    def all(self) -> list[EtcdMember]:
         return self._given + self._learned
 
     @property
@@ -113,7 +113,7 @@ class Members:
         """Wait until one of them connects, or loses its connection."""
         await asyncio.wait([member.change() for member in self.all], return_when=asyncio.FIRST_COMPLETED)
 
-    def leave(self, member: Member, *, silent: bool) -> None:
+    def leave(self, member: EtcdMember, *, silent: bool) -> None:
         """If `member` is in use, continue with the next one that is connected, because `member` does not serve.
 
         One that is silent may be frozen behind a connection that looks alive, so that connection is given up. Doing so
@@ -163,7 +163,7 @@ class Members:
 
     async def _take_up(self, url: str, member_id: int, cluster_id: int, ask: ListMembers) -> bool:
         """Add the member at `url` if `member_id` answers there. Returns whether it does."""
-        candidate = Member(url, self._credentials)
+        candidate = EtcdMember(url, self._credentials)
         try:
             header = (await ask(candidate)).header
             if (header.cluster_id, header.member_id) != (cluster_id, member_id):
@@ -185,7 +185,7 @@ class Members:
             await member.close()
 
 
-def _connected(members: Iterable[Member]) -> list[Member]:
+def _connected(members: Iterable[EtcdMember]) -> list[EtcdMember]:
     """A list, because each of them is asked, which also makes it connect."""
     return [member for member in members if member.ready]
 
@@ -194,7 +194,7 @@ def _address(endpoint: str) -> str:
     return endpoint.split("://")[-1].rstrip("/")
 
 
-async def list_members(member: Member, timeout_s: float, metadata: Sequence[tuple[str, str]]) -> MemberListResponse:
+async def list_members(member: EtcdMember, timeout_s: float, metadata: Sequence[tuple[str, str]]) -> MemberListResponse:
     """The members of the cluster, according to `member`."""
     stub = ClusterStub(member.requests)
     return await stub.MemberList(MemberListRequest(), timeout=timeout_s, metadata=metadata or None)

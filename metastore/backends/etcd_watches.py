@@ -17,7 +17,7 @@ from itertools import groupby
 import grpc.aio
 
 from metastore.api import Watch
-from metastore.backends.etcd_connection import Connection
+from metastore.backends.etcd_connection import EtcdConnection
 from metastore.backends.etcd_stubs import Event, WatchCreateRequest, WatchRequest, WatchResponse
 from metastore.backends.etcd_wire import Wire
 from metastore.background import Backoff, in_background
@@ -39,7 +39,7 @@ class PrefixFeed:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: EtcdConnection,
         wire: Wire,
         prefix: str,
         from_revision: Revision,

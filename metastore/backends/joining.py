@@ -103,7 +103,7 @@ class Waiting(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one request may contain.
 
     etcd counts, level by level, the longest of a transaction's three lists, and what a level uses is taken from what
@@ -128,7 +128,7 @@ class Limits:
 W = TypeVar("W", bound=Waiting)
 
 
-def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: Limits) -> tuple[list[W], Footprint]:
+def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: RequestLimits) -> tuple[list[W], Footprint]:
     """Remove from `queue` the applies that may be sent in one request now, in order. None: all must wait.
 
     The first apply that does not wait for another one is taken whatever its size, so that none can starve.

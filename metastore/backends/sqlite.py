@@ -105,7 +105,7 @@ _STORE_FAILURES = (sqlite3.Error, MemoryError)
 
 T = TypeVar("T")
 
-Row = tuple[str, bytes, int, int]
+SqliteRow = tuple[str, bytes, int, int]
 """Key, value, version, writes."""
 
 Plan = Callable[[sqlite3.Connection], Batch]
@@ -621,7 +621,7 @@ def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -
 
 
 def _write(
-    connection: sqlite3.Connection, batch: Batch, found: Mapping[str, Row], revision: Revision, ephemeral: bool
+    connection: sqlite3.Connection, batch: Batch, found: Mapping[str, SqliteRow], revision: Revision, ephemeral: bool
 ) -> Written | None:
     """Returns None if nothing was changed. `found` are the current rows of the keys of the batch."""
     deleted = batch.deletes & found.keys()
@@ -668,9 +668,9 @@ def _revision(connection: sqlite3.Connection) -> Revision:
     return int(_one(connection, "SELECT number FROM meta WHERE name = 'revision'"))
 
 
-def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> dict[str, Row]:
+def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> dict[str, SqliteRow]:
     """The rows that exist. A statement with many keys costs a third of as many statements."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, SqliteRow] = {}
     for some in _parts(keys):
         rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(_marks(len(some))), some))
     return rows
@@ -686,12 +686,12 @@ def _marks(count: int) -> str:
     return ",".join("?" * count)
 
 
-def _first_row(connection: sqlite3.Connection, span: EmptyRange) -> Row | None:
-    row: Row | None = connection.execute(_FIRST_IN_RANGE, (span.start, span.end)).fetchone()
+def _first_row(connection: sqlite3.Connection, span: EmptyRange) -> SqliteRow | None:
+    row: SqliteRow | None = connection.execute(_FIRST_IN_RANGE, (span.start, span.end)).fetchone()
     return row
 
 
-def _record(row: Row) -> Record:
+def _record(row: SqliteRow) -> Record:
     key, value, version, writes = row
     return Record(key, value, version, writes == 1)
 

@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from metastore.api import Ephemeral, StoredIndexes, Watch
 from metastore.backends.credentials import File, Login, Tls
-from metastore.backends.joining import Limits
-from metastore.backends.zookeeper_connection import Connection
+from metastore.backends.joining import RequestLimits
+from metastore.backends.zookeeper_connection import ZooKeeperConnection
 from metastore.backends.zookeeper_ephemerals import Ephemerals
-from metastore.backends.zookeeper_group_commit import GroupCommit
+from metastore.backends.zookeeper_group_commit import ZooKeeperGroupCommit
 from metastore.backends.zookeeper_history import History
 from metastore.backends.zookeeper_janitor import Janitor
 from metastore.backends.zookeeper_paths import Paths
@@ -47,7 +47,7 @@ from metastore.backends.zookeeper_wire import (
     Culprit,
     Multi,
     MultiRead,
-    create,
+    create_op,
     get_data,
 )
 from metastore.errors import InvalidBatch, StoreClosed, StoreUnavailable, StoreUnusable
@@ -74,7 +74,7 @@ class ZooKeeperStore(StoredIndexes):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ZooKeeperConnection,
         paths: Paths,
         indexes: Iterable[IndexDefinition],
         *,
@@ -96,13 +96,13 @@ class ZooKeeperStore(StoredIndexes):
         self._janitor = Janitor(connection, paths, self._beliefs, deadline_s)
         self._snapshots = Snapshots(connection, paths, self._found_empty)
         self._history = History(connection, paths, self._snapshots, deadline_s)
-        self._commit = GroupCommit(
+        self._commit = ZooKeeperGroupCommit(
             connection,
             paths,
             self._snapshots,
             self._beliefs,
             Planner(paths, self._beliefs, self.indexes),
-            limits=Limits(max_request_bytes, max_request_bytes),
+            limits=RequestLimits(max_request_bytes, max_request_bytes),
             deadline_s=deadline_s,
             on_emptied=self._janitor.note,
             on_group=self.group_sent,
@@ -147,7 +147,7 @@ class ZooKeeperStore(StoredIndexes):
         """
         login = Login.of(user, password_file)
         paths = Paths(root.rstrip("/"), CREATOR_ACL if login else OPEN_ACL)
-        connection = await Connection.open(
+        connection = await ZooKeeperConnection.open(
             hosts,
             tls=Tls.of(ca, cert, key),
             login=login,
@@ -285,7 +285,7 @@ class ZooKeeperStore(StoredIndexes):
         paths, deadline = self._paths, self._deadline()
         parts = paths.root.split("/")[1:]
         for depth in range(1, len(parts)):
-            await self._create([create("/" + "/".join(parts[:depth]))], deadline)  # others may have stores there too
+            await self._create([create_op("/" + "/".join(parts[:depth]))], deadline)  # others may have stores there too
         if paths.root:
             await self._create([paths.create(paths.root)], deadline)
         guards = [paths.create(self._beliefs.guard_path(guard)) for guard in range(GUARDS)]

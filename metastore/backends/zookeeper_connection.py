@@ -146,7 +146,7 @@ class _Waiting:
     answer: asyncio.Future[Reading]
 
 
-class Connection:
+class ZooKeeperConnection:
     """One session at a time with the ensemble at `hosts`. `tip` is the znode that frames every read.
 
     `on_state` is called in the event loop with True when a connection is there and with False when it is lost.

@@ -31,10 +31,19 @@ from functools import partial
 from kazoo.protocol.serialization import GetChildren
 
 from metastore.api import Ephemeral
-from metastore.backends.zookeeper_connection import Connection, LostError
+from metastore.backends.zookeeper_connection import LostError, ZooKeeperConnection
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_reads import Snapshots
-from metastore.backends.zookeeper_wire import NO_AUTH, NOT_EMPTY, Culprit, Multi, Node, delete, get_children, get_data
+from metastore.backends.zookeeper_wire import (
+    NO_AUTH,
+    NOT_EMPTY,
+    Culprit,
+    Multi,
+    Node,
+    delete_op,
+    get_children,
+    get_data,
+)
 from metastore.background import Backoff, in_background
 from metastore.errors import CheckFailed, MetastoreError, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, Version
@@ -62,7 +71,7 @@ class Ephemerals:
     """The records that this process holds, and the end of those whose owners are gone."""
 
     def __init__(
-        self, connection: Connection, paths: Paths, apply: Apply, snapshots: Snapshots, deadline_s: float
+        self, connection: ZooKeeperConnection, paths: Paths, apply: Apply, snapshots: Snapshots, deadline_s: float
     ) -> None:
         self._connection = connection
         self._paths = paths
@@ -112,7 +121,7 @@ class Ephemerals:
             self._held.remove(held)
             for holder in held.holders:
                 with suppress(StoreUnavailable):  # another process will see that it holds nothing
-                    await self._connection.ask(Multi([delete(holder)]), self._deadline())
+                    await self._connection.ask(Multi([delete_op(holder)]), self._deadline())
 
     async def _delete(self, held: HeldRecord) -> None:
         while True:
@@ -240,12 +249,12 @@ class Ephemerals:
             if isinstance(node, Node):
                 key = node.data.decode()
                 try:
-                    await self._apply(Batch().check(AtVersion(key, node.stat.czxid)).delete(key), [delete(holder)])
+                    await self._apply(Batch().check(AtVersion(key, node.stat.czxid)).delete(key), [delete_op(holder)])
                 except CheckFailed:
-                    await self._connection.ask(Multi([delete(holder)]), self._deadline())
+                    await self._connection.ask(Multi([delete_op(holder)]), self._deadline())
                 except StoreUnavailable:
                     continue  # another process was faster, or it still exists in the end
-        (outcome,) = await self._connection.ask(Multi([delete(home)]), self._deadline())
+        (outcome,) = await self._connection.ask(Multi([delete_op(home)]), self._deadline())
         return not (isinstance(outcome, Culprit) and outcome.code == NOT_EMPTY)
 
     def _deadline(self) -> float:

@@ -46,8 +46,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from metastore.backends.joining import Footprint, Limits, take_group
-from metastore.backends.zookeeper_connection import Connection, LostError
+from metastore.backends.joining import Footprint, RequestLimits, take_group
+from metastore.backends.zookeeper_connection import LostError, ZooKeeperConnection
 from metastore.backends.zookeeper_log import Change, encode, entry_name
 from metastore.backends.zookeeper_paths import Paths, parent
 from metastore.backends.zookeeper_plan import Belief, Beliefs, Facts, Part, Planner, UnknownError, disjoint
@@ -59,8 +59,8 @@ from metastore.backends.zookeeper_wire import (
     Multi,
     Node,
     Stat,
-    check,
-    delete,
+    check_op,
+    delete_op,
     set_data,
 )
 from metastore.background import Backoff
@@ -78,7 +78,7 @@ _BYTES_PER_WRITE = 150
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class ZooKeeperApply:
     """One apply on its way. `extra` operations are done with it. `certain`: plan it on facts only, its beliefs have
     failed."""
 
@@ -107,9 +107,9 @@ class _Request:
     """A multi, with the member to which each operation belongs, and what to believe after it was applied."""
 
     operations: list[bytes]
-    owners: list[Member | None]
+    owners: list[ZooKeeperApply | None]
     stat_at: int
-    members: list[Member]
+    members: list[ZooKeeperApply]
     parts: list[Part]
     directories: list[str]
     entry_bytes: int
@@ -152,7 +152,7 @@ class _Log:
         return surplus
 
 
-class GroupCommit:
+class ZooKeeperGroupCommit:
     """The only way in which applies of a store reach ZooKeeper.
 
     `on_group` is called with the size of every group sent, `on_lost` when the reply to one was lost, `on_emptied` the
@@ -161,13 +161,13 @@ class GroupCommit:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ZooKeeperConnection,
         paths: Paths,
         snapshots: Snapshots,
         beliefs: Beliefs,
         planner: Planner,
         *,
-        limits: Limits,
+        limits: RequestLimits,
         deadline_s: float,
         on_emptied: Callable[[str], None],
         on_group: Callable[[int], None] | None = None,
@@ -184,9 +184,9 @@ class GroupCommit:
         self._on_group = on_group
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Member] = deque()
-        self._planned: list[Member] = []
-        self._prepared: list[tuple[Member, Part]] = []
+        self._queue: deque[ZooKeeperApply] = deque()
+        self._planned: list[ZooKeeperApply] = []
+        self._prepared: list[tuple[ZooKeeperApply, Part]] = []
         self._flight: _Request | None = None
         self._wake = asyncio.Event()
         self._backoff = Backoff(first_s=0.002, longest_s=0.1)
@@ -198,7 +198,7 @@ class GroupCommit:
         """See `MetadataStore.apply`. If an `extra` operation fails, the apply has no effect: `StoreUnavailable`."""
         count = len(batch.puts) + len(batch.deletes) + len(batch.checks) + len(batch.range_deletes)
         content = sum(map(len, batch.puts)) + sum(map(len, batch.puts.values())) + sum(map(len, batch.deletes))
-        member = Member(
+        member = ZooKeeperApply(
             batch,
             Footprint.of(batch),
             2 * content + _BYTES_PER_WRITE * count,
@@ -226,7 +226,7 @@ class GroupCommit:
             self._carrier.cancel()
             await asyncio.gather(self._carrier, return_exceptions=True)
 
-    def _outstanding(self) -> list[Member]:
+    def _outstanding(self) -> list[ZooKeeperApply]:
         sent = self._flight.members if self._flight else []
         return [*sent, *(member for member, _ in self._prepared), *self._planned, *self._queue]
 
@@ -293,7 +293,7 @@ class GroupCommit:
         together = Footprint()
         for barrier in barriers:
             together.add(barrier)
-        self._planned, _ = take_group(self._queue, [together], Limits(self._limits.max_txn_ops, room))
+        self._planned, _ = take_group(self._queue, [together], RequestLimits(self._limits.max_txn_ops, room))
         try:
             planned, later = await self._plan([member for member in self._planned if not member.answer.done()])
         finally:
@@ -301,7 +301,7 @@ class GroupCommit:
         self._prepared += planned
         self._queue.extendleft(reversed(later))
 
-    def _stale(self, landed: _Request) -> list[Member]:
+    def _stale(self, landed: _Request) -> list[ZooKeeperApply]:
         """The members whose proofs `landed` has made stale: they check a guard that it set, or the tip."""
         moved: set[int] = set().union(*(part.guards for part in landed.parts))
         return [
@@ -310,7 +310,7 @@ class GroupCommit:
             if part.tip_version is not None or not moved.isdisjoint(part.guards_checked)
         ]
 
-    async def _refresh(self, stale: Sequence[Member]) -> None:
+    async def _refresh(self, stale: Sequence[ZooKeeperApply]) -> None:
         """Nothing is in flight. Plan stale members again, and make sure that there is a log."""
         if stale:
             fresh = [(member, part) for member, part in self._prepared if member not in stale]
@@ -368,13 +368,15 @@ class GroupCommit:
 
     # -- planning -----------------------------------------------------------------------------------------------
 
-    async def _plan(self, members: Sequence[Member]) -> tuple[list[tuple[Member, Part]], list[Member]]:
+    async def _plan(
+        self, members: Sequence[ZooKeeperApply]
+    ) -> tuple[list[tuple[ZooKeeperApply, Part]], list[ZooKeeperApply]]:
         """The members with their parts, and those that must be planned later, with what touches them.
 
         Members that lose are answered here, and so are those that write nothing.
         """
         parts: dict[int, Part] = {}
-        unsure: list[Member] = []
+        unsure: list[ZooKeeperApply] = []
         for member in members:
             member.facts = None
             part = None if member.certain else self._try_part(member, set())
@@ -395,8 +397,8 @@ class GroupCommit:
                     member.succeed(member.facts.revision)
                 elif part := self._try_part(member, missing):
                     parts[id(member)] = part
-        planned: list[tuple[Member, Part]] = []
-        later: list[Member] = []
+        planned: list[tuple[ZooKeeperApply, Part]] = []
+        later: list[ZooKeeperApply] = []
         for member in members:
             if member.answer.done():
                 continue
@@ -409,20 +411,20 @@ class GroupCommit:
                 planned.append((member, part))
         return planned, later
 
-    def _try_part(self, member: Member, missing: set[str]) -> Part | None:
+    def _try_part(self, member: ZooKeeperApply, missing: set[str]) -> Part | None:
         try:
             return self._planner.part(member.batch, member.facts, missing)
         except UnknownError:
             return None
 
-    async def _read(self, member: Member, missing: set[str]) -> None:
+    async def _read(self, member: ZooKeeperApply, missing: set[str]) -> None:
         """Learn everything that the plan of `member` needs, or fail it."""
         try:
             member.facts = await self._facts(member, missing)
         except StoreUnavailable as unavailable:
             member.fail(unavailable)
 
-    async def _facts(self, member: Member, missing: set[str]) -> Facts:
+    async def _facts(self, member: ZooKeeperApply, missing: set[str]) -> Facts:
         batch = member.batch
         keys, directories = self._planner.keys_to_read(batch, everything=member.certain)
         guarded = list({one.key: None for one in batch.checks if isinstance(one, AtVersion)})
@@ -451,21 +453,21 @@ class GroupCommit:
             facts.revision = max(facts.revision, listing.result.revision)
         return facts
 
-    def _assemble(self, planned: Sequence[tuple[Member, Part]]) -> _Request:
+    def _assemble(self, planned: Sequence[tuple[ZooKeeperApply, Part]]) -> _Request:
         assert self._log is not None
         surplus = self._log.surplus()
         floor = surplus[-1].revision if surplus else self._log.floor
         home = f"{self._paths.log}/{self._log.writer}"
         operations: list[bytes] = [set_data(home, b"%d" % floor, self._log.version)]
-        owners: list[Member | None] = [None]
+        owners: list[ZooKeeperApply | None] = [None]
         for member, part in planned:
             if part.tip_version is not None:
-                operations.append(check(self._paths.tip, part.tip_version))
+                operations.append(check_op(self._paths.tip, part.tip_version))
                 owners.append(member)
         stat_at = len(operations)
         operations.append(set_data(self._paths.tip, b""))
         owners.append(None)
-        directories: dict[str, Member] = {}
+        directories: dict[str, ZooKeeperApply] = {}
         for member, part in planned:
             operations += part.directory_checks
             owners += [member] * len(part.directory_checks)
@@ -488,7 +490,7 @@ class GroupCommit:
         operations += (set_data(self._beliefs.guard_path(guard), b"") for guard in guards)
         entry = encode(changes)
         operations.append(self._paths.create(f"{home}/{entry_name(self._log.version)}", entry))
-        operations += (delete(f"{home}/{entry_name(kept.number)}") for kept in surplus)
+        operations += (delete_op(f"{home}/{entry_name(kept.number)}") for kept in surplus)
         owners += [None] * (len(operations) - len(owners))
         members, parts = [member for member, _ in planned], [part for _, part in planned]
         reply: asyncio.Future[list[Stat | Culprit | None]] = self._loop.create_future()

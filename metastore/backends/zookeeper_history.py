@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from metastore.backends.zookeeper_connection import Connection
+from metastore.backends.zookeeper_connection import ZooKeeperConnection
 from metastore.backends.zookeeper_log import floor_of
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_reads import Snapshots, in_parts
-from metastore.backends.zookeeper_wire import Culprit, Multi, Node, check, delete, get_data, set_data
+from metastore.backends.zookeeper_wire import Culprit, Multi, Node, check_op, delete_op, get_data, set_data
 from metastore.types import Revision
 
 DELETED_AT_ONCE = 500
@@ -30,7 +30,7 @@ IDLE_LOG_MS = 600_000
 class History:
     """The removal of history. Several clients may do all of it at once, and it may end half-way."""
 
-    def __init__(self, connection: Connection, paths: Paths, snapshots: Snapshots, deadline_s: float) -> None:
+    def __init__(self, connection: ZooKeeperConnection, paths: Paths, snapshots: Snapshots, deadline_s: float) -> None:
         self._connection = connection
         self._paths = paths
         self._snapshots = snapshots
@@ -59,11 +59,11 @@ class History:
 
     async def _remove(self, home: str, node: Node) -> None:
         """Remove a log that has been idle, unless its client has written since it looked like `node`."""
-        unchanged = check(home, node.stat.version)
+        unchanged = check_op(home, node.stat.version)
         entries = await self._entries(home)
         await self._raise_floor(node.stat.mzxid)
         if await self._delete(entries[:-1], unchanged):
-            last = [*map(delete, entries[-1:]), delete(home)]
+            last = [*map(delete_op, entries[-1:]), delete_op(home)]
             await self._connection.ask(Multi([unchanged, *last]), self._deadline())
 
     async def _raise_floor(self, floor: Revision) -> None:
@@ -84,7 +84,7 @@ class History:
         for part in in_parts(entries, DELETED_AT_ONCE):
             left = list(part)
             while left:
-                operations = [*checks, *map(delete, left)]
+                operations = [*checks, *map(delete_op, left)]
                 (outcome,) = await self._connection.ask(Multi(operations), self._deadline())
                 if not isinstance(outcome, Culprit):
                     break

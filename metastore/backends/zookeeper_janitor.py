@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
-from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, Connection, LostError
+from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, LostError, ZooKeeperConnection
 from metastore.backends.zookeeper_paths import Paths, parent
 from metastore.backends.zookeeper_plan import Beliefs
-from metastore.backends.zookeeper_wire import Culprit, Multi, Node, delete, get_data
+from metastore.backends.zookeeper_wire import Culprit, Multi, Node, delete_op, get_data
 from metastore.errors import StoreUnavailable
 
 PAUSE_S = 1.0
@@ -22,7 +22,7 @@ _MAX_NOTED = 100_000
 class Janitor:
     """Examines the directories that it was told about, after a pause in which they may be used again."""
 
-    def __init__(self, connection: Connection, paths: Paths, beliefs: Beliefs, deadline_s: float) -> None:
+    def __init__(self, connection: ZooKeeperConnection, paths: Paths, beliefs: Beliefs, deadline_s: float) -> None:
         self._connection = connection
         self._paths = paths
         self._beliefs = beliefs
@@ -67,7 +67,7 @@ class Janitor:
         ]
         self._beliefs.directories.difference_update(empty)
         while empty:
-            (outcome,) = await self._connection.send(Multi([delete(directory) for directory in empty]))
+            (outcome,) = await self._connection.send(Multi([delete_op(directory) for directory in empty]))
             if not isinstance(outcome, Culprit):
                 break
             del empty[outcome.index]

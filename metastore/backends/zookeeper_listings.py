@@ -36,7 +36,7 @@ def _stamp_of(directory: Stat) -> Stamp:
     return directory.czxid, directory.pzxid, directory.cversion
 
 
-class Listings:
+class ZooKeeperListings:
     """The large listings that one store has read last."""
 
     def __init__(self, paths: Paths) -> None:

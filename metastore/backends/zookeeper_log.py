@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, Connection
+from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, ZooKeeperConnection
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Node, get_children, get_data
 from metastore.types import Changes, Event, Record, Revision
@@ -108,7 +108,7 @@ def _events(entry: Node) -> tuple[Event, ...]:
 class LogReader:
     """Reads the changes later than `revision`, round by round."""
 
-    def __init__(self, connection: Connection, paths: Paths, revision: Revision) -> None:
+    def __init__(self, connection: ZooKeeperConnection, paths: Paths, revision: Revision) -> None:
         self._connection = connection
         self._paths = paths
         self.revision = revision

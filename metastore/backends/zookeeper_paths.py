@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-from metastore.backends.zookeeper_wire import OPEN_ACL, create
+from metastore.backends.zookeeper_wire import OPEN_ACL, create_op
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~%&:,@!-][A-Za-z0-9._~%&:,@!-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._~%&:,@!-]")
@@ -58,7 +58,7 @@ class Paths:
 
     def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> bytes:
         """See `zookeeper_wire.create`."""
-        return create(path, data, ephemeral=ephemeral, acl=self._acl)
+        return create_op(path, data, ephemeral=ephemeral, acl=self._acl)
 
     def place(self, key: str) -> tuple[str, str]:
         """The directory of the record `key`, and its znode."""

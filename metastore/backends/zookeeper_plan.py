@@ -46,8 +46,8 @@ from zlib import crc32
 from metastore import keys
 from metastore.backends.zookeeper_log import Change
 from metastore.backends.zookeeper_paths import Paths, parent
-from metastore.backends.zookeeper_reads import Listing
-from metastore.backends.zookeeper_wire import ANY_VERSION, Node, check, delete, set_data
+from metastore.backends.zookeeper_reads import ZooKeeperListing
+from metastore.backends.zookeeper_wire import ANY_VERSION, Node, check_op, delete_op, set_data
 from metastore.errors import CheckFailed
 from metastore.types import (
     Absent,
@@ -97,8 +97,8 @@ class Facts:
 
     revision: Revision
     records: dict[str, Record | None] = field(default_factory=dict)
-    ranges: dict[tuple[str, str], Listing] = field(default_factory=dict)
-    deletions: dict[tuple[str, str], Listing] = field(default_factory=dict)  # by `disjoint` ranges
+    ranges: dict[tuple[str, str], ZooKeeperListing] = field(default_factory=dict)
+    deletions: dict[tuple[str, str], ZooKeeperListing] = field(default_factory=dict)  # by `disjoint` ranges
 
     def evaluate(self, checks: Sequence[Check]) -> CheckFailed | None:
         """The first check that does not hold."""
@@ -238,11 +238,11 @@ class Planner:
                 self._probe(part, key, missing)
             case AtVersion(key, version):
                 belief = self._at(key, version)
-                part.checks.append(check(self._paths.record(key), belief.data_version))
+                part.checks.append(check_op(self._paths.record(key), belief.data_version))
                 self._check_guard(part, key, belief)
             case FirstVersion(key):
                 self._believed_first(key)
-                part.checks.append(check(self._paths.record(key), 0))
+                part.checks.append(check_op(self._paths.record(key), 0))
 
     def _at(self, key: str, version: Version) -> Belief:
         belief = self._beliefs.records.get(key)
@@ -255,7 +255,7 @@ class Planner:
     def _check_guard(self, part: Part, key: str, belief: Belief) -> None:
         assert belief.guard is not None
         guard = self._beliefs.guard_of(key)
-        part.checks.append(check(self._beliefs.guard_path(guard), belief.guard))
+        part.checks.append(check_op(self._beliefs.guard_path(guard), belief.guard))
         part.guards_checked.add(guard)
 
     def _believed_first(self, key: str) -> None:
@@ -275,7 +275,7 @@ class Planner:
 
     def _absence(self, path: str) -> tuple[bytes, bytes]:
         """Fail if the znode is there, and leave nothing behind."""
-        return self._paths.create(path), delete(path)
+        return self._paths.create(path), delete_op(path)
 
     def _missing_above(self, path: str, missing: set[str]) -> list[str]:
         """The directories that a znode needs and that are not there, parents first."""
@@ -305,14 +305,14 @@ class Planner:
             part.tip_version = self._tip_version(part, listing)
         elif directory in listing.directories:
             # So are the directories below it. All come back, because others of the group may write into them.
-            part.directory_checks += map(delete, reversed(listing.directories))
+            part.directory_checks += map(delete_op, reversed(listing.directories))
             part.directory_checks += map(self._paths.create, listing.directories)
             part.probed += listing.directories
         else:
             absent = [*self._missing_above(directory, missing), directory]
             part.directory_checks += self._absence(absent[0])
 
-    def _tip_version(self, part: Part, listing: Listing) -> int:
+    def _tip_version(self, part: Part, listing: ZooKeeperListing) -> int:
         version = listing.tip.stat.version
         if part.tip_version not in (None, version) or version == ANY_VERSION:
             raise UnknownError  # read at two revisions, or at the one version that cannot be checked
@@ -374,7 +374,7 @@ class Planner:
         return None
 
     def _remove(self, part: Part, key: str, path: str, version: int = ANY_VERSION) -> None:
-        part.writes.append(delete(path, version))
+        part.writes.append(delete_op(path, version))
         part.guards.add(self._beliefs.guard_of(key))
         part.changes.append(Change(key, None))
         part.outcomes.append((key, None, None))
@@ -389,7 +389,7 @@ class Planner:
                 self._remove(part, record.key, self._paths.record(record.key))
         directory = self._whole_directory(start, end)
         if directory is not None and directory in listing.directories:
-            part.writes += map(delete, reversed(listing.directories))
+            part.writes += map(delete_op, reversed(listing.directories))
             part.removed += listing.directories
         else:
             part.tip_version = self._tip_version(part, listing)

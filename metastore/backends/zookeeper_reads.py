@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from metastore import keys
-from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, Connection, Found
-from metastore.backends.zookeeper_listings import Child, Listings, within
+from metastore.backends.zookeeper_connection import OPERATIONS_PER_READ, Found, ZooKeeperConnection
+from metastore.backends.zookeeper_listings import Child, ZooKeeperListings, within
 from metastore.backends.zookeeper_log import GapError, LogReader
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Node, get_children, get_data
@@ -55,7 +55,7 @@ def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 @dataclass(slots=True)
-class Listing:
+class ZooKeeperListing:
     """A range as it was at the revision of `tip`, and the directories that were looked into, parents first."""
 
     result: RangeResult
@@ -71,11 +71,11 @@ class Snapshots:
     """Reads of one revision. `on_empty` is called with directories that are empty, so that they can be removed
     later."""
 
-    def __init__(self, connection: Connection, paths: Paths, on_empty: Callable[[str], None]) -> None:
+    def __init__(self, connection: ZooKeeperConnection, paths: Paths, on_empty: Callable[[str], None]) -> None:
         self._connection = connection
         self._paths = paths
         self._on_empty = on_empty
-        self._listings = Listings(paths)
+        self._listings = ZooKeeperListings(paths)
 
     async def nodes(self, paths: Sequence[str], deadline: float) -> tuple[list[Node | None], Node]:
         """Znodes at one revision, that of the tip which comes with them. Raises `StoreUnavailable`."""
@@ -114,7 +114,7 @@ class Snapshots:
         limit: int = 0,
         reverse: bool = False,
         keys_only: bool = False,
-    ) -> Listing:
+    ) -> ZooKeeperListing:
         """Records of a range, at one revision. Raises `StoreUnavailable`."""
         while True:
             walk = _Walk(self._connection, self._paths, self._listings, start, end, deadline)
@@ -125,13 +125,13 @@ class Snapshots:
             assert walk.last is not None
             for directory in walk.empty:
                 self._on_empty(directory)
-            return Listing(RangeResult(records, walk.last.stat.mzxid, more), walk.last, walk.directories)
+            return ZooKeeperListing(RangeResult(records, walk.last.stat.mzxid, more), walk.last, walk.directories)
 
 
 class _Rounds:
     """Requests that see revisions from that of the tip `first` to that of the tip `last`."""
 
-    def __init__(self, connection: Connection, paths: Paths, deadline: float) -> None:
+    def __init__(self, connection: ZooKeeperConnection, paths: Paths, deadline: float) -> None:
         self._connection = connection
         self._paths = paths
         self._deadline = deadline
@@ -167,7 +167,13 @@ class _Walk(_Rounds):
     """One attempt to read a range."""
 
     def __init__(
-        self, connection: Connection, paths: Paths, listings: Listings, start: str, end: str, deadline: float
+        self,
+        connection: ZooKeeperConnection,
+        paths: Paths,
+        listings: ZooKeeperListings,
+        start: str,
+        end: str,
+        deadline: float,
     ) -> None:
         super().__init__(connection, paths, deadline)
         self._listings = listings

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from metastore.api import Watch
-from metastore.backends.zookeeper_connection import Connection, LostError
+from metastore.backends.zookeeper_connection import LostError, ZooKeeperConnection
 from metastore.backends.zookeeper_log import GapError, LogReader
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Watched
@@ -29,7 +29,7 @@ class Feed:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ZooKeeperConnection,
         paths: Paths,
         from_revision: Revision,
         deadline_s: float,

@@ -72,13 +72,13 @@ def _text(text: str) -> bytes:
 # -- operations of a multi ----------------------------------------------------------------------------------------
 
 
-def create(path: str, data: bytes = b"", *, ephemeral: bool = False, acl: bytes = OPEN_ACL) -> bytes:
+def create_op(path: str, data: bytes = b"", *, ephemeral: bool = False, acl: bytes = OPEN_ACL) -> bytes:
     """Fails with NODE_EXISTS, or NO_NODE without a parent."""
     flags = _INT.pack(_EPHEMERAL if ephemeral else 0)
     return b"".join((_HEADERS[CREATE], _text(path), _INT.pack(len(data)), data, acl, flags))
 
 
-def delete(path: str, version: int = ANY_VERSION) -> bytes:
+def delete_op(path: str, version: int = ANY_VERSION) -> bytes:
     """Fails with NO_NODE, BAD_VERSION or NOT_EMPTY."""
     return b"".join((_HEADERS[DELETE], _text(path), _INT.pack(version)))
 
@@ -88,7 +88,7 @@ def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> bytes:
     return b"".join((_HEADERS[SET_DATA], _text(path), _INT.pack(len(data)), data, _INT.pack(version)))
 
 
-def check(path: str, version: int = ANY_VERSION) -> bytes:
+def check_op(path: str, version: int = ANY_VERSION) -> bytes:
     """Fails with NO_NODE or BAD_VERSION."""
     return b"".join((_HEADERS[CHECK], _text(path), _INT.pack(version)))
 

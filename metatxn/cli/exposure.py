@@ -12,7 +12,7 @@ from metatxn.cli import services
 from metatxn.cli.options import CliError, takes
 
 
-class Exposure(Protocol):
+class ServerExposure(Protocol):
     """What the commands need of `metatxn.service.exposure`."""
 
     def check(self, host: str) -> None: ...
@@ -73,11 +73,11 @@ class ExposureOptions:
         int | None, typer.Option(min=1, help="Time for an answer; longer than the longest long poll. [default: 120000]")
     ] = None
 
-    def open(self, *hosts: str) -> Exposure:
+    def open(self, *hosts: str) -> ServerExposure:
         """Reads the files. Raises `CliError` if that fails, or if a host must not be listened on with these options."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         try:
-            exposure: Exposure = services.load("exposure")(
+            exposure: ServerExposure = services.load("exposure")(
                 **{name: value for name, value in given.items() if value is not None}
             )
             for host in hosts:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from metatxn.cli.options import LimitOption, Session, takes_session
+from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, when
 
 app = typer.Typer(help="Take over, show and delete transaction keys.", no_args_is_help=True, rich_markup_mode=None)
@@ -17,7 +17,7 @@ OwnerOption = Annotated[str | None, typer.Option(help="The principal that owns t
 
 @app.command("list", epilog="Example: metatxn key list --owner billing")
 @takes_session
-def list_(session: Session, owner: OwnerOption = None, limit: LimitOption = 1000) -> None:
+def list_(session: ServiceOptions, owner: OwnerOption = None, limit: LimitOption = 1000) -> None:
     """List transaction keys."""
     with session.connect() as client:
         session.print_list(
@@ -30,7 +30,7 @@ def list_(session: Session, owner: OwnerOption = None, limit: LimitOption = 1000
 
 @app.command(epilog="Example: metatxn key get nightly -o json")
 @takes_session
-def get(session: Session, key: KeyArgument, owner: OwnerOption = None) -> None:
+def get(session: ServiceOptions, key: KeyArgument, owner: OwnerOption = None) -> None:
     """Show a key's epoch, its open transaction and the last version committed."""
     with session.connect() as client:
         found = client.key(key, owner)
@@ -43,7 +43,7 @@ def get(session: Session, key: KeyArgument, owner: OwnerOption = None) -> None:
 @app.command(epilog="Example: metatxn key connect nightly -o json | jq .epoch")
 @takes_session
 def connect(
-    session: Session,
+    session: ServiceOptions,
     key: KeyArgument,
     epoch: Annotated[
         int, typer.Option(min=-1, help="Connect only if this is the current epoch; -1 takes over from any holder.")
@@ -65,7 +65,7 @@ def connect(
 
 @app.command(epilog="Example: metatxn key delete nightly")
 @takes_session
-def delete(session: Session, key: KeyArgument, owner: OwnerOption = None) -> None:
+def delete(session: ServiceOptions, key: KeyArgument, owner: OwnerOption = None) -> None:
     """Delete a key and abort its open transaction. Its epoch never repeats."""
     with session.connect() as client:
         client.delete_key(key, owner)

@@ -47,7 +47,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def shared(
+def shared_options(
     context: typer.Context,
     url: Annotated[str, typer.Option(envvar="METATXN_URL", help="The URL of any coordinator or broker.")] = DEFAULT_URL,
     token: Annotated[

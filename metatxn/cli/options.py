@@ -51,7 +51,7 @@ def output_of(context: typer.Context, output: Output | None) -> Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class ServiceOptions:
     """The options of every command that calls a service: its URL, the token, and how the answer is printed."""
 
     context: typer.Context
@@ -126,4 +126,4 @@ def takes(name: str, options: type[Any]) -> Callable[[Callable[..., None]], Call
     return decorate
 
 
-takes_session = takes("session", Session)
+takes_session = takes("session", ServiceOptions)

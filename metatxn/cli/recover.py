@@ -90,7 +90,7 @@ def recover(
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            opened = await services.open_store(store)
+            opened = await services.connect_store(store)
             stack.push_async_callback(opened.close)
             try:
                 recovery: Any = await services.load("store_recovery")(opened, data_dir or [], storage or [], wishes)

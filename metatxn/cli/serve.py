@@ -21,7 +21,7 @@ COORDINATOR_PORT = 8470
 BROKER_PORT = 8471
 
 HostOption = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is reachable from other machines.")]
-StoreOption = Annotated[
+ServedStoreOption = Annotated[
     str,
     typer.Option(
         envvar="METATXN_STORE",
@@ -118,7 +118,7 @@ def dev(
     """Run a coordinator and a broker in one process. They use SQLite, and run until Ctrl-C."""
     set_up_logs(log_level)
     exposed = exposure.open(host)
-    make_directory(data_dir)
+    make_data_directory(data_dir)
     settings = {
         "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
         "gc_interval_ms": gc_interval_ms,
@@ -129,9 +129,9 @@ def dev(
 
     async def run(stack: AsyncExitStack) -> None:
         if store is None:
-            opened = await services.open_store(f"sqlite:///{data_dir.resolve() / 'metadata.db'}", data_dir)
+            opened = await services.connect_store(f"sqlite:///{data_dir.resolve() / 'metadata.db'}", data_dir)
         else:
-            opened = await services.open_store(store)
+            opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         coordinator = made("coordinator", opened, settings, host=host, port=port, exposure=exposed)
         ledgers = data_dir / "broker"
@@ -148,7 +148,7 @@ def dev(
 def coordinator(
     context: typer.Context,
     exposure: ExposureOptions,
-    store: StoreOption,
+    store: ServedStoreOption,
     host: HostOption = "127.0.0.1",
     port: PortOption = COORDINATOR_PORT,
     timeout_sweep_interval_ms: SweepOption = None,
@@ -172,7 +172,7 @@ def coordinator(
     }
 
     async def run(stack: AsyncExitStack) -> None:
-        opened = await services.open_store(store)
+        opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
         service = made("coordinator", opened, settings, **where, exposure=exposed)
@@ -186,7 +186,7 @@ def coordinator(
 def broker(
     context: typer.Context,
     exposure: ExposureOptions,
-    store: StoreOption,
+    store: ServedStoreOption,
     data_dir: Annotated[
         Path | None, typer.Option(help="Keep the ledgers as files here, on a local disk; one broker per directory.")
     ] = None,
@@ -218,10 +218,10 @@ def broker(
         "pending_ack_stores": by_namespace("--pending-ack-store", pending_ack_store),
     }
     if data_dir is not None:
-        make_directory(data_dir)
+        make_data_directory(data_dir)
 
     async def run(stack: AsyncExitStack) -> None:
-        opened = await services.open_store(store)
+        opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url, "peer_token": peer_token}
         where |= {"data_dir": data_dir, "storage": storage}
@@ -237,12 +237,12 @@ def broker(
     services.run_loop(services.until_stopped(run))
 
 
-def made(name: str, store: services.Store, settings: dict[str, int | None], **arguments: Any) -> services.Service:
+def made(name: str, store: services.Store, settings: dict[str, int | None], **arguments: Any) -> services.ServerProcess:
     """The service, made with those of the given settings that apply to it."""
     factory = services.load(name)
     known = inspect.signature(factory).parameters
     given = {option: value for option, value in settings.items() if value is not None and option in known}
-    service: services.Service = factory(store, **arguments, **given)
+    service: services.ServerProcess = factory(store, **arguments, **given)
     return service
 
 
@@ -260,7 +260,7 @@ def by_namespace(option: str, given: list[str] | None) -> dict[str, str]:
 
 async def started(
     stack: AsyncExitStack,
-    service: services.Service,
+    service: services.ServerProcess,
     name: str,
     port_option: str,
     port: int,
@@ -279,7 +279,7 @@ def announce(said: dict[str, str], output: Output) -> None:
         sys.stdout.flush()
 
 
-def make_directory(path: Path) -> None:
+def make_data_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

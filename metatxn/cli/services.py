@@ -28,7 +28,7 @@ _CHECK_STORE = "Check that it exists and can be reached, or give another --store
 log = structlog.get_logger()
 
 
-class Service(Protocol):
+class ServerProcess(Protocol):
     @property
     def url(self) -> str: ...
 
@@ -54,7 +54,7 @@ def load(name: str) -> Any:
     raise CliError(f"the component {name!r} of the server is not installed. Install the package metatxn again.")
 
 
-async def open_store(url: str, data_dir: Path | None = None, *, to_read: bool = False) -> Store:
+async def connect_store(url: str, data_dir: Path | None = None, *, to_read: bool = False) -> Store:
     """`data_dir` contains the store if none was named by `--store`. With `to_read` nothing is changed, and another
     process may serve the store meanwhile."""
     try:
@@ -75,7 +75,7 @@ async def open_store(url: str, data_dir: Path | None = None, *, to_read: bool = 
         raise CliError(f"cannot open the store {url}: {_sentence(error)} {_CHECK_STORE}") from error
 
 
-async def start(service: Service, name: str, port_option: str, port: int, data_dir: Path | None = None) -> None:
+async def start(service: ServerProcess, name: str, port_option: str, port: int, data_dir: Path | None = None) -> None:
     try:
         await service.start()
     except OSError as error:

@@ -38,7 +38,7 @@ StoreOption = Annotated[
 log = structlog.get_logger()
 
 
-class Record(Protocol):
+class PrintedRecord(Protocol):
     @property
     def key(self) -> str: ...
 
@@ -49,7 +49,7 @@ class Record(Protocol):
     def version(self) -> int: ...
 
 
-class Finding(Protocol):
+class PrintedFinding(Protocol):
     @property
     def key(self) -> str: ...
 
@@ -60,10 +60,10 @@ class Finding(Protocol):
     def action(self) -> str: ...
 
 
-class Check(Protocol):
+class RunningCheck(Protocol):
     records: int
 
-    def findings(self) -> AsyncIterator[Finding]: ...
+    def findings(self) -> AsyncIterator[PrintedFinding]: ...
 
 
 @app.command(epilog="Example: metatxn store dump --store etcd://10.0.0.1:2379/prod --prefix /txn/ -o json | jq .value")
@@ -81,7 +81,7 @@ def dump(
     show = print_record_as_json if output_of(context, output) is Output.JSON else print_record
 
     async def run(opened: services.Store) -> None:
-        records: AsyncIterator[Record] = services.load("store_dump")(opened, prefix)
+        records: AsyncIterator[PrintedRecord] = services.load("store_dump")(opened, prefix)
         async for record in records:
             show(record)
 
@@ -100,7 +100,7 @@ def check(
 
     async def run(opened: services.Store) -> None:
         nonlocal checked
-        checking: Check = services.load("store_check")(opened)
+        checking: RunningCheck = services.load("store_check")(opened)
         async for finding in checking.findings():
             rows.append((printable(finding.key), finding.problem, finding.action))
             if as_json:
@@ -122,7 +122,7 @@ def looking_into(url: str, run: Callable[[services.Store], Awaitable[None]]) -> 
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            opened = await services.open_store(url, to_read=True)
+            opened = await services.connect_store(url, to_read=True)
             stack.push_async_callback(opened.close)
             try:
                 await run(opened)
@@ -136,13 +136,13 @@ def looking_into(url: str, run: Callable[[services.Store], Awaitable[None]]) -> 
     services.run_loop(main())
 
 
-def print_record(record: Record) -> None:
+def print_record(record: PrintedRecord) -> None:
     value = _text(record.value)
     shown = repr(record.value) if value is None else printable(value)
     print(f"{printable(record.key)} = {shown}" if shown else f"{printable(record.key)} =")
 
 
-def print_record_as_json(record: Record) -> None:
+def print_record_as_json(record: PrintedRecord) -> None:
     print_line({"key": record.key, "version": record.version} | _json_value(record.value))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from metatxn.cli.options import LimitOption, Session, takes_session
+from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, when
 from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import SubscriptionInfo
@@ -26,7 +26,7 @@ class Initial(StrEnum):
     LATEST = "latest"
 
 
-class Kind(StrEnum):
+class SubscriptionKind(StrEnum):
     EXCLUSIVE = "exclusive"
     FAILOVER = "failover"
     SHARED = "shared"
@@ -35,10 +35,12 @@ class Kind(StrEnum):
 @app.command(epilog="Example: metatxn subscription create orders billing --type shared --dead-letters orders-dead")
 @takes_session
 def create(
-    session: Session,
+    session: ServiceOptions,
     topic: TopicArgument,
     subscription: NameArgument,
-    kind: Annotated[Kind, typer.Option("--type", help="How consumers share the subscription.")] = Kind.SHARED,
+    kind: Annotated[
+        SubscriptionKind, typer.Option("--type", help="How consumers share the subscription.")
+    ] = SubscriptionKind.SHARED,
     initial: Annotated[Initial, typer.Option(help="Where the subscription begins.")] = Initial.EARLIEST,
     dead_letters: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="The topic for messages that were redelivered too often.")
@@ -56,7 +58,7 @@ def create(
 
 @app.command("list", epilog="Example: metatxn subscription list orders -o json")
 @takes_session
-def list_(session: Session, topic: TopicArgument, limit: LimitOption = 1000) -> None:
+def list_(session: ServiceOptions, topic: TopicArgument, limit: LimitOption = 1000) -> None:
     """List a topic's subscriptions by name."""
     with session.connect() as client:
         session.print_list(
@@ -69,7 +71,7 @@ def list_(session: Session, topic: TopicArgument, limit: LimitOption = 1000) -> 
 
 @app.command(epilog="Example: metatxn subscription show orders billing")
 @takes_session
-def show(session: Session, topic: TopicArgument, subscription: NameArgument) -> None:
+def show(session: ServiceOptions, topic: TopicArgument, subscription: NameArgument) -> None:
     """Show a subscription's progress on every segment, its consumers, and its pending acknowledgements by
     transaction."""
     with session.connect() as client:
@@ -78,14 +80,14 @@ def show(session: Session, topic: TopicArgument, subscription: NameArgument) -> 
 
 @app.command(epilog="Example: metatxn subscription drop orders billing")
 @takes_session
-def drop(session: Session, topic: TopicArgument, subscription: NameArgument) -> None:
+def drop(session: ServiceOptions, topic: TopicArgument, subscription: NameArgument) -> None:
     """Drop a subscription and all of its state. Open transactions lose their acknowledgements on it."""
     with session.connect() as client:
         client.drop_subscription(topic, subscription)
     session.print_done({"dropped": subscription, "topic": topic}, f"dropped {subscription}")
 
 
-def show_subscription(session: Session, found: SubscriptionInfo) -> None:
+def show_subscription(session: ServiceOptions, found: SubscriptionInfo) -> None:
     if session.json:
         print_json(found)
         return

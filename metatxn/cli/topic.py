@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 
 import metatxn
-from metatxn.cli.options import CliError, LimitOption, Session, takes_session
+from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_line, print_rows, when
 from metatxn.cli.txn import named_values
 from metatxn.wire.broker import SchemaField, TopicInfo, TopicSchema
@@ -29,7 +29,7 @@ app = typer.Typer(
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.")]
 
 
-class Isolation(StrEnum):
+class IsolationChoice(StrEnum):
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
     SNAPSHOT = "snapshot"
@@ -38,7 +38,7 @@ class Isolation(StrEnum):
 @app.command(epilog="Example: metatxn topic create orders --segments 4 --schema id:int64,name:string")
 @takes_session
 def create(
-    session: Session,
+    session: ServiceOptions,
     topic: TopicArgument,
     segments: Annotated[int, typer.Option(min=1, help="Number of segments.")] = 1,
     schema: Annotated[
@@ -55,15 +55,15 @@ def create(
 
 @app.command("list", epilog="Example: metatxn topic list -o json")
 @takes_session
-def list_(session: Session, limit: LimitOption = 1000) -> None:
+def list_(session: ServiceOptions, limit: LimitOption = 1000) -> None:
     """List topics by name."""
     with session.connect() as client:
-        session.print_list(client.topics(), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), list_row)
+        session.print_list(client.topics(), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), topic_row)
 
 
 @app.command(epilog="Example: metatxn topic show orders")
 @takes_session
-def show(session: Session, topic: TopicArgument) -> None:
+def show(session: ServiceOptions, topic: TopicArgument) -> None:
     """Show a topic's schema and its segments with their owners."""
     with session.connect() as client:
         show_topic(session, client.topic(topic))
@@ -75,7 +75,7 @@ def show(session: Session, topic: TopicArgument) -> None:
 )
 @takes_session
 def produce(
-    session: Session,
+    session: ServiceOptions,
     topic: TopicArgument,
     values: Annotated[
         list[str] | None,
@@ -111,7 +111,7 @@ def produce(
 )
 @takes_session
 def consume(
-    session: Session,
+    session: ServiceOptions,
     topic: TopicArgument,
     start: Annotated[str, typer.Option(help="earliest, latest, or a token of the browse endpoint.")] = "earliest",
     follow: Annotated[
@@ -119,8 +119,8 @@ def consume(
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Print at most this many.")] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="snapshot reads one consistent cut, as of now.")
-    ] = Isolation.READ_COMMITTED,
+        IsolationChoice, typer.Option(help="snapshot reads one consistent cut, as of now.")
+    ] = IsolationChoice.READ_COMMITTED,
     compacted: Annotated[
         bool, typer.Option("--compacted", help="Print the latest value of each key first, then new messages.")
     ] = False,
@@ -148,7 +148,7 @@ def consume(
             messages = itertools.islice(reader, limit)
         else:
             consumer = stack.enter_context(subscribed(client, topic, subscription, start))
-            messages = acknowledged(consumer, client.attach(txn) if txn is not None else None, follow, limit)
+            messages = consumed_messages(consumer, client.attach(txn) if txn is not None else None, follow, limit)
         if follow:
             follow_messages(session, messages)
         elif session.json:
@@ -169,7 +169,7 @@ def subscribed(client: metatxn.Client, topic: str, subscription: str, start: str
     return client.consumer(topic, subscription)
 
 
-def acknowledged(
+def consumed_messages(
     consumer: metatxn.Consumer, txn: metatxn.Transaction | None, follow: bool, limit: int | None
 ) -> Iterator[metatxn.Message]:
     """Each message is acknowledged when the next one is requested, because by then it was printed."""
@@ -189,7 +189,7 @@ SegmentArgument = Annotated[
 @app.command(epilog="Example: metatxn topic split segment://public/default/orders/0000-ffff-0")
 @takes_session
 def split(
-    session: Session,
+    session: ServiceOptions,
     segment: SegmentArgument,
     at: Annotated[
         int | None, typer.Option(help="The first hash of the upper half, 1 to 65535. [default: the middle]")
@@ -206,7 +206,7 @@ def split(
 )
 @takes_session
 def merge(
-    session: Session,
+    session: ServiceOptions,
     segment: SegmentArgument,
     other: Annotated[str, typer.Argument(metavar="SEGMENT", help="The segment's neighbour in the hash range.")],
 ) -> None:
@@ -217,7 +217,7 @@ def merge(
 
 @app.command(epilog="Example: metatxn topic seal segment://public/default/orders/0000-ffff-0")
 @takes_session
-def seal(session: Session, segment: SegmentArgument) -> None:
+def seal(session: ServiceOptions, segment: SegmentArgument) -> None:
     """Seal a segment without successor: it accepts no more messages, and what it holds stays readable."""
     with session.connect() as client:
         show_children(session, client.seal_segment(segment))
@@ -226,7 +226,7 @@ def seal(session: Session, segment: SegmentArgument) -> None:
 @app.command(epilog="Example: metatxn topic trim segment://public/default/orders/0000-ffff-0 --before 3:17")
 @takes_session
 def trim(
-    session: Session,
+    session: ServiceOptions,
     segment: SegmentArgument,
     before: Annotated[
         str, typer.Option(metavar="POSITION", help="Entries below this position (ledger:entry) are dropped.")
@@ -240,18 +240,18 @@ def trim(
 
 @app.command(epilog="Example: metatxn topic delete orders")
 @takes_session
-def delete(session: Session, topic: TopicArgument) -> None:
+def delete(session: ServiceOptions, topic: TopicArgument) -> None:
     """Delete a topic with its messages and subscriptions. Open transactions that wrote to it end like any others."""
     with session.connect() as client:
         client.delete_topic(topic)
     session.print_done({"deleted": topic}, f"deleted {topic}")
 
 
-def show_children(session: Session, children: list[str]) -> None:
+def show_children(session: ServiceOptions, children: list[str]) -> None:
     session.print_done({"children": children}, "\n".join(children) if children else "sealed, without children")
 
 
-def follow_messages(session: Session, messages: Iterator[metatxn.Message]) -> None:
+def follow_messages(session: ServiceOptions, messages: Iterator[metatxn.Message]) -> None:
     for message in messages:
         if session.json:
             print_line(as_object(message))
@@ -273,11 +273,11 @@ def shown(value: Any) -> Any:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else value
 
 
-def list_row(topic: TopicInfo) -> tuple[Any, ...]:
+def topic_row(topic: TopicInfo) -> tuple[Any, ...]:
     return topic.name, len([segment for segment in topic.segments if segment.state == "active"]), columns_of(topic)
 
 
-def show_topic(session: Session, topic: TopicInfo) -> None:
+def show_topic(session: ServiceOptions, topic: TopicInfo) -> None:
     if session.json:
         print_json(topic)
         return

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from metatxn.cli.options import CliError, LimitOption, Session, takes_session
+from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
 from metatxn.wire.coordinator import HangingTransaction, State, TransactionHeader
 
@@ -29,7 +29,7 @@ LIST_COLUMNS = ("TXN_ID", "STATE", "CREATED", "DEADLINE", "KEY", "OWNER", "PREPA
 OPERATION_COLUMNS = ("KIND", "SEGMENT", "COUNT", "WRITER", "SEQUENCE", "SUBSCRIPTION")
 
 
-def show_header(session: Session, header: TransactionHeader) -> None:
+def show_header(session: ServiceOptions, header: TransactionHeader) -> None:
     if session.json:
         print_json(header)
     else:
@@ -44,7 +44,7 @@ def print_header(header: TransactionHeader) -> None:
 @app.command(epilog="Example: metatxn txn begin --timeout-ms 600000 --key nightly --epoch 3 --version 42")
 @takes_session
 def begin(
-    session: Session,
+    session: ServiceOptions,
     timeout_ms: Annotated[int, typer.Option(help="The transaction is aborted if it is open for longer.")] = 60_000,
     key: Annotated[
         str | None, typer.Option(help="The transaction key, which has at most one open transaction; requires --epoch.")
@@ -74,7 +74,7 @@ def begin(
 @app.command(epilog="Example: metatxn txn commit 0000000000000000000000000000002a")
 @takes_session
 def commit(
-    session: Session,
+    session: ServiceOptions,
     txn_id: TxnIdArgument,
     writers: Annotated[
         list[str] | None, typer.Option("--writer", help="Only these writers count. May be repeated.")
@@ -88,7 +88,7 @@ def commit(
 @app.command(epilog="Example: metatxn txn abort 0000000000000000000000000000002a --reason 'wrong input'")
 @takes_session
 def abort(
-    session: Session,
+    session: ServiceOptions,
     txn_id: TxnIdArgument,
     reason: Annotated[str | None, typer.Option(help="The reason, which is kept in the header.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Abort the transaction even if it is prepared.")] = False,
@@ -101,7 +101,7 @@ def abort(
 @app.command(epilog="Example: metatxn txn show 0000000000000000000000000000002a --operations")
 @takes_session
 def show(
-    session: Session,
+    session: ServiceOptions,
     txn_id: TxnIdArgument,
     operations: Annotated[
         bool, typer.Option("--operations", help="Also print the operation records that are left.")
@@ -124,7 +124,7 @@ def show(
 @app.command("list", epilog="Example: metatxn txn list --state open --older-than-ms 60000")
 @takes_session
 def list_(
-    session: Session,
+    session: ServiceOptions,
     state: Annotated[str | None, typer.Option(help="open, committed or aborted, in lower or upper case.")] = None,
     key: Annotated[str | None, typer.Option(help="Only transactions of this transaction key.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only transactions of this owner.")] = None,
@@ -139,13 +139,13 @@ def list_(
         found = client.transactions(
             parsed_state(state), key=key, owner=owner, segment=segment, older_than_ms=older_than_ms
         )
-        session.print_list(found, limit, LIST_COLUMNS, list_row)
+        session.print_list(found, limit, LIST_COLUMNS, txn_row)
 
 
 @app.command(epilog="Example: metatxn txn hanging --max-age-ms 600000 | grep orders")
 @takes_session
 def hanging(
-    session: Session,
+    session: ServiceOptions,
     max_age_ms: Annotated[
         int, typer.Option(min=0, help="Only transactions that have been open for longer than this.")
     ] = 60_000,
@@ -160,19 +160,19 @@ def hanging(
         print_rows(HANGING_COLUMNS, [row for txn in found for row in hanging_rows(txn)])
 
 
-def list_row(txn: TransactionHeader) -> tuple[Any, ...]:
-    who = (txn.transaction_key, txn.owner, prepared(txn))
+def txn_row(txn: TransactionHeader) -> tuple[Any, ...]:
+    who = (txn.transaction_key, txn.owner, prepared_text(txn))
     return (txn.txn_id, txn.state, when(txn.created_ms), when(txn.deadline_ms), *who)
 
 
-def prepared(txn: TransactionHeader) -> str | None:
+def prepared_text(txn: TransactionHeader) -> str | None:
     return "yes" if txn.prepared else None
 
 
 def hanging_rows(txn: HangingTransaction) -> list[tuple[Any, ...]]:
     """One row for each segment that the transaction touches, or one row if it touches none."""
     who = (when(txn.created_ms), txn.age_ms // 1000, txn.txn_id, txn.owner, txn.transaction_key)
-    rest = (prepared(txn), ",".join(txn.writers or ()))
+    rest = (prepared_text(txn), ",".join(txn.writers or ()))
     places: list[tuple[str | None, ...]] = [(at.segment, at.subscription, at.after) for at in txn.touched]
     places += [("more", None, None)] if txn.more_touched else []
     return [(*who, *place, *rest) for place in places or [(None, None, None)]]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from metatxn.wire.frames import Entry, PayloadKind
-from metatxn.wire.models import example
+from metatxn.wire.models import RequestBody, example
 from metatxn.wire.text import encodable, no_control_characters
 
 FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
@@ -39,6 +39,8 @@ operations in one."""
 MAX_NAME = 256
 """The most characters of the name of a producer, writer, consumer or subscription."""
 HASH_RANGE_END = 0xFFFF
+HashRange = tuple[int, int]
+"""The first and the last hash that belong to it."""
 DEFAULT_MAX_REDELIVERIES = 16
 
 Text = Annotated[str, AfterValidator(encodable)]
@@ -76,12 +78,6 @@ def hash_of_key(key: str) -> int:
     return zlib.crc32(key.encode()) & HASH_RANGE_END
 
 
-class Request(BaseModel):
-    """Request bodies with unknown fields, or with numbers written as text, are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 class SchemaField(BaseModel):
     """One column. `type` is Arrow's name for its type (`int64`, `string`, `double`, `timestamp[us]`, …)."""
 
@@ -108,7 +104,7 @@ class TopicSchema(BaseModel):
         return self
 
 
-class CreateTopicRequest(Request):
+class CreateTopicRequest(RequestBody):
     model_config = example(
         name="orders",
         segments=4,
@@ -147,7 +143,7 @@ class TopicPage(BaseModel):
     next_page_token: str | None = None
 
 
-class SplitRequest(Request):
+class SplitRequest(RequestBody):
     """`at` is the first hash of the upper half. Without it the segment is split in the middle."""
 
     model_config = example(at=32768)
@@ -155,7 +151,7 @@ class SplitRequest(Request):
     at: Annotated[int, Field(ge=0, le=HASH_RANGE_END)] | None = None
 
 
-class MergeRequest(Request):
+class MergeRequest(RequestBody):
     """`with` is a segment that is a neighbour in the hash range."""
 
     model_config = example(**{"with": "segment://public/default/orders/8000-ffff-1"})
@@ -163,7 +159,7 @@ class MergeRequest(Request):
     other: Annotated[Name, Field(alias="with", min_length=1, max_length=1024)]
 
 
-class SealRequest(Request):
+class SealRequest(RequestBody):
     """The request has no fields."""
 
     model_config = example()
@@ -177,7 +173,7 @@ class ChildrenAnswer(BaseModel):
     children: list[str]
 
 
-class TrimRequest(Request):
+class TrimRequest(RequestBody):
     """`before` is a position `ledger:entry`; entries below it are dropped."""
 
     model_config = example(before="7:12")
@@ -241,7 +237,7 @@ class SegmentDetail(BaseModel):
     size_bytes: int
 
 
-class HorizonPlace(Request):
+class HorizonPlace(RequestBody):
     """`after` is the position up to which the segment was read; without it, all of the segment is unread. `up_to`
     limits the answer, whatever follows. With `max_messages` the answer reaches as far as that many visible messages, in
     whole entries, and includes at least one entry."""
@@ -251,7 +247,7 @@ class HorizonPlace(Request):
     max_messages: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
 
 
-class HorizonsRequest(Request):
+class HorizonsRequest(RequestBody):
     """`segments` may belong to any topics. With `wait_ms` the answer is held back until one of them has more to read,
     or has ended."""
 
@@ -316,7 +312,7 @@ class PublishAnswer(BaseModel):
     appended: list[AppendedPart] | None = None
 
 
-class Message(Request):
+class Message(RequestBody):
     """A message carries exactly one of `value` and `value_base64`."""
 
     key: Text | None = None
@@ -341,7 +337,7 @@ class Message(Request):
         return self
 
 
-class PublishMessagesRequest(Request):
+class PublishMessagesRequest(RequestBody):
     model_config = example(
         messages=[
             {"key": "7", "value": {"id": 7}, "properties": {"source": "web"}},
@@ -398,7 +394,7 @@ class ReadMessagesAnswer(BaseModel):
     revision: int | None = None
 
 
-class SubscriptionRequest(Request):
+class SubscriptionRequest(RequestBody):
     """`dead_letter_topic` takes messages that were redelivered `max_redeliveries` times (16 by default) and returned
     once more."""
 
@@ -488,7 +484,7 @@ class SubscriptionPage(BaseModel):
     next_page_token: str | None = None
 
 
-class ReceiveRequest(Request):
+class ReceiveRequest(RequestBody):
     """`consumer` is present from its first request until it has been silent for 30 s or has left. With `max` 0 it
     receives no messages and only shows that it is still present."""
 
@@ -527,7 +523,7 @@ class ReceiveAnswer(BaseModel):
 MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 
 
-class AckMessagesRequest(Request):
+class AckMessagesRequest(RequestBody):
     """`cumulative` takes one id and covers its segment up to that message. Instead of the id it takes `positions`: for
     each segment a position `ledger:entry` that readers could see, and everything up to it is covered. A shared
     subscription refuses both, because they cover messages that other consumers hold; and inside a transaction a message
@@ -573,7 +569,7 @@ class AckMessagesAnswer(BaseModel):
     acknowledged: int
 
 
-class RedeliverRequest(Request):
+class RedeliverRequest(RequestBody):
     """Without `message_ids`, everything that consumers hold is redelivered."""
 
     model_config = example(message_ids=[_FIRST_MESSAGE])

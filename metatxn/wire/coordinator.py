@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.models import Cluster as Cluster
 from metatxn.wire.models import Process as Process
-from metatxn.wire.models import example
+from metatxn.wire.models import RequestBody, example
 from metatxn.wire.problems import Problem, problem_of
 from metatxn.wire.text import no_control_characters
 
@@ -63,9 +63,9 @@ TXN_ID_FIELD = Field(
     description="32 lower-case hexadecimal digits", examples=[_TXN_ID], json_schema_extra={"pattern": "^[0-9a-f]{32}$"}
 )
 TxnIdText = Annotated[str, AfterValidator(valid_txn_id), TXN_ID_FIELD]
-Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(no_control_characters)]
+OwnerName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(no_control_characters)]
 TransactionKeyName = Annotated[str, AfterValidator(valid_key)]
-WriterName = Name
+WriterName = OwnerName
 Writers = Annotated[list[WriterName], Field(max_length=MAX_WRITERS)]
 TimeoutMs = Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -73,13 +73,7 @@ PropertyName = Annotated[str, Field(min_length=1, max_length=256)]
 PropertyValue = Annotated[str, Field(max_length=1024)]
 
 
-class Request(BaseModel):
-    """Request bodies with unknown fields, or with numbers written as text, are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class BeginRequest(Request):
+class BeginRequest(RequestBody):
     """`timeout_ms` is a duration."""
 
     model_config = example(
@@ -87,7 +81,7 @@ class BeginRequest(Request):
     )
 
     timeout_ms: TimeoutMs = 60_000
-    owner: Name | None = None
+    owner: OwnerName | None = None
     transaction_key: TransactionKeyName | None = None
     epoch: (
         Annotated[Number, Field(description="The epoch that connect returned; required with transaction_key.")] | None
@@ -96,7 +90,7 @@ class BeginRequest(Request):
     properties: Annotated[dict[PropertyName, PropertyValue], Field(max_length=64)] | None = None
 
 
-class CommitRequest(Request):
+class CommitRequest(RequestBody):
     """`writers` are the writers that count. Without it the remembered writers count, or all if none are remembered."""
 
     model_config = example(writers=["task-0-attempt-1", "task-1-attempt-0"])
@@ -104,7 +98,7 @@ class CommitRequest(Request):
     writers: Writers | None = None
 
 
-class AbortRequest(Request):
+class AbortRequest(RequestBody):
     """`force` is for administrators: it also ends a prepared transaction."""
 
     model_config = example(reason="the input was wrong", force=False)
@@ -136,7 +130,7 @@ class AbortItem(AbortRequest):
 BatchItem = Annotated[BeginItem | CommitItem | AbortItem, Field(discriminator="op")]
 
 
-class BatchRequest(Request):
+class BatchRequest(RequestBody):
     """Each item has the fields of the single request. If one item is malformed, the whole request is refused and has no
     effect."""
 
@@ -147,13 +141,13 @@ class BatchRequest(Request):
     items: Annotated[list[BatchItem], Field(max_length=MAX_BATCH_ITEMS)]
 
 
-class WritersRequest(Request):
+class WritersRequest(RequestBody):
     model_config = example(add=["task-0-attempt-1"])
 
     add: Writers
 
 
-class KeepAliveRequest(Request):
+class KeepAliveRequest(RequestBody):
     """`timeout_ms` is a duration that begins now."""
 
     model_config = example(timeout_ms=60_000)
@@ -161,7 +155,7 @@ class KeepAliveRequest(Request):
     timeout_ms: TimeoutMs
 
 
-class PrepareRequest(Request):
+class PrepareRequest(RequestBody):
     """`prepared_timeout_ms` is a duration that begins now."""
 
     model_config = example(prepared_timeout_ms=3_600_000)
@@ -169,7 +163,7 @@ class PrepareRequest(Request):
     prepared_timeout_ms: TimeoutMs | None = None
 
 
-class ConnectRequest(Request):
+class ConnectRequest(RequestBody):
     """`epoch` -1 takes over from any holder of the key; any other value must be the current epoch. Both increment the
     epoch.
 
@@ -180,8 +174,8 @@ class ConnectRequest(Request):
     model_config = example(epoch=-1, owner="billing", session="run-2")
 
     epoch: Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
-    owner: Name | None = None
-    session: Name | None = None
+    owner: OwnerName | None = None
+    session: OwnerName | None = None
 
 
 class TransactionHeader(BaseModel):

@@ -288,3 +288,8 @@ class ServiceUnreachable(MetatxnError):
 BY_CODE: dict[ErrorCode, type[MetatxnError]] = {
     kind.code: kind for kind in MetatxnError.__subclasses__() if kind.code is not None
 }
+
+
+def invalid_field(field: str, detail: str, *, action: str | None = None) -> InvalidArgument:
+    """The error for one field of a request, or one of its parameters."""
+    return InvalidArgument(f"{field}: {detail}", action=action, field=field)

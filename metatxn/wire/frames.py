@@ -134,7 +134,7 @@ class RawFrame(Frame):
         return self.buffer[self.start : self.end]
 
 
-def encode(frame: Frame) -> bytes:
+def encode_frame(frame: Frame) -> bytes:
     """The bytes of `frame`. Raises the errors of `encode_parts`."""
     return b"".join(encode_parts(frame))
 
@@ -249,7 +249,7 @@ def _bounds(view: memoryview, offset: int) -> tuple[int, int]:
 
 
 def _decode_fields(view: memoryview, start: int, end: int) -> dict[str, Any]:
-    """The fields of a frame whose CRC matches. Whatever is wrong here was never written by `encode`."""
+    """The fields of a frame whose CRC matches. Whatever is wrong here was never written by `encode_frame`."""
     version, kind, flags, count, publish_ms, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
     if version != FORMAT_VERSION:
         raise CorruptFrame(f"format version {version} is unknown")
@@ -302,7 +302,7 @@ def _decode_name(view: memoryview, at: int, end: int) -> tuple[str, int]:
         raise CorruptFrame("a name is not UTF-8") from error
 
 
-def decode(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
+def decode_frame(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
     """The frame at `offset`, and the offset after it. Its payload is a view into `buffer`. Raises the errors of
     `peek`."""
     view = memoryview(buffer)
@@ -310,16 +310,16 @@ def decode(buffer: bytes | memoryview, offset: int = 0) -> tuple[Frame, int]:
     return Frame(**_decode_fields(view, start, end)), end
 
 
-def decode_all(buffer: bytes | memoryview) -> Iterator[Frame]:
+def decode_frames(buffer: bytes | memoryview) -> Iterator[Frame]:
     """All frames of `buffer`, which must end where a frame ends. Raises the errors of `peek`."""
     offset = 0
     while offset < len(buffer):
-        frame, offset = decode(buffer, offset)
+        frame, offset = decode_frame(buffer, offset)
         yield frame
 
 
 def peek_all(buffer: bytes | memoryview) -> Iterator[RawFrame]:
-    """As `decode_all`, with each frame in its place in one view of `buffer`."""
+    """As `decode_frames`, with each frame in its place in one view of `buffer`."""
     view, offset = memoryview(buffer), 0
     while offset < len(view):
         frame = peek(view, offset)

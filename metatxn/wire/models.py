@@ -12,6 +12,12 @@ def example(**members: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"example": members})
 
 
+class RequestBody(BaseModel):
+    """A request body. Unknown fields, and numbers that are written as text, are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 class Process(BaseModel):
     id: str
     url: str

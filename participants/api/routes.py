@@ -11,9 +11,9 @@ from fastapi.responses import Response
 from pydantic import AfterValidator
 
 from metastore.types import Revision
+from metatxn.service.direct import DirectRoute
 from metatxn.service.gate import BODY
 from metatxn.service.http import Caller, PathText, problems
-from metatxn.service.quick import QuickRoute
 from metatxn.wire import errors, names
 from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
@@ -139,7 +139,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
 
 def _segment_routes(api: APIRouter, broker: Broker) -> None:
     _look_route(api, broker)
-    quick = APIRouter(route_class=QuickRoute)
+    quick = APIRouter(route_class=DirectRoute)
     _append_route(quick, broker)
     _read_route(quick, broker)
     api.routes.extend(quick.routes)

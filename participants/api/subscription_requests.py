@@ -68,29 +68,25 @@ def _txn_id(text: str | None) -> TxnId | None:
     try:
         return None if text is None else TxnId.parse(text)
     except ValueError as error:
-        raise invalid("txn_id", str(error)) from None
+        raise errors.invalid_field("txn_id", str(error)) from None
 
 
 def _message_ids(texts: Iterable[str]) -> list[MessageId]:
     try:
         return [MessageId.parse(text) for text in texts]
     except (ValueError, AssertionError) as error:
-        raise invalid("message_ids", str(error)) from None
+        raise errors.invalid_field("message_ids", str(error)) from None
 
 
 def _places(texts: Mapping[str, str]) -> dict[str, Position]:
     try:
         return {segment_id: Position.parse(text) for segment_id, text in texts.items()}
     except ValueError as error:
-        raise invalid("positions", str(error)) from None
+        raise errors.invalid_field("positions", str(error)) from None
 
 
 def parsed_topic(field: str, name: str) -> str:
     try:
         return topic_name(name)
     except ValueError as error:
-        raise invalid(field, str(error)) from None
-
-
-def invalid(field: str, problem: str) -> errors.MetatxnError:
-    return errors.InvalidArgument(f"{field}: {problem}", field=field)
+        raise errors.invalid_field(field, str(error)) from None

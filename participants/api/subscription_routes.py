@@ -33,7 +33,6 @@ from participants.api.subscription_requests import (
     NamePath,
     ack_answer,
     ack_request,
-    invalid,
     parsed_topic,
     redelivered,
     subscription_router,
@@ -148,11 +147,11 @@ async def _record(broker: Broker, topic: str, request: SubscriptionRequest, call
     dead_letter_topic, max_redeliveries = request.dead_letter_topic, request.max_redeliveries
     if dead_letter_topic is None:
         if max_redeliveries is not None:
-            raise invalid("max_redeliveries", "needs a dead_letter_topic")
+            raise errors.invalid_field("max_redeliveries", "needs a dead_letter_topic")
     else:
         dead_letter_topic = parsed_topic("dead_letter_topic", dead_letter_topic)
         if dead_letter_topic == topic:
-            raise invalid("dead_letter_topic", "is the topic itself")
+            raise errors.invalid_field("dead_letter_topic", "is the topic itself")
         caller.require("produce", dead_letter_topic)
         await _assure_topic(broker, dead_letter_topic, caller)
         max_redeliveries = DEFAULT_MAX_REDELIVERIES if max_redeliveries is None else max_redeliveries

@@ -21,7 +21,7 @@ from participants.ledger.disk import Disk, make_directory, read_all, read_file, 
 from participants.ledger.group_commit import device_errors
 from participants.ledger.open_files import KEPT_FILES, OpenFiles
 from participants.ledger.reading import checked_frames
-from participants.ledger.recovery import recover, scan
+from participants.ledger.recovery import recover_file, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, StorageFull
 
@@ -88,7 +88,7 @@ class LedgerFiles:
                 offsets = self._read_through(fd, ledger)  # it was sealed, so nothing may be cut any more
                 self._write_mark(path, offsets)
             if offsets is None:
-                offsets = recover(self.disk, fd, ledger)
+                offsets = recover_file(self.disk, fd, ledger)
                 self._write_mark(path, offsets)
             self._check_size(fd, ledger, offsets)
         return offsets
@@ -110,7 +110,7 @@ class LedgerFiles:
             device_errors(f"cannot seal ledger {ledger} of {segment}"),
             self._opened(path, os.O_RDWR) as fd,
         ):
-            offsets = recover(self.disk, fd, ledger, durable_bytes=durable_bytes)
+            offsets = recover_file(self.disk, fd, ledger, durable_bytes=durable_bytes)
             self._write_mark(path, offsets)
         return offsets
 

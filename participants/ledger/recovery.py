@@ -155,7 +155,7 @@ def find_proof(tail: memoryview, ledger: int, entry: int) -> RawFrame | None:
     return None
 
 
-def recover(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None = None) -> array[int]:
+def recover_file(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None = None) -> array[int]:
     """Cut the unfinished tail of a ledger file and make the rest durable. Returns its offsets.
 
     `durable_bytes`: how much is known to be durable; None when this process does not know. May be repeated after

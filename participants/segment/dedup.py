@@ -22,14 +22,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from metatxn.wire import errors
+from metatxn.wire.broker import HashRange
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 
 REMEMBERED_SEQUENCES = 1_000
 REMEMBERED_IN_ALL = 100_000
-
-HashRange = tuple[int, int]
-"""The first and the last hash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,10 @@ from metastore.keys import escape, prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import DedupChunk, DedupRow, DedupRun, DedupSnapshot, SegmentRecord
 from metastore.types import AtVersion
+from metatxn.wire.broker import HashRange
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from participants.segment.dedup import DedupTable, HashRange, Remembered, Scope
+from participants.segment.dedup import DedupTable, Remembered, Scope
 
 CHUNK_BYTES = 256 << 10
 _RUNS_PER_ROW = 1_000

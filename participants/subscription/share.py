@@ -1,6 +1,6 @@
 """What one broker has of a subscription: the segments of its topic that are owned there.
 
-`Share` is that of this broker; `RemoteShare` asks another one for the same. Neither ever asks anybody else.
+`LocalShare` is that of this broker; `RemoteShare` asks another one for the same. Neither ever asks anybody else.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TakeAnswer:
     ended: set[str] = field(default_factory=set)
 
 
-class Share:
+class LocalShare:
     """Of this broker, as it is at this moment. `parts` by segment."""
 
     def __init__(self, parts: Mapping[str, SegmentSubscription]) -> None:

@@ -22,6 +22,7 @@ from metastore.txn import paths
 from metastore.txn.records.segments import MergeClaim, SegmentRecord
 from metastore.types import Batch, Record
 from metatxn.wire import errors
+from metatxn.wire.broker import HashRange
 from metatxn.wire.names import segment_id as new_segment_id
 from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
@@ -33,8 +34,6 @@ from participants.topic.deletion import Deletion
 log = structlog.get_logger()
 CLAIM_PATIENCE_MS = 20_000
 """How long a merge waits for the owner of the other segment."""
-
-HashRange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from metatxn.wire.broker import Name, ReceivedMessage, Request
-from metatxn.wire.models import example
+from metatxn.wire.broker import Name, ReceivedMessage
+from metatxn.wire.models import RequestBody, example
 
 _SEGMENT = "segment://public/default/orders/0000-ffff-0"
 
 
-class ShareTakeRequest(Request):
+class ShareTakeRequest(RequestBody):
     """The subscription's home, at this generation of its segment, asks for messages for one consumer. Of the
     consumers up to the one numbered `newest` only `sessions` are there: what others of them hold returns. `segments` in
     the order in which they are to be asked."""
@@ -40,7 +40,7 @@ class ShareTakeAnswer(BaseModel):
     ended: list[str]
 
 
-class ShareWaitRequest(Request):
+class ShareWaitRequest(RequestBody):
     """Answered once one of these segments has something to give."""
 
     model_config = example(incarnation=1, segments=[_SEGMENT], wait_ms=10_000)

@@ -13,7 +13,7 @@ from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.segment_subscriptions import subscriptions_of
-from participants.subscription.share import Share
+from participants.subscription.share import LocalShare
 from participants.topic.remote_share import RemoteShare
 
 
@@ -27,11 +27,11 @@ class SubscriptionShares:
     missing: Mapping[str, errors.MetatxnError]
 
     @property
-    def here(self) -> Share:
-        return Share(self.parts)
+    def here(self) -> LocalShare:
+        return LocalShare(self.parts)
 
     @property
-    def all(self) -> list[Share | RemoteShare]:
+    def all(self) -> list[LocalShare | RemoteShare]:
         """Those that have any segments, this broker's first."""
         return [*([self.here] if self.parts else []), *self.elsewhere]
 
@@ -39,12 +39,12 @@ class SubscriptionShares:
         """They are all of this topic, as far as was seen."""
         return {*self.missing, *(each for share in self.all for each in share.segments)}.issuperset(segments)
 
-    def having(self, segments: Iterable[str], named: str) -> dict[Share | RemoteShare, list[str]]:
+    def having(self, segments: Iterable[str], named: str) -> dict[LocalShare | RemoteShare, list[str]]:
         """The shares that have these, and which of them each has.
 
         Raises INVALID_ARGUMENT for the field `named` when one is no segment of this topic, and why one is missing.
         """
-        found: defaultdict[Share | RemoteShare, list[str]] = defaultdict(list)
+        found: defaultdict[LocalShare | RemoteShare, list[str]] = defaultdict(list)
         owners = {segment_id: share for share in self.all for segment_id in share.segments}
         for segment_id in segments:
             if segment_id in self.missing:

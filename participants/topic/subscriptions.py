@@ -25,7 +25,7 @@ from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import acks_error
 from participants.subscription.segment_subscriptions import subscriptions_of
-from participants.subscription.share import AckRequest, Share, TakeAnswer, TakeRequest
+from participants.subscription.share import AckRequest, LocalShare, TakeAnswer, TakeRequest
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.reading import end_of
 from participants.topic.remote_share import RemoteShare
@@ -145,7 +145,7 @@ class Subscriptions:
 
     async def _having(
         self, topic: str, name: str, segments: Collection[str], field: str, authorization: str | None
-    ) -> dict[Share | RemoteShare, list[str]]:
+    ) -> dict[LocalShare | RemoteShare, list[str]]:
         """As `SubscriptionShares.having`. That a segment is none of the topic is believed only of the layout that
         the store has: another broker may have delivered a message of a child that this broker has not heard of."""
         shares = await self._shares(topic, name, authorization)
@@ -168,7 +168,7 @@ class Subscriptions:
 
     async def share(
         self, topic: str, name: str, segments: Sequence[str] | None = None, incarnation: int | None = None
-    ) -> Share:
+    ) -> LocalShare:
         """What this broker has of it. Raises NOT_FOUND for an `incarnation` that is gone, STORE_UNAVAILABLE when one of
         `segments` is not here."""
         shares = await self._shares(topic, name)

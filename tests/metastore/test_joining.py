@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metastore.api import MetadataStore
-from metastore.backends.joining import Footprint, Limits, take_group
+from metastore.backends.joining import Footprint, RequestLimits, take_group
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.types import Absent, Batch, Check, EmptyRange
 
 KEYS = "abcde"
-LIMITS = Limits(max_txn_ops=12, max_bytes=1_000)
+LIMITS = RequestLimits(max_txn_ops=12, max_bytes=1_000)
 FLAT = replace(LIMITS, flat=True)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metatxn.columns import Misfit, messages_table
-from metatxn.frames import decode
+from metatxn.frames import decode_rows
 from metatxn.wire.errors import SchemaMismatch
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.position import Position
@@ -139,7 +139,7 @@ def test_ten_thousand_columns() -> None:
     """An eighth of a second each; what looks at all names for each of them needs minutes."""
     names = [f"c{number}" for number in range(10_000)]
     later = pa.schema([(name, pa.int32()) for name in [*names, "later"]])
-    found = decode(entry_of(pa.table({name: [1] for name in names})), later)
+    found = decode_rows(entry_of(pa.table({name: [1] for name in names})), later)
     assert found.table.schema == later and found.table["later"].to_pylist() == [None]
     assert messages_table([dict.fromkeys(names, 1)], later).equals(found.table)
     assert messages_table([dict.fromkeys(names, 1)], None).num_columns == len(names)
@@ -156,6 +156,6 @@ def test_ten_thousand_columns() -> None:
 )
 def test_a_table_that_does_not_fit_is_named(column: list[Any], field: pa.Field[Any], problem: str) -> None:
     with pytest.raises(SchemaMismatch) as raised:
-        decode(entry_of(pa.table({"a": column})), pa.schema([field]), segment="segment://t")
+        decode_rows(entry_of(pa.table({"a": column})), pa.schema([field]), segment="segment://t")
     assert str(raised.value).startswith(f"a table at 1:7 of segment://t does not fit: column {field.name}: {problem}")
     assert raised.value.members["position"] == "1:7"

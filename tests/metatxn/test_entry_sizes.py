@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import metatxn
 from metatxn import table_writer
 from metatxn.connection import Connection
-from metatxn.delivery import Delivery
+from metatxn.delivery import OrderedDelivery
 from metatxn.table_writer import AsyncTableWriter, fitting
 from metatxn.topics import Layout
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
@@ -36,7 +36,7 @@ class Taking(Connection):
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.sending: dict[Delivery[Any], None] = {}
+        self.sending: dict[OrderedDelivery[Any], None] = {}
         self.entries: list[Entry] = []
 
     def new_name(self) -> str:

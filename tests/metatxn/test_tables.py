@@ -14,7 +14,7 @@ import pytest
 
 import metatxn
 from metatxn.table_writer import KEY_METADATA
-from metatxn.topics import Layout, Topics
+from metatxn.topics import Layout, LayoutCache
 from metatxn.wire.frames import PayloadKind
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
@@ -263,11 +263,11 @@ def test_columns_that_a_topic_gets_while_it_is_read(
     """The first table comes between the look at the topic and the read of its entries."""
     topic = new_topic()
     send(client, topic, {"id": 1})
-    refresh = Topics.refresh
+    refresh = LayoutCache.refresh
 
-    async def then_write(self: Topics, name: str) -> Layout:
+    async def then_write(self: LayoutCache, name: str) -> Layout:
         layout = await refresh(self, name)
-        monkeypatch.setattr(Topics, "refresh", refresh)
+        monkeypatch.setattr(LayoutCache, "refresh", refresh)
         await asyncio.to_thread(write_a_table)
         return layout
 
@@ -275,7 +275,7 @@ def test_columns_that_a_topic_gets_while_it_is_read(
         with metatxn.connect(dev.coordinator_url) as other:
             write(other, topic, pa.table({"id": pa.array([2], pa.int16())}))
 
-    monkeypatch.setattr(Topics, "refresh", then_write)
+    monkeypatch.setattr(LayoutCache, "refresh", then_write)
     found = client.read_table(topic)
     assert found.schema.types == [pa.int16()] and set(found["id"].to_pylist()) == {1, 2}
 

@@ -281,7 +281,7 @@ PROTOCOL = (
         "key-without-epoch-is-current",
         "5.15: whoever begins under a key has connected, and knows its epoch",
         "coordinator/transactions.py",
-        '        raise answers.invalid("epoch", "a begin under a transaction key needs the key\'s epoch", '
+        '        raise invalid_field("epoch", "a begin under a transaction key needs the key\'s epoch", '
         "action=_CONNECT_FIRST)\n",
         "        pass\n",
         "keyed",

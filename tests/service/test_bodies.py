@@ -21,9 +21,9 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from metatxn.service.direct import DirectRoute, add_routes
 from metatxn.service.gate import BODY
 from metatxn.service.http import create_app
-from metatxn.service.quick import QuickRoute, add_routes
 from metatxn.service.server import HttpServer
 from metatxn.service.strict import StrictRoute
 
@@ -89,7 +89,7 @@ class Counted(BaseModel):
 def commits() -> ASGIApp:
     """Verbs that mean something else without a body, on each kind of route, and one that takes none."""
     app = create_app("commits", "under test", "0", CollectorRegistry())
-    for kind in (QuickRoute, StrictRoute):
+    for kind in (DirectRoute, StrictRoute):
         router = APIRouter(prefix=f"/{kind.__name__}", route_class=kind)
 
         @router.post("/commit", response_model_exclude_none=True)
@@ -176,7 +176,7 @@ async def test_curl_that_offers_h2c_is_answered_as_one_that_does_not() -> None:
     async with serving(commits()) as http:
         for writers in (["task-1"], [f"task-{number}" for number in range(10_000)]):
             body = json.dumps({"writers": writers}).encode()
-            answer, status, version = (await said_by(*curl, f"{http.url}/QuickRoute/commit", to=body)).rsplit(" ", 2)
+            answer, status, version = (await said_by(*curl, f"{http.url}/DirectRoute/commit", to=body)).rsplit(" ", 2)
             assert (status, version, json.loads(answer)) == ("200", "1.1", {"counted": writers})
 
 
@@ -185,7 +185,7 @@ async def test_the_client_of_java_is_answered() -> None:
     java = (installed("java"), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
     async with serving(commits()) as http:
         source = str(Path(__file__).with_name("Post.java"))
-        answers = await said_by(*java, source, f"{http.url}/QuickRoute/commit", LIST, "2")
+        answers = await said_by(*java, source, f"{http.url}/DirectRoute/commit", LIST, "2")
     assert answers.splitlines() == ['200 HTTP_1_1 {"counted":["task-1"]}'] * 2
 
 
@@ -214,7 +214,7 @@ async def answered(http: HttpServer, path: str, headers: bytes) -> tuple[int, di
     return int(head.split()[1]), json.loads(body)
 
 
-@pytest.mark.parametrize("kind", ["QuickRoute", "StrictRoute"])
+@pytest.mark.parametrize("kind", ["DirectRoute", "StrictRoute"])
 async def test_a_body_that_is_announced_and_missing_is_refused(kind: str) -> None:
     """Announced by its type alone. Who says that it is empty is believed, and a verb that takes none misses none."""
     typed = b"Content-Type: application/json\r\n"

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from metastore.types import Revision
 from metatxn.wire.broker import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
-from metatxn.wire.frames import decode_all
+from metatxn.wire.frames import decode_frames
 from metatxn.wire.names import MessageId
 from tests.simulation.history import Asked, Begun, History, Outcome, Seen, connection
 from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
@@ -452,7 +452,7 @@ def parse_position(text: str) -> tuple[int, int]:
 def frames_of(segment: str, body: bytes) -> list[Seen]:
     """What the entries of a page hold: one payload each, or several messages of which each has one for its value."""
     found = []
-    for frame in decode_all(body):
+    for frame in decode_frames(body):
         content = json.loads(bytes(frame.payload))
         payloads = map(payload_of, content) if isinstance(content, list) else [content]
         for index, payload in enumerate(payloads):

@@ -133,7 +133,7 @@ def of(*fields: pa.Field[Any]) -> pa.Schema:
 def test_columns_are_matched_by_name_not_by_place() -> None:
     topic = of(pa.field("a", pa.int64()), pa.field("b", pa.large_string()))
     given = of(pa.field("b", pa.string(), nullable=False), pa.field("a", pa.int64()))
-    arrow_schema.check_fits(given, "t", topic)
+    arrow_schema.check_dataframe_fits(given, "t", topic)
     batch = pa.RecordBatch.from_pylist([{"b": "x", "a": 1}], schema=given)
     assert arrow_schema.conform(batch, topic).to_pylist() == [{"a": 1, "b": "x"}]
 
@@ -142,7 +142,7 @@ def test_a_schema_that_does_not_fit_names_every_column() -> None:
     topic = of(pa.field("a", pa.int64()), pa.field("b", pa.string()))
     given = of(pa.field("a", pa.float64()), pa.field("c", pa.string()))
     with pytest.raises(metatxn.SchemaMismatch) as raised:
-        arrow_schema.check_fits(given, "orders", topic)
+        arrow_schema.check_dataframe_fits(given, "orders", topic)
     assert str(raised.value) == (
         "the DataFrame does not fit topic orders: column b is missing; column a is double, the topic has int64"
     )
@@ -151,7 +151,7 @@ def test_a_schema_that_does_not_fit_names_every_column() -> None:
 def test_further_columns_come_behind_those_of_the_topic() -> None:
     topic = of(pa.field("a", pa.int64()), pa.field("b", pa.string()))
     given = of(pa.field("new", pa.large_string(), nullable=False), *reversed(list(topic)))
-    arrow_schema.check_fits(given, "orders", topic)
+    arrow_schema.check_dataframe_fits(given, "orders", topic)
     assert arrow_schema.with_added(topic, given) == of(*topic, pa.field("new", pa.string()))
 
 
@@ -268,7 +268,7 @@ def test_twenty_thousand_columns_are_compared_at_once() -> None:
     """A fifth of a second; comparing each name with all of the others takes minutes."""
     topic = of(*[pa.field(f"c{number}", pa.int64()) for number in range(20_000)])
     given = of(pa.field("new", pa.int64()), *topic)
-    arrow_schema.check_fits(given, "orders", topic)
+    arrow_schema.check_dataframe_fits(given, "orders", topic)
     assert len(arrow_schema.with_added(topic, given)) == 20_001
 
 

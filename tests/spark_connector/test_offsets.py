@@ -13,7 +13,7 @@ import pytest
 from metatxn.horizons import SegmentHorizon
 from spark_connector.offsets import Lineage, Offset, Places, entered, is_trimmed, next_places, readable, shares
 from spark_connector.options import OptionError
-from spark_connector.topics import Segment, Topic
+from spark_connector.topics import Topic, TopicSegment
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Log:
 
     @property
     def lineage(self) -> Lineage:
-        segments = tuple(Segment(name, None, self.parents[name], self.children(name)) for name in self.entries)
+        segments = tuple(TopicSegment(name, None, self.parents[name], self.children(name)) for name in self.entries)
         return Lineage([Topic("t", None, segments)])
 
     def horizons(self, places: Places) -> dict[str, SegmentHorizon]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from spark_connector.options import OptionError, check_values, direction_of, own_options, read_options, write_options
+from spark_connector.options import (
+    OptionError,
+    check_option_values,
+    direction_of,
+    own_options,
+    read_options,
+    write_options,
+)
 
 URL = {"url": "http://127.0.0.1:8470"}
 
@@ -150,10 +157,10 @@ def test_a_wrong_option_of_a_streaming_read_is_named(given: dict[str, str], prob
 )
 def test_what_options_alone_tell_is_told_before_anything_starts(given: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        check_values(given)
-    check_values({"provider": "metatxn", "owner": "me", **URL, "option.url": "u"})
-    check_values({**URL, "topic": "t", "checkpointLocation": "/c", "queryName": "q"})
-    check_values({**URL, "topic": "t", "subscribe": "s"})  # a table refuses this in its own words
+        check_option_values(given)
+    check_option_values({"provider": "metatxn", "owner": "me", **URL, "option.url": "u"})
+    check_option_values({**URL, "topic": "t", "checkpointLocation": "/c", "queryName": "q"})
+    check_option_values({**URL, "topic": "t", "subscribe": "s"})  # a table refuses this in its own words
 
 
 def test_what_spark_adds_to_the_options_of_a_table_is_dropped() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import metatxn
-from spark_connector.messages import Written
+from spark_connector.messages import WrittenPart
 from spark_connector.stream_writer import the_transaction
 from tests.spark_connector.conftest import TopicFactory
 from tests.spark_connector.helpers import (
@@ -223,7 +223,7 @@ def test_a_topic_that_gets_a_column_while_a_query_runs_refuses_the_next_batch(
 
 def test_a_batch_whose_transaction_ended_half_way_is_not_committed() -> None:
     """A task that came later has begun the batch again, in another one: each holds a part of the rows."""
-    one, other = (Written(txn_id, writer=txn_id[0], rows=1) for txn_id in ("a" * 32, "b" * 32))
+    one, other = (WrittenPart(txn_id, writer=txn_id[0], rows=1) for txn_id in ("a" * 32, "b" * 32))
     assert the_transaction([one, one], batch_id=7) == one.txn_id
     with pytest.raises(metatxn.ExpiredTransaction, match="micro-batch 7"):
         the_transaction([one, other], batch_id=7)

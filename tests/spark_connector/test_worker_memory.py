@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_connector.clients import Service, client
+from spark_connector.clients import ServiceAddress, client
 
 
 def test_a_worker_that_has_used_the_client_looks_for_garbage_in_little(spark: SparkSession, url: str) -> None:
     def looked_at() -> float:
-        client(Service(url))
+        client(ServiceAddress(url))
         return len(gc.get_objects()) / (gc.get_freeze_count() or 1)
 
     assert in_a_worker(spark, looked_at) < 0.1
@@ -22,11 +22,11 @@ def test_a_worker_that_has_used_the_client_looks_for_garbage_in_little(spark: Sp
 
 def test_what_a_worker_loads_later_is_no_garbage_either(spark: SparkSession, url: str) -> None:
     def frozen_later() -> int:
-        client(Service(url))
+        client(ServiceAddress(url))
         before = gc.get_freeze_count()
         import tabnanny
 
-        client(Service(url))
+        client(ServiceAddress(url))
         assert tabnanny.__name__
         return gc.get_freeze_count() - before
 
@@ -36,7 +36,7 @@ def test_what_a_worker_loads_later_is_no_garbage_either(spark: SparkSession, url
 def test_a_worker_keeps_the_memory_of_arrow_batches(spark: SparkSession, url: str) -> None:
     def touched_anew() -> int:
         """Pages, in eight rounds after the first."""
-        client(Service(url))
+        client(ServiceAddress(url))
         before = 0
         for number in range(9):
             batches = [bytes([1]) * (15 << 20) for _ in range(3)]
@@ -51,7 +51,7 @@ def test_a_worker_keeps_the_memory_of_arrow_batches(spark: SparkSession, url: st
 
 def test_the_driver_collects_garbage_as_its_user_wants(url: str) -> None:
     before = gc.get_freeze_count()
-    client(Service(url))
+    client(ServiceAddress(url))
     assert gc.get_freeze_count() == before
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import metatxn
-from spark_connector.messages import Written
+from spark_connector.messages import WrittenPart
 from spark_connector.options import write_options
 from spark_connector.writer import BatchWriter
 from tests.spark_connector.conftest import TopicFactory
@@ -65,14 +65,14 @@ class Jobs:
         if self.random.random() < 0.3:
             self._attempt(writer, tasks[0])  # a zombie
 
-    def _attempts(self, writer: BatchWriter, rows: list[int]) -> Written:
+    def _attempts(self, writer: BatchWriter, rows: list[int]) -> WrittenPart:
         """Some that fail, and of several that do not the one that Spark picks."""
         for _ in range(self.random.randrange(2)):
             with pytest.raises(Gone):
                 self._attempt(writer, rows, fails=True)
         return self.random.choice([self._attempt(writer, rows) for _ in range(self.random.choice((1, 1, 2)))])
 
-    def _attempt(self, writer: BatchWriter, rows: list[int], *, fails: bool = False) -> Written:
+    def _attempt(self, writer: BatchWriter, rows: list[int], *, fails: bool = False) -> WrittenPart:
         def batches() -> Iterator[pa.RecordBatch]:
             for number in rows:
                 yield pa.RecordBatch.from_pydict({"id": [number]}, schema=SCHEMA)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metastore.txn import paths
-from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, number, parsed
+from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, parsed_key, parsed_number
 from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.processes import Incarnation
 from metastore.txn.records.transactions import GcHorizon
@@ -18,7 +18,7 @@ def sequence_value(value: bytes) -> int:
 
 
 def sequence_law(record: Record, view: View) -> Problems:
-    parsed(record.key, lambda: number(record.key.removeprefix(paths.ID_SEQUENCES)), paths.id_sequence)
+    parsed_key(record.key, lambda: parsed_number(record.key.removeprefix(paths.ID_SEQUENCES)), paths.id_sequence)
     decoded(record, sequence_value)
     yield from ()
 

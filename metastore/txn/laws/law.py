@@ -92,7 +92,7 @@ def decoded(record: Record, decode: Callable[[bytes], D]) -> D:
         raise UnreadableError(record.key, error) from error
 
 
-def parsed(key: str, parse: Callable[[], D], build: Callable[[D], str]) -> D:
+def parsed_key(key: str, parse: Callable[[], D], build: Callable[[D], str]) -> D:
     """The parts of a key; building the key from them again must give the same key."""
     try:
         found = parse()
@@ -105,14 +105,14 @@ def parsed(key: str, parse: Callable[[], D], build: Callable[[D], str]) -> D:
 
 
 def txn_of(key: str, prefix: str) -> TxnId:
-    return parsed(key, lambda: TxnId.parse(key.removeprefix(prefix)), lambda txn_id: f"{prefix}{txn_id}")
+    return parsed_key(key, lambda: TxnId.parse(key.removeprefix(prefix)), lambda txn_id: f"{prefix}{txn_id}")
 
 
-def number(text: str) -> int:
+def parsed_number(text: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is not a number of {NUMBER_DIGITS} digits")
     return int(text)
 
 
 def named(key: str, build: Callable[[str], str]) -> str:
-    return parsed(key, lambda: unescape(key.rpartition("/")[2]), build)
+    return parsed_key(key, lambda: unescape(key.rpartition("/")[2]), build)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from metastore.keys import escape, unescape
 from metastore.txn import paths
-from metastore.txn.laws.law import POSITION, Law, MalformedKeyError, Problems, View, decoded, number, parsed
+from metastore.txn.laws.law import POSITION, Law, MalformedKeyError, Problems, View, decoded, parsed_key, parsed_number
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.laws.subscriptions import of_subscription
 from metastore.txn.records.operations import AckOp, Outcome, WriteOp, decode_op
@@ -18,7 +18,7 @@ from metatxn.wire.ids import TxnId
 
 def op_law(record: Record, view: View) -> Problems:
     text, _, seq = record.key.removeprefix(paths.OPS).partition("/")
-    txn_id = parsed(f"{paths.OPS}{text}", lambda: TxnId.parse(text), lambda parsed: f"{paths.OPS}{parsed}")
+    txn_id = parsed_key(f"{paths.OPS}{text}", lambda: TxnId.parse(text), lambda parsed: f"{paths.OPS}{parsed}")
     op = decoded(record, decode_op)
     yield from _op_key(record.key, seq, op, view)
     if isinstance(op, WriteOp):
@@ -59,7 +59,7 @@ def _op_key(key: str, seq: str, op: WriteOp | AckOp, view: View) -> Problems:
     if parts[: len(where)] != where:
         yield f"the key says {':'.join(parts[: len(where)])} but the value {':'.join(where)}", RESTORE
     try:
-        generation, _ = map(number, parts[-2:])
+        generation, _ = map(parsed_number, parts[-2:])
     except ValueError as error:
         raise MalformedKeyError(str(error)) from error
     owner = view.decode(OwnerRecord, paths.segment_owner(op.segment))
@@ -97,7 +97,7 @@ def outcome_law(record: Record, view: View) -> Problems:
             raise ValueError(f"{kind!r} is not a kind of segment state")
         return unescape(segment), TxnId.parse(txn_id)
 
-    segment, txn_id = parsed(record.key, parse, lambda parts: paths.outcome(*parts))
+    segment, txn_id = parsed_key(record.key, parse, lambda parts: paths.outcome(*parts))
     outcome = decoded(record, Outcome.decode)
     if not POSITION.fullmatch(outcome.highest):
         yield f"`highest` is not a position: {outcome.highest!r}", RESTORE

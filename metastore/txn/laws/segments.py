@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from metastore.keys import unescape
 from metastore.txn import paths
-from metastore.txn.laws.law import POSITION, Problems, View, decoded, named, number, parsed
+from metastore.txn.laws.law import POSITION, Problems, View, decoded, named, parsed_key, parsed_number
 from metastore.txn.laws.operations import outcome_law
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
@@ -129,9 +129,9 @@ def _dedup(record: Record, view: View) -> Problems:
 
     def parse() -> tuple[str, str, int]:
         segment, _, name, chunk = record.key.removeprefix(paths.SEGMENT_STATES).split("/")
-        return unescape(segment), unescape(name), number(chunk)
+        return unescape(segment), unescape(name), parsed_number(chunk)
 
-    segment_id, name, chunk = parsed(record.key, parse, lambda parts: paths.dedup_chunk(*parts))
+    segment_id, name, chunk = parsed_key(record.key, parse, lambda parts: paths.dedup_chunk(*parts))
     segment = view.decode(SegmentRecord, paths.segment(segment_id))
     if segment is None:
         yield f"the sequences belong to segment {segment_id}, which does not exist", DELETE

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from metastore.keys import unescape
 from metastore.txn import paths
-from metastore.txn.laws.law import PLACE, Problems, View, decoded, number, parsed
+from metastore.txn.laws.law import PLACE, Problems, View, decoded, parsed_key, parsed_number
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
@@ -18,7 +18,7 @@ def subscription_law(record: Record, view: View) -> Problems:
         topic, name = record.key.removeprefix(paths.SUBSCRIPTIONS).split("/")
         return unescape(topic), unescape(name)
 
-    topic, _ = parsed(record.key, parse, lambda parts: paths.subscription(*parts))
+    topic, _ = parsed_key(record.key, parse, lambda parts: paths.subscription(*parts))
     found = decoded(record, SubscriptionRecord.decode)
     if found.incarnation < 1:
         yield f"the incarnation {found.incarnation} is not valid: incarnations begin with 1", RESTORE
@@ -37,8 +37,8 @@ def cursor_law(record: Record, view: View) -> Problems:
         segment, subscription, incarnation, kind, *bucket = parts
         if (kind, len(bucket)) not in (("mark-delete", 0), ("acked", 1)):
             raise ValueError(f"{kind!r} is not a kind of cursor record")
-        start = [number(part) for part in bucket[0].split(":")] if bucket else None
-        return unescape(segment), unescape(subscription), number(incarnation), start
+        start = [parsed_number(part) for part in bucket[0].split(":")] if bucket else None
+        return unescape(segment), unescape(subscription), parsed_number(incarnation), start
 
     def build(found: tuple[str, str, int, list[int] | None]) -> str:
         segment, subscription, incarnation, start = found
@@ -47,7 +47,7 @@ def cursor_law(record: Record, view: View) -> Problems:
         ledger, entry, index = start
         return paths.cursor_bucket(segment, subscription, incarnation, (ledger, entry, index))
 
-    segment_id, name, incarnation, start = parsed(record.key, parse, build)
+    segment_id, name, incarnation, start = parsed_key(record.key, parse, build)
     if start is None:
         places = [decoded(record, MarkDelete.decode).before]
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from metastore.txn import paths
 from metastore.txn.laws.cluster import sequence_value
-from metastore.txn.laws.law import Law, Problems, UnreadableError, View, decoded, number, parsed, txn_of
+from metastore.txn.laws.law import Law, Problems, UnreadableError, View, decoded, parsed_key, parsed_number, txn_of
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.records.json_record import JsonRecord
 from metastore.txn.records.transactions import Header, Lease, Prepared, TransactionKey
@@ -98,9 +98,9 @@ def beside_open_header(kind: type[JsonRecord], prefix: str) -> Law:
 def deadline_entry_law(record: Record, view: View) -> Problems:
     def parse() -> tuple[int, TxnId]:
         deadline, _, txn_id = record.key.removeprefix(paths.DEADLINE_INDEX).partition("/")
-        return number(deadline), TxnId.parse(txn_id)
+        return parsed_number(deadline), TxnId.parse(txn_id)
 
-    deadline_ms, txn_id = parsed(record.key, parse, lambda parts: paths.deadline_entry(*parts))
+    deadline_ms, txn_id = parsed_key(record.key, parse, lambda parts: paths.deadline_entry(*parts))
     header = view.decode(Header, paths.header(txn_id))
     if header is None or header.state.final:
         yield f"the deadline index lists {txn_id}, which is {header.state if header else 'without header'}", DELETE
@@ -112,9 +112,9 @@ def final_state_entry_law(record: Record, view: View) -> Problems:
     def parse() -> tuple[TxnState, int, str]:
         state, _, rest = record.key.removeprefix(paths.FINAL_STATE_INDEX).partition("/")
         finalized, _, txn_id = rest.partition("/")
-        return TxnState(state), number(finalized), str(TxnId.parse(txn_id))
+        return TxnState(state), parsed_number(finalized), str(TxnId.parse(txn_id))
 
-    state, finalized_ms, text = parsed(record.key, parse, lambda parts: paths.final_state_entry(*parts))
+    state, finalized_ms, text = parsed_key(record.key, parse, lambda parts: paths.final_state_entry(*parts))
     header = view.decode(Header, paths.header(TxnId.parse(text)))
     if header is None or (header.state, header.finalized_ms) != (state, finalized_ms):
         found = f"{header.state} at {header.finalized_ms}" if header else "without header"
@@ -122,7 +122,7 @@ def final_state_entry_law(record: Record, view: View) -> Problems:
 
 
 def key_law(record: Record, view: View) -> Problems:
-    owner, name = parsed(
+    owner, name = parsed_key(
         record.key, lambda: paths.parse_transaction_key(record.key), lambda parts: paths.transaction_key(*parts)
     )
     key = decoded(record, TransactionKey.decode)

@@ -20,7 +20,7 @@ import pytest
 
 from metastore.backends import etcd_connection, etcd_members
 from metastore.backends.etcd import EtcdStore
-from metastore.backends.etcd_members import Member
+from metastore.backends.etcd_members import EtcdMember
 from metastore.backends.etcd_stubs import RangeRequest
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Changes, EmptyRange
@@ -274,13 +274,13 @@ async def test_nobody_is_found_where_another_cluster_serves(
     advertised = ("--advertise-client-urls", f"http://{etcd_server.endpoint}")
     with EtcdServer(tmp_path / "etcd", flags=advertised) as server, joined(server, tmp_path, flags=advertised):
         store = await open_store(server)
-        tried: list[Member] = []
+        tried: list[EtcdMember] = []
 
-        def member(*arguments: Any) -> Member:
-            tried.append(Member(*arguments))
+        def member(*arguments: Any) -> EtcdMember:
+            tried.append(EtcdMember(*arguments))
             return tried[-1]
 
-        monkeypatch.setattr(etcd_members, "Member", member)
+        monkeypatch.setattr(etcd_members, "EtcdMember", member)
         await store._connection.learn_members()
         assert [member.address for member in store._connection.members.all] == [server.endpoint]
         assert [closed(one) for one in tried] == [True]
@@ -309,7 +309,7 @@ async def test_members_are_learned_once_and_forgotten_when_they_leave(
         assert closed(forgotten)
 
 
-def closed(member: Member) -> bool:
+def closed(member: EtcdMember) -> bool:
     return all(
         channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in (member.requests, member.streams)
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from metastore import keys
 from metastore.backends import zookeeper_listings
-from metastore.backends.zookeeper_listings import LARGE, Child, Listings, within
+from metastore.backends.zookeeper_listings import LARGE, Child, ZooKeeperListings, within
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Stat
 from tests.metastore.zookeeper.conftest import OpenStore
@@ -46,7 +46,7 @@ def test_a_cut_holds_what_every_child_says_of_itself(
 
 
 def test_only_large_listings_are_kept_and_only_while_the_stamp_is_the_same() -> None:
-    listings = Listings(Paths(""))
+    listings = ZooKeeperListings(Paths(""))
     listings.learn(DIRECTORY, stat(), [str(number) for number in range(LARGE - 1)])
     assert not listings.keeps(DIRECTORY)
     children = listings.learn(DIRECTORY, stat(), [str(number) for number in range(LARGE)])
@@ -60,7 +60,7 @@ def test_only_large_listings_are_kept_and_only_while_the_stamp_is_the_same() -> 
 
 def test_no_more_is_kept_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zookeeper_listings, "_MAX_KEPT_NAMES", 2 * LARGE)
-    listings = Listings(Paths(""))
+    listings = ZooKeeperListings(Paths(""))
     names = [str(number) for number in range(LARGE)]
     directories = [Child(f"/{name}/", True, f"/records/{name}+") for name in "abc"]
     for directory in directories:

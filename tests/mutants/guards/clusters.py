@@ -112,10 +112,10 @@ CLUSTERS = (
         "a log is removed unless its writer has written since it was looked at",
         _ZOOKEEPER_HISTORY,
         "        if await self._delete(entries[:-1], unchanged):\n"
-        "            last = [*map(delete, entries[-1:]), delete(home)]\n"
+        "            last = [*map(delete_op, entries[-1:]), delete_op(home)]\n"
         "            await self._connection.ask(Multi([unchanged, *last]), self._deadline())",
         "        if await self._delete(entries):\n"
-        "            await self._connection.ask(Multi([delete(home)]), self._deadline())",
+        "            await self._connection.ask(Multi([delete_op(home)]), self._deadline())",
         tests=("tests/metastore/zookeeper/test_old_history.py::test_a_log_whose_writer_wakes_up_stays",),
     ),
     Mutant(

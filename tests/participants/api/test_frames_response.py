@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from metastore.errors import StoreUnavailable
 from metatxn.wire import errors
-from metatxn.wire.frames import Frame, PayloadKind, RawFrame, encode, peek, peek_all
+from metatxn.wire.frames import Frame, PayloadKind, RawFrame, encode_frame, peek, peek_all
 from metatxn.wire.position import Position
 from participants.api.frames_response import ANSWER_BYTES, CHUNK_BYTES, SMALL_BYTES, FramesResponse, LargeEntryResponse
 from participants.ledger.storage import StorageFailed
@@ -38,7 +38,9 @@ def raw_frames(buffers: list[list[tuple[int, bool]]]) -> list[RawFrame]:
         encoded = []
         for size, _ in sizes:
             payload = bytes([entry % 251]) * size
-            encoded.append(encode(Frame(payload, PayloadKind.BYTES, 1, position=Position(1, entry), publish_ms=0)))
+            encoded.append(
+                encode_frame(Frame(payload, PayloadKind.BYTES, 1, position=Position(1, entry), publish_ms=0))
+            )
             entry += 1
         frames = peek_all(b"".join(encoded))
         found += [frame for frame, (_, shown) in zip(frames, sizes, strict=True) if shown]
@@ -91,7 +93,7 @@ async def test_neighbours_in_a_buffer_are_one_chunk() -> None:
     assert isinstance(chunks[0], memoryview) and chunks[0].obj is frames[0].buffer.obj
 
 
-LARGE = encode(
+LARGE = encode_frame(
     Frame(
         random.Random(7).randbytes(ANSWER_BYTES + 12_345), PayloadKind.BYTES, 1, position=Position(1, 7), publish_ms=0
     )

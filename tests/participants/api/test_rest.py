@@ -28,7 +28,7 @@ from metatxn.wire.broker import (
     REVISION_HEADER,
 )
 from metatxn.wire.errors import BY_CODE, ErrorCode
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_all
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_frames
 from metatxn.wire.problems import MEDIA_TYPE
 from participants.messages.payloads import KEY_COLUMN
 from tests.participants.broker.process import BrokerProcess
@@ -73,7 +73,7 @@ async def read(process: BrokerProcess, segment: str, **query: Any) -> list[str]:
     answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params=query)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == FRAMES_MEDIA_TYPE
-    return [bytes(frame.payload).decode() for frame in decode_all(answer.content)]
+    return [bytes(frame.payload).decode() for frame in decode_frames(answer.content)]
 
 
 async def send(process: BrokerProcess, topic: str, *messages: dict[str, Any], **query: Any) -> httpx.Response:
@@ -321,7 +321,7 @@ async def test_the_largest_entry_passes_there_and_back(process: BrokerProcess) -
     body = b"x" * MAX_PAYLOAD_BYTES
     assert (await append(process, segment, body)).status_code == 200
     answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params={"max_bytes": 1})
-    (frame,) = decode_all(answer.content)
+    (frame,) = decode_frames(answer.content)
     assert bytes(frame.payload) == body
 
 
@@ -393,7 +393,7 @@ async def test_entries_are_read_in_pages_from_where_the_last_one_ended(process: 
     while True:
         query: dict[str, Any] = {"max_bytes": 1} | ({"after": after} if after else {})
         answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params=query)
-        seen += [str(frame.position) for frame in decode_all(answer.content)]
+        seen += [str(frame.position) for frame in decode_frames(answer.content)]
         after = answer.headers[NEXT_HEADER]
         if answer.headers[END_HEADER] == "true":
             break
@@ -896,7 +896,7 @@ async def test_the_count_of_an_entry_is_its_rows(process: BrokerProcess) -> None
     await append(process, segment, json.dumps([{"value": 1}, {"value": 2}]).encode(), MESSAGES_MEDIA_TYPE)
     await append(process, segment, arrow([{"id": 1}] * 3), ARROW_MEDIA_TYPE + "; charset=x")
     answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries")
-    assert [(frame.kind, frame.count) for frame in decode_all(answer.content)] == [
+    assert [(frame.kind, frame.count) for frame in decode_frames(answer.content)] == [
         (PayloadKind.MESSAGES, 2),
         (PayloadKind.ARROW, 3),
     ]
@@ -905,7 +905,7 @@ async def test_the_count_of_an_entry_is_its_rows(process: BrokerProcess) -> None
     (plain,) = await process.create("plain")
     await append(process, plain, b"bytes", count=7)
     answer = await process.http.get(f"/v1/segments/{enc(plain)}/entries")
-    assert [(frame.kind, frame.count) for frame in decode_all(answer.content)] == [(PayloadKind.BYTES, 7)]
+    assert [(frame.kind, frame.count) for frame in decode_frames(answer.content)] == [(PayloadKind.BYTES, 7)]
 
 
 async def test_27_a_send_that_fails_leaves_the_transaction_to_be_ended(process: BrokerProcess, world: World) -> None:

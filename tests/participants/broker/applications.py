@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+from metatxn.service.direct import add_routes
 from metatxn.service.http import create_app
-from metatxn.service.quick import add_routes
 from participants.api import routes, subscription_routes
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics

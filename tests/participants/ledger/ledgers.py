@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from metastore import keys
-from metatxn.wire.frames import Entry, Frame, PayloadKind, decode
+from metatxn.wire.frames import Entry, Frame, PayloadKind, decode_frame
 from participants.ledger.storage import Append, OpenLedger, ReadableLedger
 
 SEGMENT = "segment://public/default/orders/0000-ffff-1"
@@ -27,7 +27,7 @@ async def read_frames(ledger: ReadableLedger, max_bytes: int = 1 << 20) -> list[
     """All frames, in as many reads as it takes."""
     found: list[Frame] = []
     while chunk := await ledger.read(len(found), max_bytes):
-        found += [decode(frame.data)[0] for frame in chunk]
+        found += [decode_frame(frame.data)[0] for frame in chunk]
     return found
 
 

@@ -24,10 +24,10 @@ from metatxn.wire.frames import (
     FrameError,
     IncompleteFrame,
     PayloadKind,
-    decode,
-    decode_all,
+    decode_frame,
+    decode_frames,
     draft,
-    encode,
+    encode_frame,
     encode_parts,
     finish,
     peek,
@@ -64,19 +64,19 @@ def sealed_body(body: bytes) -> bytes:
 
 @given(FRAMES)
 def test_round_trip(frame: Frame) -> None:
-    raw = encode(frame)
-    assert decode(raw) == (frame, len(raw))
+    raw = encode_frame(frame)
+    assert decode_frame(raw) == (frame, len(raw))
     assert b"".join(encode_parts(frame)) == raw
 
 
 @given(st.lists(FRAMES, max_size=5))
 def test_frames_follow_each_other(frames: list[Frame]) -> None:
-    assert list(decode_all(b"".join(map(encode, frames)))) == frames
+    assert list(decode_frames(b"".join(map(encode_frame, frames)))) == frames
 
 
 @given(FRAMES, st.binary(max_size=20))
 def test_peek_gives_the_frame_and_where_it_lies(frame: Frame, before: bytes) -> None:
-    raw = before + encode(frame)
+    raw = before + encode_frame(frame)
     peeked = peek(raw, len(before))
     assert (peeked.start, peeked.end) == (len(before), len(raw))
     assert peeked.data == raw[len(before) :]
@@ -86,73 +86,73 @@ def test_peek_gives_the_frame_and_where_it_lies(frame: Frame, before: bytes) -> 
 
 @given(st.lists(FRAMES, max_size=5))
 def test_peeked_frames_lie_one_behind_another(frames: list[Frame]) -> None:
-    raw = b"".join(map(encode, frames))
+    raw = b"".join(map(encode_frame, frames))
     peeked = list(peek_all(raw))
-    assert [decode(each.data)[0] for each in peeked] == frames
+    assert [decode_frame(each.data)[0] for each in peeked] == frames
     assert b"".join(each.data for each in peeked) == raw
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_frame_or_a_frame_error(raw: bytes) -> None:
     try:
-        frame, end = decode(raw)
+        frame, end = decode_frame(raw)
     except FrameError:
         return
-    assert encode(frame) == raw[:end]
+    assert encode_frame(frame) == raw[:end]
 
 
-@given(st.binary(min_size=39, max_size=300) | FRAMES.map(lambda frame: encode(frame)[8:]), st.data())
+@given(st.binary(min_size=39, max_size=300) | FRAMES.map(lambda frame: encode_frame(frame)[8:]), st.data())
 def test_any_body_with_a_fitting_crc_is_a_frame_or_corrupt(body: bytes, data: st.DataObject) -> None:
     changed = bytearray(body)
     changed[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     raw = sealed_body(bytes(changed))
     try:
-        frame, end = decode(raw)
+        frame, end = decode_frame(raw)
     except CorruptFrame:
         return
-    assert encode(frame) == raw[:end]  # one encoding per frame
+    assert encode_frame(frame) == raw[:end]  # one encoding per frame
 
 
 @given(FRAMES, st.data())
 def test_a_flipped_bit_is_noticed(frame: Frame, data: st.DataObject) -> None:
-    raw = bytearray(encode(frame))
+    raw = bytearray(encode_frame(frame))
     bit = data.draw(st.integers(0, 8 * len(raw) - 1))
     raw[bit // 8] ^= 1 << bit % 8
     with pytest.raises(FrameError):
-        decode(bytes(raw))
+        decode_frame(bytes(raw))
 
 
 @given(FRAMES, st.data())
 def test_a_cut_frame_is_incomplete(frame: Frame, data: st.DataObject) -> None:
-    raw = encode(frame)
+    raw = encode_frame(frame)
     cut = data.draw(st.integers(0, len(raw) - 1))
     with pytest.raises(IncompleteFrame) as caught:
-        decode(raw[:cut])
+        decode_frame(raw[:cut])
     assert caught.value.needed == (len(raw) if cut >= 8 else 8)
 
 
 def test_zero_bytes_are_no_frame() -> None:
     with pytest.raises(CorruptFrame):
-        decode(bytes(4096))
+        decode_frame(bytes(4096))
 
 
 def test_the_largest_payload_fits_and_one_byte_more_does_not() -> None:
     largest = Frame(bytes(MAX_PAYLOAD_BYTES), PayloadKind.BYTES, 0, position=Position(0, 0), publish_ms=0)
-    raw = encode(largest)
+    raw = encode_frame(largest)
     assert len(raw) == MAX_PAYLOAD_BYTES + MIN_FRAME_BYTES <= MAX_FRAME_BYTES
-    assert decode(raw)[0] == largest
+    assert decode_frame(raw)[0] == largest
     with pytest.raises(ValueError, match="above the limit"):
-        encode(Frame(bytes(MAX_PAYLOAD_BYTES + 1), PayloadKind.BYTES, 0, position=Position(0, 0), publish_ms=0))
+        encode_frame(Frame(bytes(MAX_PAYLOAD_BYTES + 1), PayloadKind.BYTES, 0, position=Position(0, 0), publish_ms=0))
 
 
 def test_a_payload_above_the_limit_is_corrupt_even_with_a_fitting_crc() -> None:
-    body = encode(PLAIN)[8:MIN_FRAME_BYTES] + bytes(MAX_PAYLOAD_BYTES + 1)
+    body = encode_frame(PLAIN)[8:MIN_FRAME_BYTES] + bytes(MAX_PAYLOAD_BYTES + 1)
     with pytest.raises(CorruptFrame):
-        decode(sealed_body(body))
+        decode_frame(sealed_body(body))
 
 
 def test_an_entry_below_its_durable_ones_is_corrupt_even_with_a_fitting_crc() -> None:
-    body = bytearray(encode(PLAIN)[8:])
+    body = bytearray(encode_frame(PLAIN)[8:])
     for durable in range(5):
         struct.pack_into("<Q", body, 31, durable)
         if durable <= PLAIN.position.entry:
@@ -166,7 +166,7 @@ def test_an_entry_below_its_durable_ones_is_corrupt_even_with_a_fitting_crc() ->
 def test_a_draft_is_finished_with_what_is_durable_then(frame: Frame) -> None:
     begun = draft(frame, frame.position, frame.publish_ms)
     raw = finish(begun, frame.payload, frame.durable) + bytes(frame.payload)
-    assert raw == encode(frame)
+    assert raw == encode_frame(frame)
     assert begun.size == len(raw)
 
 
@@ -186,12 +186,12 @@ def test_a_draft_is_finished_with_what_is_durable_then(frame: Frame) -> None:
 )
 def test_what_does_not_fit_is_refused(frame: Frame) -> None:
     with pytest.raises(ValueError):
-        encode(frame)
+        encode_frame(frame)
 
 
 def test_the_payload_of_a_decoded_frame_is_a_view() -> None:
-    raw = encode(PLAIN)
-    payload = decode(raw)[0].payload
+    raw = encode_frame(PLAIN)
+    payload = decode_frame(raw)[0].payload
     assert isinstance(payload, memoryview) and payload.obj is raw
 
 
@@ -211,5 +211,5 @@ def test_the_example_of_the_page() -> None:
         durable=15,
     )
     assert len(raw) == 84
-    assert encode(example) == raw
-    assert decode(raw) == (example, 84)
+    assert encode_frame(example) == raw
+    assert decode_frame(raw) == (example, 84)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, decode_all
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, decode_frames
 from metatxn.wire.position import Position
 from participants.ledger.disk import WRITE_BYTES
 from participants.ledger.local import LocalStorage
@@ -61,7 +61,7 @@ async def test_a_frame_says_what_was_durable_when_its_group_was_written(
     disk.may_sync.set()
     await asyncio.gather(*(one.durable for one in begun))
     await append_all(ledger, [b"f"])
-    assert [frame.durable for frame in decode_all(ledger_file(tmp_path, 1).read_bytes())] == [0, 0, 2, 2, 2, 5]
+    assert [frame.durable for frame in decode_frames(ledger_file(tmp_path, 1).read_bytes())] == [0, 0, 2, 2, 2, 5]
 
 
 async def test_a_group_is_bounded(storage: LocalStorage, disk: FaultyDisk) -> None:

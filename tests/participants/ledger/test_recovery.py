@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from metatxn.wire.frames import MIN_FRAME_BYTES, Frame, PayloadKind, encode
+from metatxn.wire.frames import MIN_FRAME_BYTES, Frame, PayloadKind, encode_frame
 from metatxn.wire.position import Position
 from participants.ledger.disk import Disk
 from participants.ledger.local import LocalStorage
@@ -40,7 +40,9 @@ async def reopened(unsealed: Path) -> AsyncIterator[LocalStorage]:
 
 
 def frame_bytes(entry: int, payload: bytes, ledger: int = 0) -> bytes:
-    return encode(Frame(payload, PayloadKind.BYTES, 1, position=Position(ledger, entry), publish_ms=1_700_000_000_000))
+    return encode_frame(
+        Frame(payload, PayloadKind.BYTES, 1, position=Position(ledger, entry), publish_ms=1_700_000_000_000)
+    )
 
 
 ENDS = [0]

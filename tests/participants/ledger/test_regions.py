@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from metatxn.wire.frames import Entry, Frame, FrameError, PayloadKind, encode, peek
+from metatxn.wire.frames import Entry, Frame, FrameError, PayloadKind, encode_frame, peek
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
@@ -57,7 +57,7 @@ def region(name: str) -> range:
 
 
 def whole_frame(entry: int) -> bytes:
-    return encode(
+    return encode_frame(
         Frame(
             PAYLOAD,
             PayloadKind.BYTES,

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metatxn.wire.frames import Frame, PayloadKind, encode
+from metatxn.wire.frames import Frame, PayloadKind, encode_frame
 from metatxn.wire.position import Position
 from participants.ledger import recovery
 from participants.ledger.disk import Disk
 from participants.ledger.local import LocalStorage
-from participants.ledger.recovery import recover
+from participants.ledger.recovery import recover_file
 from participants.ledger.storage import LedgerCorrupt
 from tests.participants.ledger.ledgers import SEGMENT, append_all, ledger_file, payloads
 
@@ -40,7 +40,7 @@ class QuickDisk(Disk):
 
 
 def frame(entry: int, durable: int, payload: bytes = b"", ledger: int = LEDGER) -> bytes:
-    return encode(
+    return encode_frame(
         Frame(
             payload,
             PayloadKind.BYTES,
@@ -62,7 +62,7 @@ def file_of(content: bytes) -> Iterator[IO[bytes]]:
 def recovered(content: bytes) -> list[bytes]:
     """The frames that recovery keeps. Raises `LedgerCorrupt`."""
     with file_of(content) as file:
-        offsets = recover(QuickDisk(), file.fileno(), LEDGER)
+        offsets = recover_file(QuickDisk(), file.fileno(), LEDGER)
         file.seek(0)
         kept = file.read()
         assert content.startswith(kept)
@@ -73,7 +73,7 @@ def recovered(content: bytes) -> list[bytes]:
 def is_corrupt(content: bytes) -> bool:
     with file_of(content) as file:
         try:
-            recover(QuickDisk(), file.fileno(), LEDGER)
+            recover_file(QuickDisk(), file.fileno(), LEDGER)
         except LedgerCorrupt:
             file.seek(0)
             assert file.read() == content, "a damaged ledger is left as it is"
@@ -213,7 +213,7 @@ def test_a_proof_is_found_at_any_distance() -> None:
 
 def test_a_proof_is_found_although_it_seems_to_begin_earlier() -> None:
     """Its length 0x101 reads as a version and a kind, and its publish time as the ledger that belongs behind them."""
-    proof = encode(
+    proof = encode_frame(
         Frame(bytes(257 - 39), PayloadKind.BYTES, 1, position=Position(LEDGER, 4), publish_ms=LEDGER, durable=3)
     )
     assert is_corrupt(b"".join(SOUND) + b"\xff" * 100 + proof)

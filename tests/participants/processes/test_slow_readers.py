@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pytest
 
-from metatxn.wire.frames import decode_all
+from metatxn.wire.frames import decode_frames
 from tests.participants.processes.cluster import PATIENCE_S, BrokerProcess
 
 READERS = 12
@@ -128,7 +128,7 @@ def test_a_reader_that_does_not_read_costs_at_most_8_mib(
         for reader in readers:
             assert body_of(reader) == expected.content
     if what == "entries":
-        assert len(list(decode_all(expected.content))) > 1
+        assert len(list(decode_frames(expected.content))) > 1
 
 
 @pytest.mark.parametrize("entry_bytes", [11 << 20, 512 << 10, 1 << 10], ids=["largest", "large", "small"])
@@ -178,7 +178,7 @@ def test_an_entry_that_is_larger_costs_no_more(broker: BrokerProcess, http: http
     payload = PAYLOAD * 15
     assert http.post(path, content=payload, headers={"Content-Type": "application/octet-stream"}).status_code == 200
     expected = http.get(path)
-    assert [frame.payload for frame in decode_all(expected.content)] == [payload]
+    assert [frame.payload for frame in decode_frames(expected.content)] == [payload]
     before = resident_bytes(broker)
     with ExitStack() as stack:
         readers = [asking(stack, broker, path) for _ in range(READERS)]

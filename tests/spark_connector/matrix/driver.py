@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 import metatxn
 from spark_connector import MetatxnDataSource, batch_transaction, table_writes
-from spark_connector.messages import Written
+from spark_connector.messages import WrittenPart
 from spark_connector.spark_versions import StreamArrowWriter
 from tests.spark_connector.matrix.points import reach
 
@@ -112,7 +112,7 @@ class StreamWriterWithPoints(StreamArrowWriter):
     def __init__(self, writer: StreamArrowWriter) -> None:
         self._writer = writer
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
         return _write(self._writer, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -130,7 +130,7 @@ class BatchWriterWithPoints(DataSourceArrowWriter):
         self._writer = writer
         self._of = of
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]  # as in its base class
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
         return _write(self._writer, iterator, self._of)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -140,12 +140,12 @@ class BatchWriterWithPoints(DataSourceArrowWriter):
         self._writer.abort(messages)
 
 
-def _write(writer: Any, batches: Iterator[pa.RecordBatch], of: str = "") -> Written:
+def _write(writer: Any, batches: Iterator[pa.RecordBatch], of: str = "") -> WrittenPart:
     task = _this_task() + of
     reach(task.format("begins"))
     with patch.multiple(table_writes, ENTRY_BYTES=ENTRY_BYTES, PIECE_BYTES=ENTRY_BYTES // 2):
         written = writer.write(_then(batches, task.format("has sent some of")))
-    assert isinstance(written, Written)
+    assert isinstance(written, WrittenPart)
     reach(task.format("has written"), rows=written.rows)
     return written
 

@@ -1,7 +1,7 @@
 """Routes for endpoints that are called thousands of times a second: a request that fits reaches its endpoint directly.
 
 FastAPI solves a tree of dependencies for each request and validates each answer again, which costs more than beginning
-a transaction. The endpoint of a `QuickRoute` is still an endpoint of FastAPI: its signature determines the OpenAPI
+a transaction. The endpoint of a `DirectRoute` is still an endpoint of FastAPI: its signature determines the OpenAPI
 page, and a request that does not match it exactly is passed to FastAPI, which refuses it with the same words as
 everywhere.
 """
@@ -23,7 +23,7 @@ from metatxn.service.gate import BODY, CALLER, LOST_BODY
 from metatxn.service.http import CONTENT_TYPE, JSON, Caller
 from metatxn.service.strict import StrictRoute
 
-Reader = Callable[[Scope, Mapping[str, str]], Any]
+ArgumentReader = Callable[[Scope, Mapping[str, str]], Any]
 """Makes one argument of an endpoint from a request and its query. Raises `Unfit` or `ValidationError`."""
 
 
@@ -31,7 +31,7 @@ class Unfit(Exception):
     """The request does not fit, but FastAPI may be able to handle it."""
 
 
-class QuickRoute(StrictRoute):
+class DirectRoute(StrictRoute):
     """A route whose endpoint takes parameters of the path and of the query, the `caller`, the `request`, and a `body`
     in JSON. So do the dependencies that are named with the route, which are called first.
 
@@ -45,14 +45,14 @@ class QuickRoute(StrictRoute):
         required = [dependency.dependency for dependency in self.dependencies]
         self._calls = [(call, self._readers(call)) for call in (*required, endpoint) if call is not None]
 
-    def _readers(self, call: Callable[..., Any]) -> dict[str, Reader]:
+    def _readers(self, call: Callable[..., Any]) -> dict[str, ArgumentReader]:
         hints = get_type_hints(call, include_extras=True)
         return {
             name: self._reader(name, hints[name], parameter)
             for name, parameter in inspect.signature(call).parameters.items()
         }
 
-    def _reader(self, name: str, hint: Any, parameter: inspect.Parameter) -> Reader:
+    def _reader(self, name: str, hint: Any, parameter: inspect.Parameter) -> ArgumentReader:
         if hint is Caller:
             return lambda scope, _: scope[CALLER]
         if hint is Request:
@@ -83,7 +83,7 @@ class QuickRoute(StrictRoute):
         await response(scope, receive, send)
 
 
-def _body_reader(validated: TypeAdapter[Any], default: Any) -> Reader:
+def _body_reader(validated: TypeAdapter[Any], default: Any) -> ArgumentReader:
     def body(scope: Scope, _: Mapping[str, str]) -> Any:
         sent = scope[BODY]
         if not sent and default is not inspect.Parameter.empty:

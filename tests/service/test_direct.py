@@ -1,7 +1,7 @@
-"""Goal: a quick route saves time and changes nothing.
+"""Goal: a direct route saves time and changes nothing.
 
-Method: the same endpoint as a quick route and as a strict one of FastAPI's, in the same application; whatever is asked,
-both answer with the same status, the same media type and the same bytes.
+Method: the same endpoint as a direct route and as a strict one of FastAPI's, in the same application; whatever is
+asked, both answer with the same status, the same media type and the same bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pydantic import BaseModel, BeforeValidator
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.routes import TxnIdPath
+from metatxn.service.direct import DirectRoute, add_routes
 from metatxn.service.http import Caller, create_app
-from metatxn.service.quick import QuickRoute, add_routes
 from metatxn.service.strict import StrictRoute
 from metatxn.wire import errors
-from metatxn.wire.coordinator import BatchItem, BeginRequest, Request
+from metatxn.wire.coordinator import BatchItem, BeginRequest
+from metatxn.wire.models import RequestBody
 
 ID = "0000000000000000000000000000002a"
 FIRST = "00000000000000000000000000000001"
@@ -30,7 +31,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
-class Items(Request):
+class Items(RequestBody):
     items: list[BatchItem]
 
 
@@ -87,7 +88,7 @@ async def _refuse_the_first(txn_id: TxnIdPath, caller: Caller) -> None:
 def _app() -> FastAPI:
     app = create_app("test", "test", "0", CollectorRegistry())
     add_routes(app, _routes("/plain", StrictRoute))
-    add_routes(app, _routes("/quick", QuickRoute), first=True)
+    add_routes(app, _routes("/quick", DirectRoute), first=True)
     return app
 
 
@@ -179,7 +180,7 @@ async def test_both_ways_answer_alike(asked: tuple[str, str, dict[str, Any]]) ->
 async def test_what_fits_does_not_meet_the_slow_way(name: str) -> None:
     app = _app()
     for route in app.router.routes:
-        if isinstance(route, QuickRoute):
+        if isinstance(route, DirectRoute):
             route.app = _slow
     method, path, options = ASKED[name]
     async with _client(app) as client:
