@@ -532,7 +532,7 @@ async def finish_transactions(broker: Service, store: MetadataStore, segment: st
                 txn_ids = await done([BeginItem(op="begin", timeout_ms=LONG_MS)] * min(BATCH, count - first))
                 for txn_id in txn_ids:
                     await connection.request("POST", f"{entries_path(segment)}?txn_id={txn_id}", OLD_PAYLOAD)
-                ended = await done([CommitItem(op="commit", txn_id=txn_id) for txn_id in txn_ids])
+                ended = await done([CommitItem(op="commit", txn_id=TxnId.parse(txn_id)) for txn_id in txn_ids])
                 assert ended == txn_ids, "all of them were begun and are committed"
 
     await asyncio.gather(*(writer() for _ in range(WRITERS)))

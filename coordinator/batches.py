@@ -126,9 +126,9 @@ def _wanted(number: int, item: BatchItem, store: MetadataStore) -> Wanted:
                 return item
             case "commit":
                 writers = None if item.writers is None else writer_set(item.writers, "writers")
-                return Commit(TxnId.parse(item.txn_id), writers)
+                return Commit(item.txn_id, writers)
             case "abort":
-                return Abort(TxnId.parse(item.txn_id), item.reason, item.force)
+                return Abort(item.txn_id, item.reason, item.force)
     except errors.MetatxnError as error:
         field, _, detail = error.detail.partition(": ")
         raise invalid_field(f"items.{number}.{field}", detail, action=error.action) from error

@@ -18,7 +18,7 @@ from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metatxn.service.answers import json_response, model_response
 from metatxn.service.direct import DirectRoute
-from metatxn.service.http import Caller, PathText, from_store
+from metatxn.service.http import UNQUOTED, Caller, PathText, from_store
 from metatxn.service.openapi import problems
 from metatxn.service.strict import StrictRoute
 from metatxn.wire.coordinator import (
@@ -45,7 +45,6 @@ from metatxn.wire.coordinator import (
     TransactionPage,
     WritersRequest,
     valid_key,
-    valid_txn_id,
 )
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
@@ -57,7 +56,7 @@ ENDS = (*WRITES, ErrorCode.TXN_NOT_FOUND, ErrorCode.INVALID_TXN_STATE, ErrorCode
 """The errors that an endpoint of this kind can answer."""
 
 
-TxnIdPath = Annotated[PathText, AfterValidator(valid_txn_id), TXN_ID_FIELD]
+TxnIdPath = Annotated[TxnId, UNQUOTED, TXN_ID_FIELD]
 KeyPath = Annotated[PathText, AfterValidator(valid_key)]
 
 
@@ -158,39 +157,39 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:
         """The current state of a transaction."""
-        return await transactions.get(TxnId.parse(txn_id), caller=caller)
+        return await transactions.get(txn_id, caller=caller)
 
     @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.NOT_ALLOWED))
     async def commit(txn_id: TxnIdPath, caller: Caller, body: CommitRequest | None = None) -> TransactionHeader:
         """Commit. A repeated commit succeeds; if it has a list of `writers`, only with the same list."""
-        return await transactions.commit(TxnId.parse(txn_id), body.writers if body else None, caller=caller)
+        return await transactions.commit(txn_id, body.writers if body else None, caller=caller)
 
     @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=problems(*ENDS))
     async def abort(txn_id: TxnIdPath, caller: Caller, body: AbortRequest | None = None) -> TransactionHeader:
         """Abort. A repeated abort succeeds, and so does aborting a transaction that has timed out or was fenced."""
         body = body or AbortRequest()
-        return await transactions.abort(TxnId.parse(txn_id), body.reason, force=body.force, caller=caller)
+        return await transactions.abort(txn_id, body.reason, force=body.force, caller=caller)
 
     @router.post(
         "/{txn_id}/writers", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
     async def add_writers(txn_id: TxnIdPath, body: WritersRequest, caller: Caller) -> TransactionHeader:
         """Remember writers that count; a commit without `writers` uses that list."""
-        return await transactions.add_writers(TxnId.parse(txn_id), body.add, caller=caller)
+        return await transactions.add_writers(txn_id, body.add, caller=caller)
 
     @router.post(
         "/{txn_id}/keep-alive", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
     )
     async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest, caller: Caller) -> TransactionHeader:
         """Move the deadline to `timeout_ms` from now."""
-        return await transactions.keep_alive(TxnId.parse(txn_id), body.timeout_ms, caller=caller)
+        return await transactions.keep_alive(txn_id, body.timeout_ms, caller=caller)
 
     @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=problems(*ENDS))
     async def prepare(txn_id: TxnIdPath, caller: Caller, body: PrepareRequest | None = None) -> TransactionHeader:
         """The first phase of an external two-phase commit: from now on the transaction can only be committed or
         aborted."""
         timeout_ms = body.prepared_timeout_ms if body else None
-        return await transactions.prepare(TxnId.parse(txn_id), timeout_ms, caller=caller)
+        return await transactions.prepare(txn_id, timeout_ms, caller=caller)
 
     return router
 
@@ -217,8 +216,8 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
     async def operations(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()], caller: Caller) -> Response:
         """Operation records that no broker has cleaned up yet."""
         if not caller.superuser:
-            await transactions.get(TxnId.parse(txn_id), caller=caller)
-        return _page(await listings.operations(TxnId.parse(txn_id), query.limit, query.page_token))
+            await transactions.get(txn_id, caller=caller)
+        return _page(await listings.operations(txn_id, query.limit, query.page_token))
 
     return router
 

@@ -46,7 +46,8 @@ def _unquote_segment(value: object) -> object:
     return value
 
 
-PathText = Annotated[str, BeforeValidator(_unquote_segment), AfterValidator(no_control_characters)]
+UNQUOTED = BeforeValidator(_unquote_segment)
+PathText = Annotated[str, UNQUOTED, AfterValidator(no_control_characters)]
 """A path parameter: any UTF-8 name, percent-encoded as one path segment."""
 
 

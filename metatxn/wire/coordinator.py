@@ -54,15 +54,9 @@ def valid_key(value: str) -> str:
     return no_control_characters(value)
 
 
-def valid_txn_id(value: str) -> str:
-    TxnId.parse(value)
-    return value
-
-
 TXN_ID_FIELD = Field(
     description="32 lower-case hexadecimal digits", examples=[_TXN_ID], json_schema_extra={"pattern": "^[0-9a-f]{32}$"}
 )
-TxnIdText = Annotated[str, AfterValidator(valid_txn_id), TXN_ID_FIELD]
 OwnerName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(no_control_characters)]
 TransactionKeyName = Annotated[str, AfterValidator(valid_key)]
 WriterName = OwnerName
@@ -117,14 +111,14 @@ class CommitItem(CommitRequest):
     model_config = example(op="commit", txn_id=_TXN_ID)
 
     op: Literal["commit"]
-    txn_id: TxnIdText
+    txn_id: Annotated[TxnId, TXN_ID_FIELD]
 
 
 class AbortItem(AbortRequest):
     model_config = example(op="abort", txn_id=_TXN_ID, reason="the input was wrong")
 
     op: Literal["abort"]
-    txn_id: TxnIdText
+    txn_id: Annotated[TxnId, TXN_ID_FIELD]
 
 
 BatchItem = Annotated[BeginItem | CommitItem | AbortItem, Field(discriminator="op")]

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 _COORDINATOR_DIGITS = 4
 COORDINATORS = 1 << 4 * _COORDINATOR_DIGITS
@@ -32,6 +35,11 @@ class TxnId(str):
 
     def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # for copies, which call `__new__`
         return self.coordinator, self.sequence
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: type[Any], _handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A field or a parameter of this type is parsed once, when its request is."""
+        return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
 
     @property
     def coordinator(self) -> int:

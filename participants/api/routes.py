@@ -78,7 +78,7 @@ _ENTRY_BODY = {
 }
 _KINDS = {media_type: kind for kind, media_type in PAYLOAD_MEDIA_TYPES.items()}
 
-TxnIdQuery = Annotated[Any, parsed_by(TxnId.parse), Query(description="32 hex digits")]
+TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 PlaceQuery = Annotated[Any, parsed_by(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
 TokenQuery = Annotated[Any, parsed_by(BrowseToken.parse), Query(description="`next` of an earlier answer")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
