@@ -3,6 +3,7 @@
     etcd.py                this store: reads, and who does the rest
     etcd_group_commit.py   writes: many applies per request, lost replies resolved by a fence
     joining.py             which applies may travel together (ZooKeeper's group commit follows it too)
+    pending.py             applies without an answer, and their deadlines (the same)
     etcd_group_reads.py    reads: many per request
     etcd_watches.py        one server watch per prefix
     etcd_leases.py         ephemeral records

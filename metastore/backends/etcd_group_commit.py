@@ -52,8 +52,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -80,12 +79,14 @@ from metastore.backends.etcd_stubs import (
 )
 from metastore.backends.etcd_wire import MARKERS, Encoded, Wire, first_failure
 from metastore.backends.joining import Footprint, RequestLimits, take_group
+from metastore.backends.pending import PendingApplies, PendingApply
 from metastore.background import Backoff, in_background
 from metastore.errors import (
     InvalidBatch,
     MetastoreError,
     OutcomeUnknown,
     StoreFull,
+    StoreUnavailable,
 )
 from metastore.types import Applied, Revision
 
@@ -95,24 +96,9 @@ FLAT_FROM_COST = 64
 NESTED_AFTER_REFUSAL = 16
 
 
-@dataclass(slots=True, eq=False)
-class EtcdApply:
-    """An apply that waits or is in flight."""
-
+@dataclass(slots=True, eq=False, kw_only=True)
+class EtcdApply(PendingApply):
     encoded: Encoded
-    cost: int
-    size_bytes: int
-    footprint: Footprint
-    deadline: float
-    answer: asyncio.Future[Applied]
-
-    def succeed(self, applied: Applied) -> None:
-        if not self.answer.done():
-            self.answer.set_result(applied)
-
-    def fail(self, error: MetastoreError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +125,7 @@ class _Slot:
         return RequestOp(request_range=RangeRequest(key=self.marker))
 
 
-class EtcdGroupCommit:
+class EtcdGroupCommit(PendingApplies[EtcdApply]):
     """The only way in which applies of a store reach etcd.
 
     `on_group` is called with the size of every group sent, and `on_lost` when the reply to one was lost.
@@ -158,45 +144,37 @@ class EtcdGroupCommit:
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         assert pipeline >= 1
+        super().__init__(f"etcd at {connection.endpoints}", deadline_s)
         self._connection = connection
         self._wire = wire
         self.limits = limits
-        self._deadline_s = deadline_s
         # An answer later than this is fenced off; what is left of the deadline is for the fence and for sending again.
         self._request_timeout_s = deadline_s * 0.4
         self._on_group = on_group
         self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
-        self._queue: deque[EtcdApply] = deque()
         self._slots = [_Slot(wire.key(f"{MARKERS}{process}/{number}")) for number in range(pipeline)]
         self._ids = itertools.count(1)
         self._nested_groups = 0
         self._pump_scheduled = False
         self._reconnecting: asyncio.Task[None] | None = None
-        self._expiry: asyncio.TimerHandle | None = None
 
     def submit(self, encoded: Encoded, footprint: Footprint) -> asyncio.Future[Applied]:
         """`MetadataStore.apply`: the apply is queued when this returns, and the returned future has the result."""
         member = EtcdApply(
-            encoded,
-            encoded.cost,
-            encoded.size_bytes,
-            footprint,
-            self._loop.time() + self._deadline_s,
-            self._loop.create_future(),
+            encoded=encoded,
+            cost=encoded.cost,
+            size_bytes=encoded.size_bytes,
+            footprint=footprint,
+            deadline=self._deadline(),
+            answer=self._loop.create_future(),
         )
-        self._queue.append(member)
+        self._enqueue(member)
         self._schedule_pump()
-        if self._expiry is None:
-            self._expiry = self._loop.call_at(member.deadline, self._expire)
         return member.answer
 
     async def close(self) -> None:
         """Wait until every apply has its answer (each has a deadline), then stop."""
-        while waiting := [member.answer for member in self._outstanding() if not member.answer.done()]:
-            await asyncio.wait(waiting)
-        if self._expiry:
-            self._expiry.cancel()
+        await self._all_answered()
         tasks = [slot.carrier for slot in self._slots if slot.carrier] + [self._reconnecting]
         for task in filter(None, tasks):
             task.cancel()
@@ -205,8 +183,11 @@ class EtcdGroupCommit:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def _outstanding(self) -> list[EtcdApply]:
-        return [member for slot in self._slots for member in slot.members] + list(self._queue)
+    def _sent(self) -> Iterator[EtcdApply]:
+        return (member for slot in self._slots for member in slot.members)
+
+    def _unavailable(self, what: str) -> StoreUnavailable:
+        return self._connection.unavailable(what)
 
     def _schedule_pump(self) -> None:
         """Send in the next round of the event loop, so that applies submitted in this round are sent together."""
@@ -246,20 +227,6 @@ class EtcdGroupCommit:
         finally:
             self._reconnecting = None
         self._schedule_pump()
-
-    def _expire(self) -> None:
-        """Answer the members whose deadline has passed, and look again when the next one passes."""
-        now = self._loop.time()
-        for member in self._queue:
-            if member.deadline <= now:
-                member.fail(self._connection.unavailable("the write was not sent"))
-        self._queue = deque(member for member in self._queue if not member.answer.done())
-        for slot in self._slots:
-            for member in slot.members:
-                if member.deadline <= now:
-                    member.fail(OutcomeUnknown(f"no answer from etcd at {self._connection.endpoints}"))
-        deadlines = [member.deadline for member in self._outstanding() if not member.answer.done()]
-        self._expiry = self._loop.call_at(min(deadlines), self._expire) if deadlines else None
 
     # -- one request --------------------------------------------------------------------------------------------
 

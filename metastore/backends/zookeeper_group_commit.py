@@ -43,10 +43,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from metastore.backends.joining import Footprint, RequestLimits, take_group
+from metastore.backends.pending import PendingApplies, PendingApply
 from metastore.backends.zookeeper_connection import LostError, ZooKeeperConnection
 from metastore.backends.zookeeper_log import Change, encode, entry_name
 from metastore.backends.zookeeper_paths import Paths, parent
@@ -64,7 +66,7 @@ from metastore.backends.zookeeper_wire import (
     set_data,
 )
 from metastore.background import Backoff
-from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreUnavailable
+from metastore.errors import InvalidBatch, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, AtVersion, Batch, EmptyRange, Revision
 
 MAX_REQUEST_BYTES = 1_000_000
@@ -77,29 +79,17 @@ _MAX_NUMBER = 1 << 30
 _BYTES_PER_WRITE = 150
 
 
-@dataclass(slots=True, eq=False)
-class ZooKeeperApply:
-    """One apply on its way. `extra` operations are done with it. `certain`: plan it on facts only, its beliefs have
+@dataclass(slots=True, eq=False, kw_only=True)
+class ZooKeeperApply(PendingApply):
+    """`extra` operations are done with it. `certain`: plan it on facts only, its beliefs have
     failed."""
 
     batch: Batch
-    footprint: Footprint
-    size_bytes: int
-    deadline: float
-    answer: asyncio.Future[Applied]
     cost: int = 0
     extra: Sequence[bytes] = ()
     certain: bool = False
     failures: int = 0
     facts: Facts | None = None
-
-    def succeed(self, revision: Revision) -> None:
-        if not self.answer.done():
-            self.answer.set_result(Applied(revision))
-
-    def fail(self, error: MetastoreError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -152,7 +142,7 @@ class _Log:
         return surplus
 
 
-class ZooKeeperGroupCommit:
+class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
     """The only way in which applies of a store reach ZooKeeper.
 
     `on_group` is called with the size of every group sent, `on_lost` when the reply to one was lost, `on_emptied` the
@@ -173,25 +163,22 @@ class ZooKeeperGroupCommit:
         on_group: Callable[[int], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
+        super().__init__(f"ZooKeeper at {connection.hosts}", deadline_s)
         self._connection = connection
         self._paths = paths
         self._snapshots = snapshots
         self._beliefs = beliefs
         self._planner = planner
         self._limits = limits
-        self._deadline_s = deadline_s
         self._on_emptied = on_emptied
         self._on_group = on_group
         self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
-        self._queue: deque[ZooKeeperApply] = deque()
         self._planned: list[ZooKeeperApply] = []
         self._prepared: list[tuple[ZooKeeperApply, Part]] = []
         self._flight: _Request | None = None
         self._wake = asyncio.Event()
         self._backoff = Backoff(first_s=0.002, longest_s=0.1)
         self._carrier: asyncio.Task[None] | None = None
-        self._expiry: asyncio.TimerHandle | None = None
         self._log: _Log | None = None
 
     async def apply(self, batch: Batch, extra: Sequence[bytes] = ()) -> Applied:
@@ -199,49 +186,36 @@ class ZooKeeperGroupCommit:
         count = len(batch.puts) + len(batch.deletes) + len(batch.checks) + len(batch.range_deletes)
         content = sum(map(len, batch.puts)) + sum(map(len, batch.puts.values())) + sum(map(len, batch.deletes))
         member = ZooKeeperApply(
-            batch,
-            Footprint.of(batch),
-            2 * content + _BYTES_PER_WRITE * count,
-            self._loop.time() + self._deadline_s,
-            self._loop.create_future(),
+            batch=batch,
+            footprint=Footprint.of(batch),
+            size_bytes=2 * content + _BYTES_PER_WRITE * count,
+            deadline=self._deadline(),
+            answer=self._loop.create_future(),
             extra=extra,
         )
         if member.size_bytes > 2 * MAX_REQUEST_BYTES:
             raise InvalidBatch(f"the batch needs a request larger than the {MAX_REQUEST_BYTES} bytes that are allowed")
-        self._queue.append(member)
+        self._enqueue(member)
         self._wake.set()
         if self._carrier is None:
             self._carrier = self._loop.create_task(self._carry(), name="zookeeper group commit")
-        if self._expiry is None:
-            self._expiry = self._loop.call_at(member.deadline, self._expire)
         return await member.answer
 
     async def close(self) -> None:
         """Wait until every apply has its answer (each has a deadline), then stop."""
-        while waiting := [member.answer for member in self._outstanding() if not member.answer.done()]:
-            await asyncio.wait(waiting)
-        if self._expiry:
-            self._expiry.cancel()
+        await self._all_answered()
         if self._carrier:
             self._carrier.cancel()
             await asyncio.gather(self._carrier, return_exceptions=True)
 
-    def _outstanding(self) -> list[ZooKeeperApply]:
-        sent = self._flight.members if self._flight else []
-        return [*sent, *(member for member, _ in self._prepared), *self._planned, *self._queue]
+    def _sent(self) -> Sequence[ZooKeeperApply]:
+        return self._flight.members if self._flight else ()
 
-    def _expire(self) -> None:
-        """Answer the members whose deadline has passed, and look again when the next one passes."""
-        now = self._loop.time()
-        for member in self._flight.members if self._flight else ():
-            if member.deadline <= now:
-                member.fail(OutcomeUnknown(f"no answer from ZooKeeper at {self._connection.hosts}"))
-        for member in self._outstanding():
-            if member.deadline <= now:
-                member.fail(self._connection.unavailable("the write was not sent"))
-        self._queue = deque(member for member in self._queue if not member.answer.done())
-        deadlines = [member.deadline for member in self._outstanding() if not member.answer.done()]
-        self._expiry = self._loop.call_at(min(deadlines), self._expire) if deadlines else None
+    def _unsent(self) -> Iterator[ZooKeeperApply]:
+        return chain((member for member, _ in self._prepared), self._planned, self._queue)
+
+    def _unavailable(self, what: str) -> StoreUnavailable:
+        return self._connection.unavailable(what)
 
     # -- one group after the other ------------------------------------------------------------------------------
 
@@ -275,9 +249,9 @@ class ZooKeeperGroupCommit:
                 self._beliefs.bound()
         finally:
             self._carrier = None
-            for member in self._flight.members if self._flight else ():
+            for member in self._sent():
                 member.fail(OutcomeUnknown("the store was closed before the answer came"))
-            for member in self._outstanding():
+            for member in self._unsent():
                 member.fail(self._connection.unavailable("the store was closed before the write was sent"))
 
     async def _prepare(self) -> None:
@@ -394,7 +368,7 @@ class ZooKeeperGroupCommit:
                 if failure is not None:
                     member.fail(failure)
                 elif not _writes(member.batch):
-                    member.succeed(member.facts.revision)
+                    member.succeed(Applied(member.facts.revision))
                 elif part := self._try_part(member, missing):
                     parts[id(member)] = part
         planned: list[tuple[ZooKeeperApply, Part]] = []
@@ -534,6 +508,7 @@ class ZooKeeperGroupCommit:
     def _answer(self, request: _Request) -> None:
         """Answer the members, and believe what they wrote."""
         beliefs, revision = self._beliefs, request.revision
+        applied = Applied(revision)
         for member, part in zip(request.members, request.parts, strict=True):
             for (key, data_version, known), change in zip(part.outcomes, part.changes, strict=True):
                 if change.value is None:
@@ -546,7 +521,7 @@ class ZooKeeperGroupCommit:
                 self._on_emptied(directory)
             for directory in part.removed:
                 self._on_emptied(parent(directory))
-            member.succeed(revision)
+            member.succeed(applied)
         self._backoff.reset()
 
     def _put_back(self, request: _Request) -> None:

@@ -40,9 +40,9 @@ CLUSTERS = (
     Mutant(
         "etcd-deadline-is-definite",
         "a write that was sent and not answered is an unknown outcome",
-        _ETCD,
-        'member.fail(OutcomeUnknown(f"no answer from etcd at {self._connection.endpoints}"))',
-        'member.fail(self._connection.unavailable("no answer"))',
+        "metastore/backends/pending.py",
+        'pending.fail(OutcomeUnknown(f"no answer from {self._server}"))',
+        'pending.fail(self._unavailable("no answer"))',
         tests=(
             "tests/metastore/etcd/test_lost_replies.py::test_an_answer_that_never_comes_is_unknown_and_settled_later",
         ),
