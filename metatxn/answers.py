@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
-import httpx
 from pydantic import BaseModel, ValidationError
 
+from metatxn.transport.api import Answer
 from metatxn.wire.errors import MetatxnError, OutcomeUnknown, ServiceUnreachable
 from metatxn.wire.problems import from_problem
 
@@ -31,17 +32,17 @@ _PASSES = (
 M = TypeVar("M", bound=BaseModel)
 
 
-def error_of(answer: httpx.Response) -> MetatxnError:
+def error_of(answer: Answer) -> MetatxnError:
     """The error in an answer that is not a 2xx."""
     problem = _problem_in(answer)
     if problem is None:
         return _not_ours(answer)
     error = from_problem(problem, _retry_after_s(answer))
-    error.members.setdefault("status", answer.status_code)
+    error.members.setdefault("status", answer.status)
     return error
 
 
-def json_of(answer: httpx.Response) -> Any:
+def json_of(answer: Answer) -> Any:
     """The JSON of a 2xx answer. Raises `ServiceUnreachable` if there is none, and `OutcomeUnknown` if that may hide an
     effect of the request."""
     try:
@@ -50,12 +51,12 @@ def json_of(answer: httpx.Response) -> Any:
         raise _not_understood(answer, "is not JSON, so it is not from a metatxn service") from None
 
 
-def parsed(model: type[M], answer: httpx.Response) -> M:
+def parsed(model: type[M], answer: Answer) -> M:
     """A 2xx answer as a model of this version of the services. Raises the errors of `json_of`."""
     return parsed_part(model, json_of(answer), answer)
 
 
-def parsed_part(model: type[M], value: Any, answer: httpx.Response) -> M:
+def parsed_part(model: type[M], value: Any, answer: Answer) -> M:
     """Like `parsed`, for a value in the answer's JSON."""
     try:
         return model.model_validate(value)
@@ -63,7 +64,7 @@ def parsed_part(model: type[M], value: Any, answer: httpx.Response) -> M:
         raise _not_understood(answer, f"is not the {model.__name__} of a metatxn service: {error}") from error
 
 
-def _problem_in(answer: httpx.Response) -> dict[str, Any] | None:
+def _problem_in(answer: Answer) -> dict[str, Any] | None:
     """The problem in the answer if it has the form of the contract: with a code and two facts, which a gateway's own
     problems lack."""
     try:
@@ -75,27 +76,30 @@ def _problem_in(answer: httpx.Response) -> dict[str, Any] | None:
     return body if all(isinstance(body.get(fact), bool) for fact in ("retriable", "definite")) else None
 
 
-def _not_ours(answer: httpx.Response) -> MetatxnError:
-    status = answer.status_code
-    said = f"{_base(answer)} answered {status} to {answer.url.path}, but not like a metatxn service"
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.request.method != QUESTION:
+def _not_ours(answer: Answer) -> MetatxnError:
+    status = answer.status
+    base, path = _parts(answer)
+    said = f"{base} answered {status} to {path}, but not like a metatxn service"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.method != QUESTION:
         return OutcomeUnknown(said, status=status)
     return ServiceUnreachable(said, retriable=status in _PASSES, retry_after_s=_retry_after_s(answer), status=status)
 
 
-def _not_understood(answer: httpx.Response, why: str) -> MetatxnError:
-    said = f"the answer of {_base(answer)} to {answer.url.path} {why}"
-    if answer.request.method != QUESTION:
+def _not_understood(answer: Answer, why: str) -> MetatxnError:
+    base, path = _parts(answer)
+    said = f"the answer of {base} to {path} {why}"
+    if answer.method != QUESTION:
         return OutcomeUnknown(said)
     return ServiceUnreachable(said, retriable=False)
 
 
-def _base(answer: httpx.Response) -> str:
-    return f"{answer.url.scheme}://{answer.url.netloc.decode('ascii')}"
+def _parts(answer: Answer) -> tuple[str, str]:
+    url = urlsplit(answer.url)
+    return f"{url.scheme}://{url.netloc}", unquote(url.path)
 
 
-def _retry_after_s(answer: httpx.Response) -> float | None:
+def _retry_after_s(answer: Answer) -> float | None:
     try:
-        return max(0.0, float(answer.headers.get("Retry-After", "")))
+        return max(0.0, float(answer.header("Retry-After") or ""))
     except ValueError:
         return None

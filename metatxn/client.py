@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Literal, Self, overload
 from urllib.parse import urlsplit
 
-import httpx
 import pyarrow as pa
 
 from metatxn import frames
@@ -28,6 +27,7 @@ from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import read_topics
 from metatxn.topics import arrow_schema, wire_schema
 from metatxn.transaction import AsyncTransaction, inside
+from metatxn.transport.api import Transport
 from metatxn.wire.broker import (
     ChildrenAnswer,
     HorizonPlace,
@@ -61,7 +61,7 @@ def connect_async(
     request_timeout_s: float = 30,
     *,
     ca: str | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
+    transport: Transport | None = None,
     randomness: random.Random | None = None,
 ) -> AsyncClient:
     """A client of the cluster that the coordinator or broker at `url` belongs to. Nothing is sent yet.

@@ -8,13 +8,12 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-import httpx
-
 from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.delivery import OrderedDelivery
 from metatxn.http import Call, Http, json_body, path_of
 from metatxn.topics import Layout, LayoutCache, OwnerOf
+from metatxn.transport.api import Answer, Transport
 from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, PublishAnswer, publish_params
 from metatxn.wire.errors import (
     ExpiredTransaction,
@@ -46,7 +45,7 @@ class Connection:
         request_timeout_s: float,
         *,
         ca: str | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: Transport | None = None,
         randomness: random.Random | None = None,
     ) -> None:
         self._randomness = randomness or random.SystemRandom()
@@ -82,16 +81,16 @@ class Connection:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    async def coordinator(self, call: Call) -> httpx.Response:
+    async def coordinator(self, call: Call) -> Answer:
         return await self.http.request(self.coordinators, call)
 
-    async def broker(self, call: Call) -> httpx.Response:
+    async def broker(self, call: Call) -> Answer:
         return await self.http.request(self.brokers, call)
 
-    async def owner_of(self, segment: str, call: Call) -> httpx.Response:
+    async def owner_of(self, segment: str, call: Call) -> Answer:
         return await self.http.request(OwnerOf(self.topics, self.directory, segment), call)
 
-    async def home_of(self, topic: str, call: Call) -> httpx.Response:
+    async def home_of(self, topic: str, call: Call) -> Answer:
         """Send a request to the broker that delivers the subscriptions of `topic`: the one that earlier requests were
         redirected to, or any."""
         return await self.http.request(OwnerOf(self.topics, self.directory, f"subscriptions of {topic}"), call)

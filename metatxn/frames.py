@@ -54,14 +54,14 @@ async def read_frames(
     if owner_url is not None and connection.topics.owner(segment) is None:
         connection.topics.set_owner(segment, owner_url.rstrip("/"))
     response = await connection.owner_of(segment, call)
-    media_type = response.headers.get("Content-Type", "").partition(";")[0]
+    media_type = (response.header("Content-Type") or "").partition(";")[0]
     try:
-        frames = list(decode_frames(response.content))
-        at = response.headers[NEXT_HEADER]
+        frames = list(decode_frames(response.body))
+        at = response.headers[NEXT_HEADER.lower()]
     except (FrameError, KeyError) as error:
         raise ServiceUnreachable(f"{response.url} answered {media_type}, not {FRAMES_MEDIA_TYPE}") from error
-    taken = response.headers.get(REVISION_HEADER)
-    end = response.headers.get(END_HEADER, "").lower() == "true"
+    taken = response.header(REVISION_HEADER)
+    end = (response.header(END_HEADER) or "").lower() == "true"
     return FramesPage(frames, at, end, int(taken) if taken else None)
 
 

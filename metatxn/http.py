@@ -18,22 +18,20 @@ the event loop's, and the network and the randomness are parameters, so that a s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import itertools
 import json
 import random
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
-
-import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from urllib.parse import quote, urljoin, urlsplit
 
 from metatxn.answers import QUESTION, error_of
-from metatxn.transport import Connections
+from metatxn.transport.api import Answer, BadUrl, Headers, NoAnswer, Request, Transport, Unsent
+from metatxn.transport.pool import HttpTransport
 from metatxn.wire.errors import InvalidArgument, MetatxnError, NotOwner, OutcomeUnknown, ServiceUnreachable
 
 MAX_REDIRECTS = 5
@@ -114,7 +112,7 @@ def json_body(body: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(slots=True)
-class _Request:
+class _Attempts:
     """A call with all of its attempts. `end` is the time at which it is given up."""
 
     endpoint: Endpoint
@@ -131,6 +129,21 @@ class _Request:
     def left_s(self) -> float:
         return self.end - _now()
 
+    def failed(self, error: MetatxnError) -> None:
+        self.last = error
+        if not error.definite:
+            self.unanswered = self.unanswered or error
+
+    def outcome(self) -> MetatxnError:
+        """What the caller is told after the last attempt."""
+        first, last = self.unanswered, self.last
+        assert last is not None
+        if first is None or not last.definite or isinstance(last, self.call.settled_by):
+            return last
+        unknown = OutcomeUnknown(f"{first.detail}; then: {last.detail}", **last.members)
+        unknown.__cause__ = last
+        return unknown
+
 
 class Http:
     """The HTTP layer of a client, for one event loop."""
@@ -139,7 +152,7 @@ class Http:
         self,
         token: str | None,
         request_timeout_s: float,
-        transport: httpx.AsyncBaseTransport | None,
+        transport: Transport | None,
         randomness: random.Random,
         *,
         ca: str | None = None,
@@ -152,145 +165,105 @@ class Http:
         self._only_tls = only_tls
         self._randomness = randomness
         self._turns = {queue: asyncio.Semaphore(MAX_ON_THEIR_WAY) for queue in QUEUES}
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._connections = Connections(headers, _ssl_context(ca), transport)
+        self._headers = Headers({"Authorization": f"Bearer {token}"} if token else {})
+        self._transport = transport or HttpTransport(_authorities(ca))
+        self._closed = False
 
     async def close(self) -> None:
-        await self._connections.close()
+        """Close. Requests in flight fail. Idempotent."""
+        self._closed = True
+        await self._transport.close()
 
-    async def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> httpx.Response:
+    async def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> Answer:
         """A 2xx answer. Raises the `MetatxnError` of the last attempt once `request_timeout_s` is over; the time in
         which this waits for its turn does not count. With `patient=False` there is only one attempt."""
-        request = _Request(endpoint, call, _now() + self.timeout_s + call.wait_s)
-
-        def over(state: RetryCallState) -> bool:
-            return not patient or state.upcoming_sleep >= request.left_s
-
-        async def attempt() -> httpx.Response:
-            async with self._turn(request):
+        attempts = _Attempts(endpoint, call, _now() + self.timeout_s + call.wait_s)
+        turns = self._turns[call.queue]
+        for number in itertools.count(1):
+            came = _now()
+            async with turns:
+                attempts.end += _now() - came
                 try:
-                    return await self._attempt(request)
+                    return await self._attempt(attempts)
                 except MetatxnError as error:
-                    request.last = error
-                    if not error.definite:
-                        request.unanswered = request.unanswered or error
-                    raise
+                    failure = error
+            attempts.failed(failure)
+            if not patient or not _may_repeat(failure, call):
+                raise attempts.outcome()
+            pause = self._pause(attempts, failure, number)
+            if pause >= attempts.left_s:
+                raise attempts.outcome()
+            await asyncio.sleep(pause)
+        raise AssertionError("counting does not end")
 
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: _may_repeat(error, call)),
-            wait=functools.partial(self._pause, request),
-            stop=over,
-            sleep=asyncio.sleep,
-            reraise=True,
-        )
-        try:
-            return await retrying(attempt)
-        except MetatxnError as error:
-            first = request.unanswered
-            if first is not None and error.definite and not isinstance(error, call.settled_by):
-                raise OutcomeUnknown(f"{first.detail}; then: {error.detail}", **error.members) from error
-            raise
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, request: _Request) -> AsyncIterator[None]:
-        came = _now()
-        async with self._turns[request.call.queue]:
-            request.end += _now() - came
-            yield
-
-    def _pause(self, request: _Request, state: RetryCallState) -> float:
+    def _pause(self, attempts: _Attempts, error: MetatxnError, number: int) -> float:
         """A pause that doubles, with jitter, and is at least what `Retry-After` asks for, unless another service is
         asked next."""
-        error = state.outcome.exception() if state.outcome else None
-        asked = error.retry_after_s if isinstance(error, MetatxnError) and not request.elsewhere else None
-        return max(pause_s(state.attempt_number, self._randomness), asked or 0.0)
+        asked = None if attempts.elsewhere else error.retry_after_s
+        return max(pause_s(number, self._randomness), asked or 0.0)
 
-    async def _attempt(self, request: _Request) -> httpx.Response:
-        if self._connections.closed:
+    async def _attempt(self, attempts: _Attempts) -> Answer:
+        if self._closed:
             raise InvalidArgument("this client was closed", action="Connect again.")
-        request.elsewhere = False
-        base, location = await self._where(request), None
+        attempts.elsewhere = False
+        call = attempts.call
+        base = await self._where(attempts)
+        url, redirected = _url(base, call), False
         for _ in range(MAX_REDIRECTS):
-            response = await self._send(request, base, location)
-            if response.status_code != HTTPStatus.TEMPORARY_REDIRECT:
+            answer = await self._send(attempts, base, url)
+            if answer.status != HTTPStatus.TEMPORARY_REDIRECT:
                 break
-            base, location = _redirect(response, request.call)
+            base, url = _redirect(answer, call)
+            redirected = True
         else:
-            raise NotOwner(f"{request.call.path} was redirected {MAX_REDIRECTS} times, the last time to {base}")
-        if not response.is_success:
-            if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                request.elsewhere = request.endpoint.unavailable(base)
-            raise error_of(response)
-        if location is not None:
-            request.endpoint.moved(base)
-        return response
+            raise NotOwner(f"{call.path} was redirected {MAX_REDIRECTS} times, the last time to {base}")
+        if not answer.ok:
+            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                attempts.elsewhere = attempts.endpoint.unavailable(base)
+            raise error_of(answer)
+        if redirected:
+            attempts.endpoint.moved(base)
+        return answer
 
-    async def _where(self, request: _Request) -> str:
+    async def _where(self, attempts: _Attempts) -> str:
         try:
-            async with asyncio.timeout_at(request.end):
-                return await request.endpoint.url()
+            async with asyncio.timeout_at(attempts.end):
+                return await attempts.endpoint.url()
         except TimeoutError:
             raise ServiceUnreachable("no service provided the list of services in time") from None
 
-    async def _send(self, request: _Request, base: str, location: str | None) -> httpx.Response:
-        call = request.call
-        if self._only_tls and not (location or base).startswith("https://"):
+    async def _send(self, attempts: _Attempts, base: str, url: str) -> Answer:
+        call = attempts.call
+        if self._only_tls and not url.startswith("https://"):
             raise ServiceUnreachable(
-                f"{location or base} does not use TLS, but the client was given an https:// URL",
+                f"{url} does not use TLS, but the client was given an https:// URL",
                 action="Start every service with --tls-cert and --tls-key, and give https:// to --advertise-url.",
                 retriable=False,
             )
-        if request.left_s <= 0:
-            raise request.last or ServiceUnreachable(f"there was no time left to send {call.path} to {base}")
-        connecting_s = min(self.timeout_s / 4, CONNECT_TIMEOUT_S)
+        if attempts.left_s <= 0:
+            raise attempts.last or ServiceUnreachable(f"there was no time left to send {call.path} to {base}")
+        headers = self._headers
+        if call.content is not None:
+            headers = Headers({**headers, "Content-Type": call.content_type})
+        connect_s = min(self.timeout_s / 4, CONNECT_TIMEOUT_S)
+        answer_s = self._time_for_an_answer_s(attempts)
         try:
-            async with self._connections.one() as client, asyncio.timeout_at(request.end) as clock:
-                sent = _Sent(clock, request.end, self._time_for_an_answer_s(request))
-                return await client.request(
-                    call.method,
-                    location or base + call.path,
-                    params=_given(call.params) if location is None else None,
-                    content=call.content,
-                    headers={"Content-Type": call.content_type} if call.content is not None else None,
-                    timeout=httpx.Timeout(None, connect=connecting_s, pool=connecting_s),
-                    extensions={"trace": sent},
-                )
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            return await self._transport.send(
+                Request(call.method, url, headers, call.content, connect_s, answer_s, attempts.end)
+            )
+        except BadUrl as error:
             raise ServiceUnreachable(f"{base!r} is not a URL of a service: {error}", retriable=False) from error
-        except (httpx.TransportError, TimeoutError) as error:
-            request.endpoint.failed(base)
-            if not sent.yes or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
-                raise _not_connected(error, base) from error
+        except Unsent as error:
+            attempts.endpoint.failed(base)
+            raise _not_connected(error, base) from error
+        except NoAnswer as error:
+            attempts.endpoint.failed(base)
             raise _no_answer(error, base, call) from error
 
-    def _time_for_an_answer_s(self, request: _Request) -> float:
+    def _time_for_an_answer_s(self, attempts: _Attempts) -> float:
         """A request that can be repeated is given up half-way, so that a process that hangs leaves time to ask another
         one."""
-        return self.timeout_s / 2 + request.call.wait_s if request.call.idempotent else request.left_s
-
-
-class _Sent:
-    """Whether a request has begun to leave. From then on its answer is waited for no longer than `wait_s`.
-
-    It has, unless the transport reports that it is still connecting, as httpx's own does through this `trace`.
-    """
-
-    def __init__(self, clock: asyncio.Timeout, end: float, wait_s: float) -> None:
-        self._clock = clock
-        self._end = end
-        self._wait_s = wait_s
-        self._now()
-
-    async def __call__(self, event: str, _: Mapping[str, Any]) -> None:
-        if event.endswith(".connect_tcp.started"):
-            self.yes = False
-            self._clock.reschedule(self._end)
-        elif event.endswith(".send_request_headers.started"):
-            self._now()
-
-    def _now(self) -> None:
-        self.yes = True
-        self._clock.reschedule(min(self._end, _now() + self._wait_s))
+        return self.timeout_s / 2 + attempts.call.wait_s if attempts.call.idempotent else attempts.left_s
 
 
 def _now() -> float:
@@ -304,11 +277,10 @@ def pause_s(attempt: int, randomness: random.Random) -> float:
 
 
 @functools.cache
-def _ssl_context(ca: str | None) -> ssl.SSLContext:
-    """Loading the certificates takes 20 ms, so they are loaded once per process instead of once per client. Raises
-    `InvalidArgument`."""
+def _authorities(ca: str | None) -> ssl.SSLContext | None:
+    """Those to trust; None are the usual ones. Raises `InvalidArgument`."""
     if ca is None:
-        return httpx.create_ssl_context()
+        return None
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # ssl.SSLError is an OSError
@@ -358,19 +330,25 @@ def _tls_failure(error: BaseException) -> str | None:
     return None
 
 
-def _redirect(response: httpx.Response, call: Call) -> tuple[str, str | None]:
+def _redirect(answer: Answer, call: Call) -> tuple[str, str]:
     """The base URL and the full URL of a 307's target. A `Location` without a path means the same path there."""
-    target = response.headers.get("Location")
+    target = answer.header("Location")
     if not target:
-        raise NotOwner(f"{response.url} redirects without a Location")
-    url = response.url.join(target)
-    base = f"{url.scheme}://{url.netloc.decode('ascii')}"
-    if urlsplit(str(url)).path in ("", "/"):
-        url = httpx.URL(base + call.path, params=_given(call.params))
-    elif not url.query:
-        url = url.copy_with(query=response.url.query)
-    return base, str(url)
+        raise NotOwner(f"{answer.url} redirects without a Location")
+    parts = urlsplit(urljoin(answer.url, quote(target, safe="!#$%&'()*+,/:;=?@[]~")))
+    base = f"{parts.scheme}://{parts.netloc}"
+    if parts.path in ("", "/"):
+        return base, _url(base, call)
+    query = parts.query or urlsplit(answer.url).query
+    return base, f"{base}{parts.path}" + (f"?{query}" if query else "")
 
 
-def _given(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}
+def _url(base: str, call: Call) -> str:
+    query = "&".join([f"{name}={_text(value)}" for name, value in call.params.items() if value is not None])
+    return f"{base}{call.path}?{query}" if query else base + call.path
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return quote(str(value), safe="")

@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import httpx
-
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
 from metatxn.http import Call, path_of
+from metatxn.transport.api import Answer
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.errors import (
     ExpiredTransaction,
@@ -171,7 +170,7 @@ class AsyncTransaction:
         for sender in self._senders:
             sender.discard(self._id)
 
-    def _keep(self, answer: httpx.Response) -> TransactionHeader:
+    def _keep(self, answer: Answer) -> TransactionHeader:
         self._header = parsed(TransactionHeader, answer)
         return self._header
 
@@ -182,7 +181,7 @@ class AsyncTransaction:
         *,
         idempotent: bool = True,
         settled_by: tuple[type[MetatxnError], ...] = (),
-    ) -> httpx.Response:
+    ) -> Answer:
         call = post(path_of("txns", self._id, verb), body, idempotent=idempotent, settled_by=settled_by)
         return await self._connection.coordinator(call)
 

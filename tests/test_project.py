@@ -29,7 +29,6 @@ BESIDE_THE_PRODUCT = ("tests", "benchmarks", "examples", "scripts")
 PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi"}
 """Distributions that belong to another one, which asks for the version that fits."""
 NOT_IMPORTED = {
-    "sniffio": "httpcore imports it at every lock",
     "pandas": "Spark imports it where it exchanges Arrow data with Python",
     "flask": "the server of moto",
     "flask-cors": "the server of moto",

@@ -23,6 +23,7 @@ def floors(names: str) -> set[str]:
 BELOW_PARTICIPANTS = {"metatxn.service", "metastore", "metatxn.wire"}
 ALLOWED: dict[str, set[str]] = {
     "metatxn.wire": {"metatxn.wire"},
+    "metatxn.transport": {"metatxn.transport"},
     "metastore": {"metastore", "metatxn.wire"},
     "metatxn.service": {"metatxn.service", "metastore", "metatxn.wire"},
     "coordinator": {"coordinator", "metatxn.service", "metastore", "metatxn.wire"},
@@ -33,7 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "participants.txn": BELOW_PARTICIPANTS | floors("common txn"),
     "participants.segment": BELOW_PARTICIPANTS | floors("common ledger messages txn segment"),
     "participants.subscription": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription"),
-    "participants.broker": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker"),
+    "participants.broker": BELOW_PARTICIPANTS
+    | {"metatxn.transport"}
+    | floors("common ledger messages txn segment subscription broker"),
     "participants.topic": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker topic"),
     "participants.api": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker topic api"),
     "participants": BELOW_PARTICIPANTS | {"participants"},
@@ -101,6 +104,8 @@ def test_import_rule_can_fail() -> None:
     assert not allowed("metastore", "metatxn.service.http")
     assert not allowed("metatxn.service", "metatxn.client")
     assert not allowed("metatxn.wire", "metatxn.client")
+    assert not allowed("metatxn.transport", "metatxn.client")
+    assert not allowed("coordinator", "metatxn.transport.pool")
     assert not allowed("participants", "metatxn")
     assert not allowed("participants.segment", "participants.subscription.segment_subscriptions")
     assert not allowed("participants.segment", "participants.broker.providers")
@@ -110,6 +115,7 @@ def test_import_rule_can_fail() -> None:
     assert not allowed("participants.messages", "participants.segment.segment")
     assert allowed("participants.segment", "participants.ledger.chain")
     assert allowed("participants", "participants.api.routes")
+    assert allowed("participants.broker", "metatxn.transport.pool")
     assert not allowed("metatxn", "participants.broker.broker")
     assert not allowed("metatxn", "metatxn.service.http")
     assert not allowed("spark_connector", "participants.common.metrics")

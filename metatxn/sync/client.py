@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import overload
 
-import httpx
 import pyarrow as pa
 
 from metatxn.client import AsyncClient, connect_async
@@ -21,6 +20,7 @@ from metatxn.sync.reader import Reader
 from metatxn.sync.table_writer import TableWriter
 from metatxn.sync.transaction import Transaction
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES
+from metatxn.transport.api import Transport
 from metatxn.wire.broker import Isolation
 
 _OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -40,7 +40,7 @@ def connect(
     request_timeout_s: float = 30,
     *,
     ca: str | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
+    transport: Transport | None = None,
     randomness: random.Random | None = None,
 ) -> Client:
     """A blocking client; the parameters are those of `connect_async`."""

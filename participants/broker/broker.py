@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from typing import Protocol, TypeVar
 
-import httpx
 import structlog
 
 from metastore.api import MetadataStore
@@ -26,6 +25,8 @@ from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import Header
 from metastore.types import Revision
 from metatxn.service.retry import until_it_succeeds
+from metatxn.transport.api import Transport
+from metatxn.transport.pool import HttpTransport
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
@@ -137,7 +138,7 @@ class Broker:
         self._topic_cache: dict[str, TopicRecord] = {}
         self._times_forgotten = 0
         self._opened = Signal()
-        self.peers: httpx.AsyncClient | None = None
+        self.peers: Transport | None = None
         """The way to other brokers, once there is something to ask them: making one is slow."""
         self.authorization = f"Bearer {peer_token}" if peer_token else None
         """What this broker shows to others where no caller has shown anything; None: nothing."""
@@ -199,7 +200,7 @@ class Broker:
         if not self.storage.exclusive:
             await asyncio.gather(*map(self._release, segments), return_exceptions=True)
         if self.peers is not None:
-            await self.peers.aclose()
+            await self.peers.close()
         await self._exit.aclose()
 
     @property
@@ -263,7 +264,7 @@ class Broker:
 
     def peer(self, url: str, authorization: str | None = None) -> Peer:
         """The broker at `url`. As many requests as need be wait there at the same time."""
-        self.peers = self.peers or httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+        self.peers = self.peers or HttpTransport()
         return Peer(url, self.peers, authorization)
 
     async def _not_here(self, segment_id: str) -> errors.MetatxnError:

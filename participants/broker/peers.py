@@ -9,16 +9,16 @@ The caller's token goes with the request, so the owner decides by the same right
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
-
-import httpx
+from urllib.parse import quote, urlencode
 
 from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Revision
+from metatxn.transport.api import Answer, Headers, NoAnswer, Request, Transport, Unsent
 from metatxn.wire import errors
 from metatxn.wire.broker import END_HEADER, NEXT_HEADER, PAYLOAD_MEDIA_TYPES, Isolation, publish_params
 from metatxn.wire.frames import Entry, peek_all
@@ -28,6 +28,7 @@ from metatxn.wire.problems import Problem, from_problem
 from participants.segment.dedup import AppendedBefore, Remembered
 from participants.segment.reading import Page
 
+CONNECT_S = 5.0
 TIMEOUT_S = 30.0
 _PROBLEM_MEMBERS = {"type", "status", "title", "detail", "code", "retriable", "definite", "action"}
 
@@ -37,7 +38,7 @@ class Peer:
     """Another broker. `authorization` is what the caller of this one showed."""
 
     url: str
-    http: httpx.AsyncClient
+    transport: Transport
     authorization: str | None = None
 
     async def request(
@@ -51,33 +52,30 @@ class Peer:
         content: bytes | None = None,
         media_type: str | None = None,
         wait_s: float = 0,
-    ) -> httpx.Response:
+    ) -> Answer:
         """A 2xx answer. `what` is asked for, as a person would say it.
 
         Raises what the other broker answers; STORE_UNAVAILABLE when it cannot be reached, or has not got it any more;
         OUTCOME_UNKNOWN when its answer is lost or makes no sense, unless the request only `reads`. That a request can
         be sent again does not make its outcome known: a caller who is told that nothing happened may do without it.
         """
-        headers = {"Authorization": self.authorization} if self.authorization else {}
+        headers = Headers({"Authorization": self.authorization} if self.authorization else {})
         if media_type is not None:
             headers["Content-Type"] = media_type
+        query = urlencode({name: value for name, value in (params or {}).items() if value is not None})
+        url = f"{self.url}{path}?{query}" if query else self.url + path
+        end = asyncio.get_running_loop().time() + CONNECT_S + TIMEOUT_S + wait_s
+        request = Request(method, url, headers, content, CONNECT_S, TIMEOUT_S + wait_s, end)
         try:
-            answer = await self.http.request(
-                method,
-                self.url + path,
-                params={name: value for name, value in (params or {}).items() if value is not None},
-                content=content,
-                headers=headers,
-                timeout=TIMEOUT_S + wait_s,
-            )
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            answer = await self.transport.send(request)
+        except Unsent as error:
             raise _unavailable(what, f"its owner {self.url} cannot be reached: {error}") from error
-        except httpx.TransportError as error:
-            raise _unanswered(what, f"its owner {self.url} does not answer: {error!r}", reads) from error
-        if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
+        except NoAnswer as error:
+            raise _unanswered(what, f"its owner {self.url} does not answer: {error}", reads) from error
+        if answer.status == HTTPStatus.TEMPORARY_REDIRECT:
             raise _unavailable(what, "it has just moved to another broker")
-        if not answer.is_success:
-            nonsense = f"its owner {self.url} answered {answer.status_code}, and not as a broker does"
+        if not answer.ok:
+            nonsense = f"its owner {self.url} answered {answer.status}, and not as a broker does"
             raise _problem_of(answer) or _unanswered(what, nonsense, reads)
         return answer
 
@@ -130,9 +128,9 @@ class RemoteSegment:
             "wait_ms": int(wait_s * 1000) or None,
         }
         answer = await self._request("GET", params, wait_s=wait_s)
-        place = ReadPlace.parse(answer.headers[NEXT_HEADER])
-        end = answer.headers[END_HEADER] == "true"
-        return Page(list(peek_all(answer.content)), place.position, end, place.revision)
+        place = ReadPlace.parse(answer.headers[NEXT_HEADER.lower()])
+        end = answer.headers[END_HEADER.lower()] == "true"
+        return Page(list(peek_all(answer.body)), place.position, end, place.revision)
 
     async def end(self, isolation: Isolation) -> Position:
         """The last entry that may be read now, or a bound."""
@@ -146,7 +144,7 @@ class RemoteSegment:
         content: bytes | None = None,
         media_type: str | None = None,
         wait_s: float = 0,
-    ) -> httpx.Response:
+    ) -> Answer:
         return await self.peer.request(
             method,
             self._path("/entries"),
@@ -183,10 +181,10 @@ def _unanswered(what: str, reason: str, reads: bool) -> errors.MetatxnError:
     )
 
 
-def _problem_of(answer: httpx.Response) -> errors.MetatxnError | None:
+def _problem_of(answer: Answer) -> errors.MetatxnError | None:
     """None when it is not an answer of a broker."""
     try:
-        problem = Problem.model_validate_json(answer.content)
+        problem = Problem.model_validate_json(answer.body)
     except ValueError:
         return None
     return from_problem(problem.model_dump())

@@ -73,7 +73,7 @@ class RemoteShare:
 
     async def look(self) -> list[SubscriptionSegment]:
         answer = await self._peer.request("GET", self._path(), self._name, reads=True)
-        return _SEGMENTS.validate_json(answer.content)
+        return _SEGMENTS.validate_json(answer.body)
 
     async def drop(self) -> None:
         await self._peer.request("DELETE", self._path(), self._name, reads=False)
@@ -89,7 +89,7 @@ class RemoteShare:
             media_type="application/json",
             wait_s=wait_s,
         )
-        return answer.content
+        return answer.body
 
     @property
     def _name(self) -> str:

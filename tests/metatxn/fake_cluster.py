@@ -21,6 +21,7 @@ import pyarrow as pa
 import metatxn
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, HASH_RANGE_END, hash_of_key
 from metatxn.wire.errors import BY_CODE, ErrorCode
+from tests.over_httpx import OverHttpx
 
 COORDINATOR = "http://coordinator.test"
 BROKER = "http://broker.test"
@@ -79,8 +80,8 @@ class FakeCluster:
         self._lock = threading.RLock()
 
     @property
-    def transport(self) -> httpx.MockTransport:
-        return httpx.MockTransport(self._handle)
+    def transport(self) -> OverHttpx:
+        return OverHttpx(httpx.MockTransport(self._handle))
 
     def client(self, request_timeout_s: float = 5) -> metatxn.Client:
         return metatxn.connect(COORDINATOR, request_timeout_s=request_timeout_s, transport=self.transport)

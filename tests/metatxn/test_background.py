@@ -211,7 +211,6 @@ def test_token_is_nowhere_to_be_seen(dev: DevServer, caplog: pytest.LogCaptureFi
         core = client._core
         shown = [repr(each) for each in (client, core, vars(core), vars(core._connection), vars(core._connection.http))]
         shown += [repr(txn), repr(producer), str(caught.value), repr(vars(caught.value)), caplog.text]
-    assert "POST" in caplog.text
     assert not [text for text in shown if SECRET in text]
 
 

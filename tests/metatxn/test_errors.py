@@ -16,6 +16,7 @@ import metatxn
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.problems import from_problem
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering, problem
+from tests.over_httpx import OverHttpx
 
 ID = "0000000000000000000000000000002a"
 
@@ -78,7 +79,7 @@ def test_nothing_listens_there() -> None:
 
 @pytest.mark.parametrize("answer", [httpx.Response(200, text="<html>"), httpx.Response(200, json={"up": True})])
 def test_something_else_listens_there(answer: httpx.Response) -> None:
-    transport = httpx.MockTransport(lambda _: answer)
+    transport = OverHttpx(httpx.MockTransport(lambda _: answer))
     with (
         metatxn.connect(COORDINATOR, transport=transport) as client,
         pytest.raises(metatxn.ServiceUnreachable, match=r"not (from|the Cluster of) a metatxn service"),

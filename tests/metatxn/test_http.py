@@ -25,6 +25,7 @@ from tests.metatxn.fake_cluster import (
     refused,
     silent,
 )
+from tests.over_httpx import OverHttpx
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_redirect_keeps_method_and_body() -> None:
                 return httpx.Response(307, headers={"Location": there})
         return await cluster._handle(request)
 
-    with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
+    with metatxn.connect(COORDINATOR, transport=OverHttpx(httpx.MockTransport(handle))) as client:
         producer = client.producer("t")
         producer.send(1).result(60)
         producer.send(2).result(60)
@@ -165,7 +166,7 @@ def test_location_may_be_just_the_owner(location: str) -> None:
             return httpx.Response(307, headers={"Location": location})
         return await cluster._handle(request)
 
-    with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
+    with metatxn.connect(COORDINATOR, transport=OverHttpx(httpx.MockTransport(handle))) as client:
         client.producer("t").send(1).result(60)
     assert cluster.visible() == [1]
 
@@ -176,7 +177,7 @@ def test_redirects_in_a_circle_end(cluster: FakeCluster) -> None:
             return httpx.Response(307, headers={"Location": str(request.url)})
         return await cluster._handle(request)
 
-    transport = httpx.MockTransport(handle)
+    transport = OverHttpx(httpx.MockTransport(handle))
     with (
         metatxn.connect(COORDINATOR, request_timeout_s=1, transport=transport) as client,
         pytest.raises(metatxn.NotOwner),
@@ -197,7 +198,7 @@ def test_next_coordinator_is_asked_when_one_is_gone() -> None:
         return await cluster._handle(request)
 
     for _ in range(8):  # whichever is asked first
-        with metatxn.connect(COORDINATOR, transport=httpx.MockTransport(handle)) as client:
+        with metatxn.connect(COORDINATOR, transport=OverHttpx(httpx.MockTransport(handle))) as client:
             assert client.begin().state == "OPEN"
 
 
@@ -258,7 +259,7 @@ def test_cluster_without_broker_says_so() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={"coordinators": [], "brokers": [], "revision": 1})
 
-    transport = httpx.MockTransport(handle)
+    transport = OverHttpx(httpx.MockTransport(handle))
     with (
         metatxn.connect(BROKER, request_timeout_s=0.2, transport=transport) as client,
         pytest.raises(metatxn.ServiceUnreachable, match="no coordinator is registered"),
@@ -278,7 +279,7 @@ def test_names_travel_as_one_path_segment() -> None:
             )
         return httpx.Response(200, json={"name": "x", "segments": []})
 
-    with metatxn.connect(BROKER, transport=httpx.MockTransport(handle)) as client:
+    with metatxn.connect(BROKER, transport=OverHttpx(httpx.MockTransport(handle))) as client:
         client.topic("a/b c/50%ü?")
     assert seen[-1] == b"/v1/topics/a%2Fb%20c%2F50%25%C3%BC%3F"
 
@@ -290,7 +291,7 @@ def test_token_is_sent() -> None:
         seen.append(request.headers.get("Authorization"))
         return httpx.Response(200, json={"coordinators": [], "brokers": [], "revision": 1})
 
-    with metatxn.connect(BROKER, token="secret", transport=httpx.MockTransport(handle)) as client:
+    with metatxn.connect(BROKER, token="secret", transport=OverHttpx(httpx.MockTransport(handle))) as client:
         client.cluster()
     assert seen == ["Bearer secret"]
 

@@ -16,6 +16,7 @@ import pytest
 import metatxn
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
+from tests.over_httpx import OverHttpx
 
 URL = "http://broker.test"
 Settle = Callable[[metatxn.Consumer, metatxn.Message], None]
@@ -45,7 +46,7 @@ class Home:
         return httpx.Response(200, json={"count": 0})
 
     def consumer(self) -> metatxn.Consumer:
-        return metatxn.connect(URL, transport=httpx.MockTransport(self)).consumer("t", "s")
+        return metatxn.connect(URL, transport=OverHttpx(httpx.MockTransport(self))).consumer("t", "s")
 
 
 def received(consumer: metatxn.Consumer) -> list[str]:

@@ -11,10 +11,11 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 import metatxn
+from metatxn.transport.api import Answer, NoAnswer, Request
+from metatxn.transport.pool import HttpTransport
 from tests.metatxn.dev_server import COMMAND, DevServer
 from tests.metatxn.waiting import eventually, values
 
@@ -145,20 +146,18 @@ def test_a_transaction_whose_acknowledgement_failed_cannot_be_committed(
         winner.commit()
 
 
-class LosesOneAnswer(httpx.AsyncHTTPTransport):
+class LosesOneAnswer(HttpTransport):
     """Takes the first answer to a `receive` that carries messages, and drops it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lost = 0
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        answer = await super().handle_async_request(request)
-        if request.url.path.endswith("/receive") and not self.lost:
-            await answer.aread()
-            if answer.json()["messages"]:
-                self.lost = len(answer.json()["messages"])
-                raise httpx.ReadError("the connection broke", request=request)
+    async def send(self, request: Request) -> Answer:
+        answer = await super().send(request)
+        if request.url.endswith("/receive") and not self.lost and answer.json()["messages"]:
+            self.lost = len(answer.json()["messages"])
+            raise NoAnswer("the connection broke")
         return answer
 
 

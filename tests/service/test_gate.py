@@ -29,6 +29,7 @@ from metatxn.service.server import HttpServer
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.problems import Problem
 from tests.certificates import Authority
+from tests.over_httpx import OverHttpx
 from tests.service.secured import secured
 from tests.service.security import TokenFile, bearer
 
@@ -441,7 +442,7 @@ async def test_a_token_for_tls_is_never_sent_without(serve: Callable[..., Served
             return httpx.Response(200, json={"coordinators": plain, "brokers": plain, "revision": 1})
         return httpx.Response(307, headers={"Location": "http://plain/v1/elsewhere"})
 
-    client = metatxn.connect("https://tls", token="secret", transport=httpx.MockTransport(lie))
+    client = metatxn.connect("https://tls", token="secret", transport=OverHttpx(httpx.MockTransport(lie)))
     with client, pytest.raises(metatxn.ServiceUnreachable, match="does not use TLS"):
         client.begin()
     assert asked == ["https://tls/v1/cluster"]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
 
-import httpx
 from fastapi import FastAPI
 
 from coordinator.service import CoordinatorService
@@ -141,7 +140,7 @@ class SimulatedBroker(BrokerService):
         return _APPS[self._process.name]
 
     def _route_to(self, broker: Broker, layout: LayoutUpkeep) -> None:
-        broker.peers = httpx.AsyncClient(transport=SimulatedTransport(self._network), trust_env=False)
+        broker.peers = SimulatedTransport(self._network)
         stand, new = _stand(f"{self._process.name} routes", broker)
         changes, _ = _stand(f"{self._process.name} layout", layout)
         subscriptions, _ = _stand(f"{self._process.name} subscriptions", Subscriptions(broker, Messages(broker)))

@@ -1,25 +1,26 @@
-"""The network of a simulation as a transport of httpx, for production code that is a client itself."""
+"""The network of a simulation as a transport, for production code that is a client itself."""
 
 from __future__ import annotations
 
-import httpx
+import asyncio
 
+from metatxn.transport import api
 from tests.simulation.network import Network, NoAnswer, Request, Unreachable
 
-_DEFAULT_TIMEOUT_S = 5.0
 
-
-class SimulatedTransport(httpx.AsyncBaseTransport):
+class SimulatedTransport:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        timeout = request.extensions.get("timeout", {}).get("read") or _DEFAULT_TIMEOUT_S
-        sent = Request(request.method, str(request.url), await request.aread(), dict(request.headers))
+    async def send(self, request: api.Request) -> api.Answer:
+        left_s = request.end - asyncio.get_running_loop().time()
+        sent = Request(request.method, request.url, request.body or b"", dict(request.headers))
         try:
-            answer = await self._network.request(sent, timeout)
+            answer = await self._network.request(sent, min(request.answer_s, left_s))
         except Unreachable as error:
-            raise httpx.ConnectError(str(error)) from error
+            raise api.Unsent(str(error)) from error
         except NoAnswer as error:
-            raise httpx.ReadError(str(error)) from error
-        return httpx.Response(answer.status, headers=answer.headers, content=answer.body)
+            raise api.NoAnswer(str(error)) from error
+        return api.Answer(request.method, request.url, answer.status, answer.headers, answer.body)
+
+    async def close(self) -> None: ...

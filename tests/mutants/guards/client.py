@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 _HTTP = "metatxn/http.py"
 _TRANSACTION = "metatxn/transaction.py"
@@ -16,7 +16,7 @@ CLIENT = (
         "word-of-a-proxy-is-definite",
         "an answer of 500 and above that is none of ours is an unknown outcome",
         "metatxn/answers.py",
-        "if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.request.method != QUESTION:",
+        "if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.method != QUESTION:",
         "if status < 0:",
         tests=("tests/metatxn/test_http.py::test_what_a_proxy_says_of_a_request_that_must_not_be_repeated",),
     ),
@@ -32,8 +32,8 @@ CLIENT = (
         "refusal-hides-the-first-attempt",
         "a refusal says nothing of an earlier attempt without an answer",
         _HTTP,
-        "first = request.unanswered\n",
-        "first = None\n",
+        "first, last = self.unanswered, self.last\n",
+        "first, last = None, self.last\n",
         tests=(
             "tests/metatxn/test_http.py::test_a_publish_whose_reply_is_lost_is_not_denied_because_the_next_one_is_refused",
         ),
@@ -42,23 +42,23 @@ CLIENT = (
         "retry-after-is-not-waited-for",
         "who is told to come back later comes back later",
         _HTTP,
-        "return max(pause_s(state.attempt_number, self._randomness), asked or 0.0)",
-        "return pause_s(state.attempt_number, self._randomness)",
+        "return max(pause_s(number, self._randomness), asked or 0.0)",
+        "return pause_s(number, self._randomness)",
         tests=("tests/metatxn/test_http.py::test_retry_after_is_waited_for",),
     ),
     Mutant(
         "token-without-tls",
         "a token that was given for TLS is not sent without, wherever a service sends us",
         _HTTP,
-        'if self._only_tls and not (location or base).startswith("https://"):',
-        'if self._only_tls and not base.startswith("http"):',
+        'if self._only_tls and not url.startswith("https://"):',
+        'if self._only_tls and not url.startswith("http"):',
         tests=("tests/service/test_gate.py::test_a_token_for_tls_is_never_sent_without",),
     ),
     Mutant(
         "time-runs-in-the-queue",
         "the time of a call is not spent waiting for others",
         _HTTP,
-        "            request.end += _now() - came\n",
+        "                attempts.end += _now() - came\n",
         "",
         tests=("tests/metatxn/test_concurrency.py::test_thousands_of_calls_at_once_go_through_in_order",),
     ),
@@ -82,9 +82,31 @@ CLIENT = (
         "never-sent-is-unknown",
         "what was never sent has certainly done nothing",
         _HTTP,
-        "if not sent.yes or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):",
-        "if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):",
+        "raise _not_connected(error, base) from error",
+        "raise _no_answer(error, base, call) from error",
         tests=("tests/metatxn/test_concurrency.py::test_only_what_was_sent_may_have_happened",),
+    ),
+    Mutant(
+        "lost-connection-sent-nothing",
+        "what was written may have happened, however the connection ends",
+        "metatxn/transport/connection.py",
+        "error = NoAnswer(why)",
+        "error = Unsent(why)",
+        others=(
+            Edit("metatxn/transport/connection.py", "import Answer, NoAnswer,", "import Answer, NoAnswer, Unsent,"),
+        ),
+        tests=("tests/metatxn/transport/test_exchanges.py",),
+    ),
+    Mutant(
+        "sent-again-by-the-transport",
+        "a request on a connection that ends is not sent again below those who know whether it may be",
+        "metatxn/transport/pool.py",
+        "        answer = await connection.send(request, head)\n",
+        "        try:\n            answer = await connection.send(request, head)\n        except NoAnswer:\n"
+        "            connection = await self._connected(service, request)\n"
+        "            answer = await connection.send(request, head)\n",
+        others=(Edit("metatxn/transport/pool.py", "import Answer, Request,", "import Answer, NoAnswer, Request,"),),
+        tests=("tests/metatxn/transport/test_exchanges.py",),
     ),
     Mutant(
         "stays-with-the-dead",

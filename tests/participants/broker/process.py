@@ -16,6 +16,7 @@ from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import LedgerStorage
 from participants.topic.layout import LayoutUpkeep
+from tests.over_httpx import OverHttpx
 from tests.participants.broker.applications import Application
 from tests.participants.devices import Device, OnDevice
 from tests.participants.segment.world import World
@@ -70,7 +71,7 @@ class BrokerProcess(OnDevice):
         return self
 
     def can_reach(self, others: Iterable[BrokerProcess]) -> None:
-        self.broker.peers = in_process({other.broker.url: other.http for other in others})
+        self.broker.peers = OverHttpx(mounts={other.broker.url: other.http._transport for other in others})
 
     async def stop(self) -> None:
         if not self._stopped:

@@ -17,8 +17,9 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.object_storage import ObjectStorage
 from participants.segment.segment import Segment
 from participants.topic.layout import LayoutUpkeep
+from tests.over_httpx import OverHttpx
 from tests.participants.broker.applications import Application
-from tests.participants.broker.process import NEVER_MS, SETTLE_MS, in_process
+from tests.participants.broker.process import NEVER_MS, SETTLE_MS
 from tests.participants.ledger.faulty_bucket import FaultyBucket
 from tests.participants.segment.faulty_store import FaultyStore
 from tests.participants.segment.world import World
@@ -52,7 +53,7 @@ class SharedBroker:
         self.announcement: Ephemeral | None = None
 
     def can_reach(self, others: Iterable[SharedBroker]) -> None:
-        self.broker.peers = in_process({other.url: other.http for other in others})
+        self.broker.peers = OverHttpx(mounts={other.url: other.http._transport for other in others})
 
     @classmethod
     async def start(cls, world: World, objects: MemoryStore, url: str) -> SharedBroker:

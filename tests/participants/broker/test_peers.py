@@ -15,10 +15,12 @@ import httpx
 import pytest
 from obstore.store import MemoryStore
 
+from metatxn.transport.api import Answer
 from metatxn.wire import errors
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.problems import problem_of
 from participants.broker import peers
+from tests.over_httpx import OverHttpx
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_placement import create, spread
 from tests.participants.devices import only
@@ -137,7 +139,7 @@ async def test_an_owner_that_is_gone_or_relieved_is_a_reason_to_try_again(
         (gone, "STORE_UNAVAILABLE", "STORE_UNAVAILABLE"),
         (cut_off, "STORE_UNAVAILABLE", "OUTCOME_UNKNOWN"),
     ]:
-        here.broker.peers = httpx.AsyncClient(transport=httpx.MockTransport(fault))
+        here.broker.peers = OverHttpx(httpx.MockTransport(fault))
         answer = await here.http.get("/v1/topics/t/messages")
         assert answer.json()["code"] == browse
         answer = await here.http.post("/v1/topics/t/messages", params=params, json={"messages": [far]})
@@ -167,13 +169,13 @@ async def test_a_broker_names_who_knows_the_horizon_of_a_segment(brokers: list[S
 )
 def test_what_a_gateway_says_is_not_taken_for_the_answer_of_a_broker(body: bytes) -> None:
     """A problem is one of ours only as a whole, else nobody knows what became of the request."""
-    assert peers._problem_of(httpx.Response(404, content=body)) is None
+    assert peers._problem_of(Answer("GET", "http://other/v1", 404, body=body)) is None
 
 
 @pytest.mark.parametrize("definite", [True, False])
 def test_a_problem_of_another_broker_is_its_error_here(definite: bool) -> None:
     told = errors.TransactionConflict("held", definite=definite, holder="t")
-    answer = httpx.Response(409, content=problem_of(told).model_dump_json())
+    answer = Answer("POST", "http://other/v1", 409, body=problem_of(told).model_dump_json().encode())
     error = peers._problem_of(answer)
     assert isinstance(error, errors.TransactionConflict)
     assert (error.detail, error.definite, error.members) == ("held", definite, {"holder": "t"})

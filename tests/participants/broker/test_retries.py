@@ -18,6 +18,7 @@ from obstore.store import MemoryStore
 from metastore.errors import StoreUnavailable
 from metatxn.wire.broker import MESSAGES_MEDIA_TYPE, hash_of_key
 from metatxn.wire.names import MessageId
+from tests.over_httpx import OverHttpx
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.stories import quoted
 from tests.participants.broker.test_placement import create, spread
@@ -135,7 +136,7 @@ class Cut(httpx.AsyncBaseTransport):
 async def publish_without(brokers: Brokers, keys: tuple[str, ...], unreached: str) -> None:
     """Only `unreached` does not get its messages: nobody knows whether it did."""
     here = await brokers.stranger(unreached)
-    here.broker.peers, way = httpx.AsyncClient(transport=Cut(brokers, unreached)), here.broker.peers
+    here.broker.peers, way = OverHttpx(Cut(brokers, unreached)), here.broker.peers
     answer = await publish(here, keys)
     here.broker.peers = way
     assert answer.status_code == 504 and "Send all of it again" in answer.json()["action"]
@@ -152,7 +153,7 @@ async def test_a_part_that_was_taken_is_not_denied_when_the_children_of_the_othe
         await brokers.change(names[1], "split")
         here.store.away = StoreUnavailable("gone")
 
-    here.broker.peers, way = httpx.AsyncClient(transport=Cut(brokers, names[1], split)), here.broker.peers
+    here.broker.peers, way = OverHttpx(Cut(brokers, names[1], split)), here.broker.peers
     answer = await publish(here, QUARTERS)
     here.broker.peers, here.store.away = way, None
     assert answer.status_code == 504 and "Send all of it again" in answer.json()["action"]

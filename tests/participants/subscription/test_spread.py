@@ -20,6 +20,7 @@ from metastore.txn import paths
 from metatxn.wire.broker import MAX_NAME
 from metatxn.wire.names import MessageId
 from participants.subscription.segment_subscriptions import subscriptions_of
+from tests.over_httpx import OverHttpx
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.devices import new_device, only
@@ -310,7 +311,7 @@ async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(sp
     await spreading.publish_keys(*VALUES)
     home = spreading.home
     losses = Losses(spreading.brokers, after)
-    home.broker.peers = httpx.AsyncClient(transport=losses)
+    home.broker.peers = OverHttpx(losses)
     given, told = 0, False
     while not told:
         lost = losses.lost
@@ -351,7 +352,7 @@ async def test_an_acknowledgement_whose_answer_was_lost_between_brokers_is_unkno
     far = next(each for each in ids.values() if owner_of(spreading, each) is not asked)
     txn = await spreading.world.begin() if inside else None
     body = {"kind": "individual", "message_ids": [far]} | ({"txn_id": str(txn)} if txn else {})
-    asked.broker.peers = httpx.AsyncClient(transport=LostAnswers(spreading.brokers, "/share/acks"))
+    asked.broker.peers = OverHttpx(LostAnswers(spreading.brokers, "/share/acks"))
     answer = await spreading.ask("POST", "/subscriptions/s/acks", body, at=asked)
     assert (answer.status_code, answer.json()["code"], answer.json()["definite"]) == (504, "OUTCOME_UNKNOWN", False)
     assert "again" in answer.json()["action"]
@@ -366,7 +367,7 @@ async def test_giving_back_whose_answer_was_lost_between_brokers_is_unknown(spre
     await spreading.receive()
     asked = spreading.elsewhere()[0]
     far = next(each for each in ids.values() if owner_of(spreading, each) is not asked)
-    asked.broker.peers = httpx.AsyncClient(transport=LostAnswers(spreading.brokers, "/share/redeliver"))
+    asked.broker.peers = OverHttpx(LostAnswers(spreading.brokers, "/share/redeliver"))
     answer = await spreading.ask("POST", "/subscriptions/s/redeliver", {"message_ids": [far]}, at=asked)
     assert (answer.status_code, answer.json()["definite"]) == (504, False)
     assert len(await spreading.receive()) == 1, "it was given back"
@@ -452,7 +453,7 @@ async def test_one_broker_that_cannot_be_reached_keeps_the_messages_of_others_fr
         raise httpx.ConnectError("refused", request=request)
 
     ways: dict[str, httpx.AsyncBaseTransport] = {each.url: each.http._transport for each in spreading.brokers}
-    home.broker.peers = httpx.AsyncClient(mounts=ways | {gone.url: httpx.MockTransport(refused)})
+    home.broker.peers = OverHttpx(mounts=ways | {gone.url: httpx.MockTransport(refused)})
     assert await spreading.all_values() == [value for value in VALUES if value not in there]
     answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "c"})
     assert (answer.status_code, answer.json()["code"]) == (503, "STORE_UNAVAILABLE"), "nothing more is not the truth"
@@ -555,7 +556,7 @@ async def test_with_local_files_any_broker_leads_to_the_one_that_has_the_topic(w
     other = await BrokerProcess(world, new_device("local", tmp_path / "other"), url="http://other").start()
     await having.create("t", segments=3)
     ways = {"http://having": having.http._transport}
-    other.broker.peers = httpx.AsyncClient(mounts=ways)
+    other.broker.peers = OverHttpx(mounts=ways)
     root = "/v1/topics/t/subscriptions/s"
     for method, path, body in (
         ("PUT", "", {"type": "exclusive", "initial": "earliest"}),

@@ -1,0 +1,127 @@
+"""What the client library costs the program that uses it: CPU time of its process, with `metatxn dev` on SQLite as
+another process.
+
+*A small transaction* is begin, one message of 100 bytes to each of two topics, and commit, one after the other: with
+the asyncio client on asyncio's own loop, and with the blocking client.
+
+*Begins at once.* So many `begin` of one asyncio client, none of which waits for another. All of them succeed.
+
+*Starting.* `import metatxn`, and `metatxn --help`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import metatxn
+from benchmarks.report import Figure, publish
+from benchmarks.services import METATXN
+from examples.flights.demo import running_dev
+
+RUNS = 5
+TRANSACTIONS = 300
+BEGINS = 10_000
+PATIENCE_S = 300
+MESSAGE = "x" * 88
+"""In its entry it takes 100 bytes."""
+
+
+def cpu_s(who: int = resource.RUSAGE_SELF) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+async def small_transactions(url: str) -> tuple[float, float]:
+    """CPU and wall time of one, in ms."""
+    async with metatxn.connect_async(url, request_timeout_s=PATIENCE_S) as client:
+        one, two = client.producer("one"), client.producer("two")
+
+        async def transact(count: int) -> None:
+            for _ in range(count):
+                txn = await client.begin()
+                await one.send(MESSAGE, txn=txn)
+                await two.send(MESSAGE, txn=txn)
+                await txn.commit()
+
+        await transact(20)
+        cpu, begun = cpu_s(), time.perf_counter()
+        await transact(TRANSACTIONS)
+        return (cpu_s() - cpu) / TRANSACTIONS * 1e3, (time.perf_counter() - begun) / TRANSACTIONS * 1e3
+
+
+def blocking_small_transactions(url: str) -> tuple[float, float]:
+    with metatxn.connect(url, request_timeout_s=PATIENCE_S) as client:
+        one, two = client.producer("one"), client.producer("two")
+
+        def transact(count: int) -> None:
+            for _ in range(count):
+                txn = client.begin()
+                one.send(MESSAGE, txn=txn)
+                two.send(MESSAGE, txn=txn)
+                txn.commit()
+
+        transact(20)
+        cpu, begun = cpu_s(), time.perf_counter()
+        transact(TRANSACTIONS)
+        return (cpu_s() - cpu) / TRANSACTIONS * 1e3, (time.perf_counter() - begun) / TRANSACTIONS * 1e3
+
+
+async def begins_at_once(url: str) -> float:
+    """CPU time of one, in ms."""
+    async with metatxn.connect_async(url, request_timeout_s=PATIENCE_S) as client:
+        await client.begin()
+        gc.collect()
+        cpu = cpu_s()
+        begun = await asyncio.gather(*[client.begin(timeout_ms=10_000) for _ in range(BEGINS)])
+        assert len({txn.id for txn in begun}) == BEGINS
+        return (cpu_s() - cpu) / BEGINS * 1e3
+
+
+def started(*command: str) -> float:
+    """CPU time, in ms."""
+    before = cpu_s(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return (cpu_s(resource.RUSAGE_CHILDREN) - before) * 1e3
+
+
+def main() -> None:
+    names = {
+        "small transaction, asyncio: CPU of the client": 2.4,
+        "small transaction, asyncio: begin to committed": None,
+        "small transaction, blocking: CPU of the client": None,
+        "small transaction, blocking: begin to committed": None,
+        f"{BEGINS:,} begins at once: CPU of the client, each": 1.0,
+        "import metatxn: CPU": 150,
+        "metatxn --help: CPU": 400,
+    }
+    runs: list[list[float]] = []
+    with tempfile.TemporaryDirectory() as directory, running_dev(Path(directory), None) as url:
+        with metatxn.connect(url) as client:
+            client.create_topic("one")
+            client.create_topic("two")
+        for _ in range(RUNS):
+            runs.append(
+                [
+                    *asyncio.run(small_transactions(url)),
+                    *blocking_small_transactions(url),
+                    asyncio.run(begins_at_once(url)),
+                    started(sys.executable, "-c", "import metatxn; metatxn.connect"),
+                    started(*METATXN, "--help"),
+                ]
+            )
+    figures = [
+        Figure(name, [run[index] for run in runs], "ms", at_most=target)
+        for index, (name, target) in enumerate(names.items())
+    ]
+    publish("client", "The client", figures)
+
+
+if __name__ == "__main__":
+    main()
