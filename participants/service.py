@@ -1,4 +1,4 @@
-"""The broker as a service: its storage, its segments, its HTTP server, its entry in the cluster."""
+"""The broker as a service: its storage, its segments, its HTTP server, and its entry in the cluster."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ def wall_clock_ms() -> int:
 
 
 class BrokerService:
-    """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not.
+    """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not serve.
 
-    Its ledgers are local files in `data_dir`, or objects below the URL `storage` (see `Bucket.open`); one of the two.
-    `peer_token` is what it shows to other brokers where it asks in nobody's name.
-    `transaction_buffers` and `pending_ack_stores` are names of providers, by namespace (see
-    `participants.broker.providers`); raises `ValueError` for one that is not installed.
-    Without `exposure` only this machine may connect; raises `InvalidExposure` for another `host` then.
+    Its ledgers are either local files in `data_dir` or objects below the URL `storage` (see `Bucket.open`). It shows
+    `peer_token` to other brokers when it does not act for a caller. `transaction_buffers` and `pending_ack_stores` are
+    the names of providers by namespace (see `participants.broker.providers`); raises `ValueError` for one that is not
+    installed. Without `exposure` only this machine may connect, and another `host` raises `InvalidExposure`.
     """
 
     def __init__(
@@ -97,7 +96,8 @@ class BrokerService:
         return self._server.url
 
     async def start(self) -> None:
-        """Raises `OSError` (port in use), `LedgerError` (data directory unusable), store errors."""
+        """Raises `OSError` if the port is in use, `LedgerError` if the data directory cannot be used, and the store's
+        errors."""
         try:
             await self._start()
         except BaseException:
@@ -146,9 +146,9 @@ class BrokerService:
         return await asyncio.to_thread(LocalStorage.open, self._data_dir, metrics=metrics)
 
     async def stop(self) -> None:
-        """Finish the requests under way, close the segments, let the storage go."""
+        """Finish the requests in progress, close the segments, and release the storage."""
         if self._registration is not None:
-            with suppress(MetastoreError):  # it goes away by itself
+            with suppress(MetastoreError):  # the announcement expires by itself
                 await self._registration.close()
         await self._server.stop()
         await self._guard.stop()

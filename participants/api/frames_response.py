@@ -1,11 +1,12 @@
-"""The answer to a read of a segment: frames, sent as the reader takes them.
+"""The answer to a read of a segment: frames, which are sent as fast as the reader accepts them.
 
-What a slow reader costs is bounded by `ANSWER_BYTES`, the two objects that such a read may cut in object storage, and
-the chunk that waits in the connection. Frames go out of the buffer that they were read into: next to nothing is copied,
-and nothing is read ahead.
+The memory for a slow reader is bounded by `ANSWER_BYTES`, the two objects that such a read may touch in object storage,
+and the chunk that waits in the connection. Frames are sent from the buffer that they were read into, so almost nothing
+is copied, and nothing is read ahead.
 
-A single entry may be larger than `ANSWER_BYTES`. It is read and checked as a whole, before anything is answered, and
-let go; then it is read again, chunk by chunk, each compared by its CRC with what had been checked.
+A single entry may be larger than `ANSWER_BYTES`. It is read and checked as a whole before anything is answered, and
+then released. While it is sent it is read again, chunk by chunk, and the CRC of each chunk is compared with that of the
+first read.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from participants.ledger.storage import LedgerCorrupt, LedgerError
 log = structlog.get_logger()
 
 ANSWER_BYTES = (4 << 20) + (64 << 10)
-"""What one answer holds at most, however much was asked for, but at least one entry. Entries of 1 MiB are the largest
-that the client makes of messages: four of them fit, with what frames them."""
+"""The most bytes in one answer, whatever was requested; but an answer contains at least one entry. Entries of 1 MiB are
+the largest that the client makes of messages, so four of them fit, with their headers."""
 CHUNK_BYTES = 1 << 20
-"""What is given to the connection at once, and TLS makes a copy of. The next one follows when it is on its way."""
+"""The most bytes that are passed to the connection at once, of which TLS makes a copy. The next chunk follows when this
+one was sent."""
 SMALL_BYTES = 64 << 10
-"""What is cheaper to copy into one chunk than to send by itself."""
+"""Up to this size, it is cheaper to copy bytes into a common chunk than to send them alone."""
 
 
 class FramesResponse(Response):
@@ -50,7 +52,7 @@ class FramesResponse(Response):
 
 
 class LargeEntryResponse(Response):
-    """One frame above `ANSWER_BYTES`; `read_part` reads bytes of it again, from one offset in it up to another."""
+    """One frame larger than `ANSWER_BYTES`. `read_part` reads its bytes from one offset up to another again."""
 
     media_type = FRAMES_MEDIA_TYPE
 
@@ -70,7 +72,7 @@ class LargeEntryResponse(Response):
                 chunk = await self._chunk(number)
             except (LedgerError, MetastoreError, errors.MetatxnError) as error:
                 log.warning("answer cut off", entry=str(self._position), reason=str(error))
-                return  # an answer that is left unfinished ends the connection
+                return  # an unfinished answer closes the connection
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -78,12 +80,12 @@ class LargeEntryResponse(Response):
         start = number * CHUNK_BYTES
         chunk = await self._read_part(start, min(start + CHUNK_BYTES, self._length))
         if crc32(chunk) != self._sums[number]:
-            raise LedgerCorrupt(f"entry {self._position} was whole a moment ago, and is damaged now")
+            raise LedgerCorrupt(f"entry {self._position} was intact when it was first read, and is now damaged")
         return chunk
 
 
 def _runs(frames: Sequence[RawFrame]) -> Iterator[memoryview]:
-    """Frames that lie next to each other, in one view."""
+    """Neighbouring frames, joined into one view."""
     if not frames:
         return
     first = last = frames[0]
@@ -96,7 +98,7 @@ def _runs(frames: Sequence[RawFrame]) -> Iterator[memoryview]:
 
 
 def _chunks(runs: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
-    """Small runs together, large ones in pieces."""
+    """Small runs are combined, and large ones are divided."""
     small: list[memoryview] = []
     size = 0
     for run in runs:
@@ -106,7 +108,7 @@ def _chunks(runs: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
             small, size = [], 0
         if large:
             count = -(-len(run) // CHUNK_BYTES)
-            yield from _pieces(run, -(-len(run) // count))  # of one size, rather than a last one of a few bytes
+            yield from _pieces(run, -(-len(run) // count))  # of equal size, instead of a last one of a few bytes
         else:
             small.append(run)
             size += len(run)

@@ -1,4 +1,4 @@
-"""How far segments can be read: one request for any number of them, which costs no read of the metadata store."""
+"""How far segments can be read: one request for any number of segments, which needs no read of the metadata store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCAN_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class HorizonRequest:
-    """What is asked of one segment; see `HorizonPlace`."""
+    """The request for one segment; see `HorizonPlace`."""
 
     after: Position | None
     up_to: Position | None
@@ -45,7 +45,8 @@ class HorizonRequest:
 def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
     @api.post("/v1/horizons", tags=["segments"], responses=problems(422, 503))
     async def look_at_horizons(request: HorizonsRequest, caller: Caller) -> HorizonsAnswer:
-        """How far each of these segments can be read, from memory; with `max_messages` from the entries' headers."""
+        """How far each of these segments can be read, from memory; with `max_messages`, from the headers of the
+        entries."""
         for segment_id in request.segments:
             caller.require("consume", topic_of_segment(segment_id))
         wanted = {segment_id: HorizonRequest.parse(segment_id, place) for segment_id, place in request.segments.items()}
@@ -61,7 +62,8 @@ def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
 async def _look(
     broker: Broker, wanted: dict[str, HorizonRequest], isolation: Isolation
 ) -> tuple[HorizonsAnswer, Sequence[asyncio.Future[None]], bool]:
-    """The answer now, what completes when it may be another one, and whether it says anything that was not known."""
+    """The current answer, futures that complete when it may change, and whether it contains anything that the caller
+    did not know."""
     answer, changes, news = HorizonsAnswer(), [], False
     for segment_id, place in wanted.items():
         try:
@@ -103,14 +105,14 @@ async def _horizon(segment: Segment, wanted: HorizonRequest, isolation: Isolatio
 async def _reach(
     segment: Segment, after: Position, end: Position, max_messages: int, isolation: Isolation
 ) -> tuple[Position, int]:
-    """The furthest place up to `end` that no more than `max_messages` messages are visible before, and how many are;
-    but at least one entry, when there is one."""
+    """The furthest position up to `end` with at most `max_messages` visible messages before it, and the number of these
+    messages. If there is an entry, at least one is included."""
     at, messages = after, 0
     while at < end:
         try:
             page = await read_page(segment, at, SCAN_BYTES, isolation, None)
         except errors.PositionTrimmed:
-            return at, messages  # whoever reads there is told
+            return at, messages  # a read at this place reports it
         for frame in page.frames:
             count = message_count(frame)
             if frame.position > end:

@@ -1,7 +1,7 @@
-"""Large answers in JSON, sent as the reader takes them.
+"""Large JSON answers, which are sent as fast as the reader accepts them.
 
-A reader that takes nothing keeps what it was to be given. Of that no more than `IN_MEMORY_BYTES` waits in memory: what
-is larger, with a message that is large by itself, waits in a temporary file, as behind a proxy that buffers.
+An answer that is not accepted must be kept. At most `IN_MEMORY_BYTES` of it are kept in memory: a larger answer, such
+as one with a very large message, is kept in a temporary file, as by a proxy that buffers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from starlette.types import Receive, Scope, Send
 from metatxn.service.strict import StrictRoute
 
 IN_MEMORY_BYTES = 6 << 20
-"""More than any answer of several messages comes to."""
+"""Larger than any answer that contains several messages."""
 CHUNK_BYTES = 1 << 20
-"""What is given to the connection at once, which makes a copy of it."""
+"""The most bytes that are passed to the connection at once, which copies them."""
 
 log = structlog.get_logger()
 
 
 class LargeAnswerRoute(StrictRoute):
-    """For endpoints that answer with messages."""
+    """A route for endpoints that return messages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -43,7 +43,7 @@ class LargeAnswerRoute(StrictRoute):
 
 
 class LargeAnswer(Response):
-    """Takes the body of `answer` away from it."""
+    """Takes over the body of `answer`."""
 
     def __init__(self, answer: Response) -> None:
         self.status_code = answer.status_code
@@ -64,7 +64,7 @@ class LargeAnswer(Response):
 
 
 def _moved_to_disk(content: BinaryIO) -> BinaryIO:
-    """The same from its start, in a file; in memory still when there is no room for that."""
+    """Move the content to a file, positioned at its start. If there is no space for the file, it stays in memory."""
     try:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(tempfile.TemporaryFile())

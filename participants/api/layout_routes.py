@@ -1,4 +1,4 @@
-"""What an administrator does to a topic's segments: split, merge, seal, trim, and delete all of them."""
+"""The administration of a topic's segments: split, merge, seal, trim, and delete the topic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         dependencies=[on_topic("admin")],
     )
     async def delete_topic(topic: TopicPath) -> None:
-        """Delete a topic with all of its messages, subscriptions and pending operations; transactions that wrote there
+        """Delete a topic with all of its messages, subscriptions and pending operations. Transactions that wrote there
         end as if they had not."""
         await layout.deletion.delete(topic)
 
@@ -42,7 +42,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         dependencies=[on_segment("admin")],
     )
     async def split_segment(segment: PathText, request: SplitRequest) -> ChildrenAnswer:
-        """Seal a segment; two children share its hash range and take over. What it holds stays readable."""
+        """Seal a segment and replace it by two children that divide its hash range. Its messages stay readable."""
         return ChildrenAnswer(children=list(await layout.split(segment, request.at)))
 
     @api.post(
@@ -52,7 +52,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         dependencies=[on_segment("admin")],
     )
     async def merge_segments(segment: PathText, request: MergeRequest, caller: Caller) -> ChildrenAnswer:
-        """Seal a segment and its neighbour; one child takes over from both. What they hold stays readable."""
+        """Seal a segment and its neighbour and replace them by one child. Their messages stay readable."""
         caller.require("admin", topic_of_segment(request.other))
         return ChildrenAnswer(children=list(await layout.merge(segment, request.other)))
 
@@ -63,7 +63,8 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         dependencies=[on_segment("admin")],
     )
     async def seal_segment(segment: PathText, request: SealRequest) -> ChildrenAnswer:
-        """Seal a segment for good: it takes no more messages, and nobody takes over. What it holds stays readable."""
+        """Seal a segment permanently: it accepts no more messages, and no segment takes over. Its messages stay
+        readable."""
         return ChildrenAnswer(children=list(await layout.seal(segment)))
 
     @api.post(
@@ -73,8 +74,8 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         dependencies=[on_segment("admin")],
     )
     async def trim_segment(segment: PathText, request: TrimRequest) -> TrimAnswer:
-        """Drop the entries below a position, and what is remembered of their transactions. Never further than readers
-        have been shown (`max_read_position`)."""
+        """Drop the entries below a position and what is remembered of their transactions. Entries that readers could
+        not see yet (above `max_read_position`) are never dropped."""
         try:
             before = Position.parse(request.before)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Query parameters that several endpoints have."""
+"""The query parameters that several endpoints share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metatxn.wire.names import parse_page_token
 
 
 def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
-    """A query parameter in its typed form; what it raises becomes a 422 that names the parameter."""
+    """Parses a query parameter. A `ValueError` becomes a 422 that names the parameter."""
     return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
 
 

@@ -1,4 +1,5 @@
-"""Which right an endpoint asks for: a dependency of its route, so that it is refused before anything is done."""
+"""The rights that endpoints require. Each is a dependency of the route, so a request is refused before anything is
+done."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ TopicPath = Annotated[PathText, AfterValidator(topic_name)]
 
 
 async def _authorization(request: Request) -> str | None:
-    """A coroutine, although it waits for nothing: FastAPI sends every other dependency to a thread."""
+    """This is a coroutine although it waits for nothing, because FastAPI runs every other dependency in a thread."""
     return request.headers.get("authorization")
 
 
 Shown = Annotated[str | None, Depends(_authorization)]
-"""What the caller showed, to be passed on to the owners of segments that are not here."""
+"""The caller's `Authorization`, which is passed on to the owners of segments on other brokers."""
 
 
 def on_topic(right: Right) -> Any:
-    """The caller has `right` on the topic of the path, else NOT_ALLOWED."""
+    """Requires that the caller has `right` on the topic of the path; raises NOT_ALLOWED."""
 
     async def require(topic: TopicPath, caller: Caller) -> None:
         caller.require(right, topic)
@@ -37,9 +38,9 @@ def on_topic(right: Right) -> Any:
 
 
 def on_segment(right: Right) -> Any:
-    """The caller has `right` on the topic that the segment of the path belongs to, else NOT_ALLOWED.
+    """Requires that the caller has `right` on the topic of the segment in the path; raises NOT_ALLOWED.
 
-    By the name alone: whoever has no right does not learn whether there is such a segment.
+    This depends on the segment's name alone, so a caller without the right does not learn whether the segment exists.
     """
 
     async def require(segment: PathText, caller: Caller) -> None:
@@ -50,16 +51,17 @@ def on_segment(right: Right) -> Any:
 
 
 async def seeing_topic(topic: TopicPath, caller: Caller) -> None:
-    """The caller has any right on the topic of the path, else NOT_ALLOWED."""
+    """Requires that the caller has any right on the topic of the path; raises NOT_ALLOWED."""
     if not caller.may_see(topic):
         raise caller.lacks(f"any right on topic {topic}", topic=topic)
 
 
 async def check_transaction(broker: Broker, txn_id: TxnId | None, caller: Principal) -> None:
-    """Raises NOT_ALLOWED when `txn_id` was begun by another principal (scenario B14), TXN_NOT_FOUND for an unknown one.
+    """Raises NOT_ALLOWED if another principal began `txn_id` (scenario B14), and TXN_NOT_FOUND if it is unknown.
 
-    The owner of a header never changes, so the mirror's word is as good as the store's, and usually there. An unknown
-    one is not left to the guard of its intent: ids can be foreseen, and another may begin it in between.
+    The owner of a header never changes, so the mirror is as good as the store for this, and it usually has the header.
+    An unknown transaction is not left to the guard of its intent, because ids are predictable: another principal could
+    begin it in between.
     """
     if txn_id is None or caller.superuser:
         return

@@ -1,4 +1,4 @@
-"""The broker's REST endpoints. Each one checks its input, calls the broker, and shapes the answer."""
+"""The broker's REST endpoints. Each one checks its input, calls the broker, and builds the answer."""
 
 from __future__ import annotations
 
@@ -117,12 +117,13 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
     async def list_topics(
         caller: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
     ) -> TopicPage:
-        """Topics by name, those that the caller has a right on. A page may hold fewer than `limit` and have a next."""
+        """List the topics on which the caller has a right, by name. A page may have fewer than `limit` items although
+        there is a next page."""
         topics, more = await broker.topics.page(page_token, limit)
         seen = [topic for topic in topics if not topic.deleted and caller.may_see(topic.name)]
         items = []
         for topic in seen:
-            with suppress(errors.NotFound):  # it was deleted meanwhile
+            with suppress(errors.NotFound):  # it has been deleted meanwhile
                 items.append(await broker.topics.describe(topic))
         return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
 
@@ -133,7 +134,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[Depends(seeing_topic)],
     )
     async def get_topic(topic: TopicPath) -> TopicInfo:
-        """A topic's schema and segments."""
+        """Get a topic's schema and segments."""
         return await broker.topics.describe((await broker.topics.get(topic)).topic)
 
 
@@ -153,7 +154,7 @@ def _look_route(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_segment("consume")],
     )
     async def get_segment(segment: PathText) -> SegmentDetail:
-        """What a segment holds, how far readers may go, and who holds them back."""
+        """Get the contents of a segment, how far it can be read, and which transactions hold readers back."""
         found = await broker.segment(segment)
         return _detail(found, await found.reader.last_visible(), broker)
 
@@ -177,10 +178,10 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         sequence: SequenceQuery = None,
         count: Annotated[int | None, Query(ge=1, le=2**32 - 1, description="1 when not given")] = None,
     ) -> PublishAnswer:
-        """Append one entry: the body is its payload, `count` the messages or rows in it.
+        """Append one entry. The body is its payload; `count` is the number of messages or rows in it.
 
-        With `sequence` a retry is exactly once: per `writer` (and transaction), outside a transaction per
-        `producer`.
+        With `sequence` a retry is recognized, so the entry is appended exactly once: sequences belong to a `writer`
+        (and its transaction), or outside a transaction to a `producer`.
         """
         if txn_id is None:
             producer, writer = producer or writer, None
@@ -205,7 +206,8 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
 def _hashes(
     segment: Segment, messages: list[Message] | None, producer: str | None, sequence: int | None
 ) -> frozenset[int] | None:
-    """Of the keys of an entry that may be a retry. None: nobody knows, or they are not what brought it here."""
+    """The hashes of the keys of an entry that may be a retry. None if they are unknown, or if they did not determine
+    the segment."""
     if messages is None or sequence is None:
         return None
     low, high = segment.record.range
@@ -230,9 +232,10 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         revision: RevisionQuery = None,
         wait_ms: WaitQuery = 0,
     ) -> Response:
-        """The visible frames behind `after`, one after another, as drawn in the ledger's format page.
+        """Read the visible frames after `after`, in the format of the ledger format page, one after another.
 
-        As many whole ones as fit into `max_bytes`, or little more than 4 MiB where that is less, but at least one.
+        The answer contains as many whole frames as fit into `max_bytes`, and never many more than 4 MiB; but at least
+        one.
         """
         target = await broker.segment(segment)
         revision = snapshot_revision(isolation, revision, after.revision if after else None)
@@ -266,7 +269,7 @@ async def _page_within(
     isolation: Isolation,
     revision: Revision | None,
 ) -> Page:
-    """The first page behind `at` that shows anything; the last empty one when the time is over or nothing will come."""
+    """The first page after `at` that is not empty, or an empty one when the time is over or nothing more will come."""
     deadline = asyncio.get_running_loop().time() + wait_ms / 1000
     while True:
         changed = segment.changed.next()
@@ -296,7 +299,7 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         shown: Shown,
         txn_id: TxnIdQuery = None,
     ) -> PublishMessagesAnswer:
-        """Publish JSON messages, routed by key, inside a transaction or outside."""
+        """Publish JSON messages, which are routed by key, inside or outside a transaction."""
         if request.sequence is not None and request.producer is None:
             raise errors.InvalidArgument("sequence: needs a `producer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
@@ -320,13 +323,14 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         compacted: Annotated[bool, Query(description="Begin with the latest value per key")] = False,
         start: StartQuery = "earliest",
     ) -> ReadMessagesAnswer:
-        """Browse a topic without a subscription; an empty `messages` means nothing more is readable now.
+        """Browse a topic without a subscription. If `messages` is empty, nothing more is readable now.
 
-        `start=latest` answers at once, without messages: `next` is the place behind all that is readable now.
+        `start=latest` returns at once and without messages; `next` is then the place after everything that is readable
+        now.
 
-        With `compacted` the answers begin with the compacted view: of each key the latest value that is readable now,
-        without keys that a null or empty value has deleted, and without messages that have no key. Then they go on
-        with what comes. `next` knows which of the two it is, so `compacted` matters only without `after`.
+        With `compacted` the first answers are the compacted view: the latest readable value of each key, without keys
+        that were deleted by a null or empty value, and without messages that have no key. After that, new messages
+        follow. `next` contains the kind of view, so `compacted` has an effect only without `after`.
         """
         latest = start == "latest"
         if compacted and latest:
@@ -368,7 +372,8 @@ def _detail(segment: Segment, last_visible: Position | None, broker: Broker) -> 
 async def _inspected(
     broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None, count: int | None
 ) -> tuple[PayloadKind, int, list[Message] | None]:
-    """The kind and the number of rows of a payload that fits the topic's schema; the messages, if it is some."""
+    """The kind and the number of rows of a payload that fits the topic's schema, and its messages if it is a list of
+    messages."""
     kind, rows, messages = await _fitting(broker, segment, request, payload, txn_id)
     if rows is not None and count not in (None, rows):
         raise errors.InvalidArgument(f"count: {count}, but the body holds {rows}", field="count")
@@ -378,7 +383,7 @@ async def _inspected(
 async def _fitting(
     broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None
 ) -> tuple[PayloadKind, int | None, list[Message] | None]:
-    """The kind of a payload that fits the topic's schema, and its rows and messages where they can be counted."""
+    """The kind of a payload that fits the topic's schema, and its rows and messages if they can be counted."""
     media_type = request.headers.get("content-type", BYTES_MEDIA_TYPE).partition(";")[0].strip().lower()
     kind = _KINDS.get(media_type, PayloadKind.BYTES)
     name = segment.record.topic

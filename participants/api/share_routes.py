@@ -1,4 +1,5 @@
-"""What brokers ask each other of a subscription: each for what it has of it, and no one of them asks on."""
+"""The endpoints for other brokers that take part in the delivery of a subscription. Each broker answers for its own
+segments and asks no other broker."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def add_share_routes(api: APIRouter, broker: Broker, subscriptions: Subscription
 def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
     @api.post("/share/take", responses=problems(ErrorCode.NOT_FOUND, 422, 503))
     async def take_of_share(topic: TopicPath, subscription: NamePath, request: ShareTakeRequest) -> ShareTakeAnswer:
-        """Messages for a consumer, for the broker that hands the subscription out."""
+        """Get messages for a consumer, on behalf of the broker that delivers the subscription."""
         wanted = TakeRequest(
             request.home,
             request.session,
@@ -62,7 +63,7 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         "/share/wait", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503)
     )
     async def wait_for_share(topic: TopicPath, subscription: NamePath, request: ShareWaitRequest) -> Response:
-        """Answered once one of the segments has something to give."""
+        """Wait until one of the segments has a message to deliver."""
         share = await subscriptions.share(topic, subscription, request.segments, request.incarnation)
         await share.wait(request.segments, request.wait_ms / 1000)
         return Response(status_code=204)
@@ -73,7 +74,8 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
     async def acknowledge_share(
         topic: TopicPath, subscription: NamePath, request: AckMessagesRequest, caller: Caller
     ) -> AckMessagesAnswer:
-        """Acknowledge messages that this broker owns: all of them, or none when any conflicts."""
+        """Acknowledge messages of segments that this broker owns: either all of them, or none if any of them
+        conflicts."""
         wanted = ack_request(request)
         await check_transaction(broker, wanted.txn_id, caller)
         share = await subscriptions.share(topic, subscription, sorted(wanted.segments))
@@ -84,7 +86,7 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
     async def redeliver_share(
         topic: TopicPath, subscription: NamePath, request: RedeliverRequest | None = None
     ) -> RedeliverAnswer:
-        """Give messages again that this broker owns."""
+        """Redeliver messages of segments that this broker owns."""
         ids = redelivered(request)
         share = await subscriptions.share(topic, subscription, sorted({each.segment for each in ids or ()}))
         return RedeliverAnswer(redelivered=await share.redeliver(ids))
@@ -97,7 +99,7 @@ def _add_look_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         | {200: {"content": {"application/json": {"example": [SUBSCRIPTION_SEGMENT]}}}},
     )
     async def get_share(topic: TopicPath, subscription: NamePath) -> list[SubscriptionSegment]:
-        """How far the subscription is on the segments that this broker owns."""
+        """Get the progress of the subscription on the segments that this broker owns."""
         return await (await subscriptions.share(topic, subscription)).look()
 
 
@@ -106,6 +108,6 @@ def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         "/share", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503, 504)
     )
     async def drop_share(topic: TopicPath, subscription: NamePath) -> Response:
-        """Delete what a subscription that was dropped has left on the segments that this broker owns."""
+        """Delete the records of a dropped subscription on the segments that this broker owns."""
         await subscriptions.drop_share(topic, subscription)
         return Response(status_code=204)

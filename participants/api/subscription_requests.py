@@ -1,4 +1,4 @@
-"""What the endpoints of subscriptions have in common: where they are, and their requests in the words of the core."""
+"""Parts that the endpoints of subscriptions share: their paths, and the conversion of their requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NamePath = Annotated[PathText, AfterValidator(_short)]
 
 
 def subscription_router(tag: str, right: Right) -> APIRouter:
-    """For endpoints below one subscription, for callers with this right on its topic."""
+    """A router for the endpoints of one subscription, for callers that have this right on its topic."""
     return APIRouter(
         prefix="/v1/topics/{topic}/subscriptions/{subscription}",
         tags=[tag],

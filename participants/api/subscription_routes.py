@@ -1,4 +1,4 @@
-"""The broker's REST endpoints of subscriptions: create, receive, acknowledge, give again, look, drop."""
+"""The broker's REST endpoints of subscriptions: create, list, get, receive, acknowledge, redeliver, drop."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def _add_list_route(api: APIRouter, broker: Broker) -> None:
     async def list_subscriptions(
         topic: TopicPath, limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
     ) -> SubscriptionPage:
-        """A topic's subscriptions by name. A page may hold fewer than `limit` and have a next."""
+        """List a topic's subscriptions by name. A page may have fewer than `limit` items although there is a next
+        page."""
         await broker.topics.get(topic)
         found, more = await definitions.page(topic, page_token, limit)
         items = [_summary(each) for each in found if not each.record.deleted]
@@ -81,21 +82,22 @@ def _add_definition_routes(api: APIRouter, broker: Broker, subscriptions: Subscr
     async def create_subscription(
         topic: TopicPath, subscription: NamePath, request: SubscriptionRequest, caller: Caller, shown: Shown
     ) -> SubscriptionInfo:
-        """Create a subscription, or find it as it is asked for. Its dead-letter topic is created when it is missing."""
+        """Create a subscription, or find an existing one with the same options. Its dead-letter topic is created if it
+        does not exist."""
         await subscriptions.assert_home(topic)
         record = await _record(broker, topic, request, caller)
         return await _info(await subscriptions.create(topic, subscription, record, shown), shown)
 
     @api.get("", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503))
     async def get_subscription(topic: TopicPath, subscription: NamePath, shown: Shown) -> SubscriptionInfo:
-        """How far a subscription is on every segment, and what is pending in which transaction."""
+        """Get the progress of a subscription on every segment, and what is pending in which transaction."""
         return await _info(await subscriptions.at_home(topic, subscription), shown)
 
 
 def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:
     @api.delete("", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503, 504))
     async def drop_subscription(topic: TopicPath, subscription: NamePath, shown: Shown) -> Response:
-        """Drop a subscription and every trace of it. Open transactions lose their acknowledgements on it."""
+        """Drop a subscription and all of its records. Open transactions lose their acknowledgements on it."""
         await subscriptions.drop(topic, subscription, shown)
         return Response(status_code=204)
 
@@ -103,7 +105,8 @@ def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:
 def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
     @api.post("/receive", responses=problems(ErrorCode.NOT_FOUND, ErrorCode.ALREADY_EXISTS, 307, 422, 503, 504))
     async def receive(topic: TopicPath, subscription: NamePath, request: ReceiveRequest, shown: Shown) -> ReceiveAnswer:
-        """Messages for a consumer: they are its own until they are acknowledged, returned, or the consumer is gone."""
+        """Receive messages for a consumer. They belong to it until they are acknowledged or returned, or the consumer
+        is gone."""
         served = await subscriptions.at_home(topic, subscription)
         given = await served.receive(request.consumer, request.max, request.wait_ms, shown)
         return ReceiveAnswer(messages=[each.message for each in given])
@@ -115,7 +118,7 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503),
     )
     async def leave(topic: TopicPath, subscription: NamePath, consumer: NamePath) -> Response:
-        """A consumer leaves: its messages return at once, and another one may take its place."""
+        """Remove a consumer. Its messages return at once, and another consumer may take its place."""
         (await subscriptions.at_home(topic, subscription)).leave(consumer)
         return Response(status_code=204)
 
@@ -125,8 +128,8 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
     async def acknowledge(
         topic: TopicPath, subscription: NamePath, request: AckMessagesRequest, caller: Caller, shown: Shown
     ) -> AckMessagesAnswer:
-        """Acknowledge messages, inside a transaction or for good. Of the messages that one broker owns all are, or none
-        when any conflicts."""
+        """Acknowledge messages, inside a transaction or immediately. For each broker, either all messages of its
+        segments are acknowledged, or none if any of them conflicts."""
         wanted = ack_request(request)
         await check_transaction(broker, wanted.txn_id, caller)
         await subscriptions.acknowledge(topic, subscription, wanted, shown)
@@ -136,14 +139,15 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
     async def redeliver(
         topic: TopicPath, subscription: NamePath, shown: Shown, request: RedeliverRequest | None = None
     ) -> RedeliverAnswer:
-        """Negative acknowledgement: give these messages again, or all that consumers hold. Messages with a pending
-        acknowledgement stay put."""
+        """Redeliver these messages, or all that consumers hold (negative acknowledgement). Messages with a pending
+        acknowledgement are not affected."""
         count = await subscriptions.redeliver(topic, subscription, redelivered(request), shown)
         return RedeliverAnswer(redelivered=count)
 
 
 async def _record(broker: Broker, topic: str, request: SubscriptionRequest, caller: Principal) -> SubscriptionRecord:
-    """What is to be stored, its incarnation aside. Whoever sends messages elsewhere needs the right to."""
+    """The record to be stored, except for its incarnation. To name a dead-letter topic, the caller needs the right to
+    produce to it."""
     dead_letter_topic, max_redeliveries = request.dead_letter_topic, request.max_redeliveries
     if dead_letter_topic is None:
         if max_redeliveries is not None:

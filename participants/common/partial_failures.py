@@ -1,6 +1,6 @@
-"""One answer for a request that is carried out in parts, by segments, brokers or applies, of which some have failed.
+"""One answer for a request that is carried out in parts (by segments, brokers or applies), some of which have failed.
 
-Never "nothing happened" when something did: whoever is told so may send it again, or do without it.
+It never says "nothing happened" if something did: a caller who is told so may repeat the request, or do without it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def one_error(
     done: str,
     action: str,
 ) -> BaseException:
-    """The first error that `is_final`; an error that says it all; else OUTCOME_UNKNOWN, with what is `done` and the
-    `action` to take. It is definite only if every part has failed, and each of them for certain."""
+    """The first error that `is_final`; or an error that is the whole answer; or else OUTCOME_UNKNOWN, which says what
+    is `done` and which `action` to take. It is definite only if every part has failed, and each of them definitely."""
     nothing_done = len(failures) == parts and all(map(_is_definite, failures))
     final = next((error for error in failures if isinstance(error, errors.MetatxnError) and is_final(error)), None)
     if final is not None:

@@ -1,4 +1,4 @@
-"""Wake-ups for those who wait until something has changed."""
+"""Wake-ups for tasks that wait until something changes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 
 class Signal:
-    """`next` is a future that the next `notify` completes. Take it *before* looking at the state: then a change
-    between the look and the wait is not missed."""
+    """`next` is a future that the next `notify` completes. Get it *before* reading the state, so that a change between
+    reading and waiting is not missed."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[None] | None = None
@@ -18,11 +18,12 @@ class Signal:
             self._next = None
 
     def next(self) -> asyncio.Future[None]:
-        """Shared by all who wait: give it to `asyncio.wait`, or `await signal.wait()`, but never cancel it."""
+        """The future is shared by all waiters: pass it to `asyncio.wait`, or use `await signal.wait()`, but never
+        cancel it."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         return self._next
 
     async def wait(self) -> None:
-        """Until the next `notify`. Safe right after a look at the state with no await in between."""
+        """Wait until the next `notify`. This is safe directly after reading the state, with no await in between."""
         await asyncio.shield(self.next())

@@ -1,17 +1,18 @@
-"""The transaction buffer of one segment: who is undecided here, how far readers may go, and what they must skip.
+"""The transaction buffer of one segment: which transactions are undecided here, how far readers may go, and what they
+must skip.
 
-This is what each one promises, as `tests/participants/txn/test_buffer.py` asks all of them; `memory_buffer` has the one
-that is built in, and `participants.broker.providers` says how a namespace gets another one.
+This module states what every buffer promises, and `tests/participants/txn/test_buffer.py` tests all buffers for it. The
+built-in one is in `memory_buffer`; `participants.broker.providers` describes how a namespace gets another one.
 
-A transaction passes through it like this (DESIGN §5.3-5):
+A transaction passes through the buffer like this (DESIGN §5.3-5):
 
     track ──▶ pin at `after` ──intent stored──▶ append begun ──▶ … ──decision──▶ close ──appends drained──▶ release
                  │                                 │
                  └─ intent refused: unpin          └─ the pin moves up to just below the first frame
 
-`max_read_position` is the lowest pin of any transaction that is not released, else the last durable position. The
-pin exists before the intent is sent, so nothing leaks while an append is in flight; it never moves backwards,
-because a new pin is never below the last durable position of that moment.
+`max_read_position` is the lowest pin of all transactions that are not released, or the last durable position if there
+are none. The pin exists before the intent is sent, so nothing becomes visible while an append is in flight.
+`max_read_position` never moves backwards, because a new pin is never below the last durable position of its time.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from metatxn.wire.position import Position
 
 @dataclass(slots=True, eq=False)
 class TrackedTransaction:
-    """One transaction with an intent, a frame or an operation record on this segment.
+    """A transaction that has an intent, a frame or an operation record on this segment.
 
-    `decision` is set at once when the header is seen final (None inside: header absent, see `Decision`); from then
-    on no append may begin. `maybe_stored` counts intents whose answer was lost: such a transaction stays tracked
-    until its decision, so that an operation record that landed late is still cleaned up.
+    `decision` is set as soon as the header is seen to be final; from then on no append may begin. `maybe_stored` tells
+    that the answer to an intent was lost: such a transaction is tracked until its decision, so that an operation record
+    that arrives late is still deleted.
     """
 
     txn_id: TxnId
@@ -51,7 +52,8 @@ class TrackedTransaction:
 
     @property
     def pin(self) -> Position | None:
-        """Readers may see up to here. Once a frame has a position, all others of this transaction land behind it."""
+        """The position up to which readers may read. Once a frame has a position, all later frames of this transaction
+        are behind it."""
         if self.first_frame is not None:
             return self.first_frame.before
         return min(self.intents.values(), default=None)
@@ -59,13 +61,14 @@ class TrackedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the header said when it was final. `header` None: absent in a linearizable read, which means that the
-    decision was collected long ago and nothing is left to hide beyond the outcome records."""
+    """A final header. `header` is None if a linearizable read found none: then the decision was collected long ago, and
+    nothing is left to hide except what the outcome records say."""
 
     header: Header | None
 
     def outcome(self, transaction: TrackedTransaction) -> Outcome | None:
-        """What must be remembered about the frames of `transaction` here; None when it is simply committed."""
+        """What must be remembered about the frames of `transaction` on this segment, or None if it is simply
+        committed."""
         if self.header is None or transaction.highest is None:
             return None
         highest = str(transaction.highest)
@@ -78,7 +81,8 @@ class Decision:
 
 
 class TransactionBuffer(ABC):
-    """Of one segment. Calls come from one event loop; none may wait for anything. See the module docstring."""
+    """The transaction buffer of one segment. It is called from one event loop, and none of its methods may wait for
+    anything. See the module docstring."""
 
     # -- transactions ------------------------------------------------------------------------------------------
 
@@ -87,37 +91,37 @@ class TransactionBuffer(ABC):
 
     @abstractmethod
     def track(self, txn_id: TxnId, now_ms: int) -> TrackedTransaction:
-        """The one that is known, or a new one."""
+        """Return the transaction, tracking it from `now_ms` on if it was not tracked."""
 
     @abstractmethod
     def tracked(self) -> Iterator[TrackedTransaction]:
-        """All of them; the caller may change the buffer meanwhile."""
+        """All tracked transactions. The caller may change the buffer while iterating."""
 
     @abstractmethod
     def undecided(self) -> list[TrackedTransaction]:
-        """Those without a decision."""
+        """The tracked transactions that have no decision."""
 
     @abstractmethod
     def pin(self, transaction: TrackedTransaction, after: Position) -> int:
-        """Before an intent is sent: hold readers at `after`. Answers a token.
+        """Hold readers at `after`. Call this before an intent is sent. Returns a token for the intent.
 
-        `after` must stay a lower bound of where the frame will land, so it is a durable position: one that was only
-        assigned is given out again when there was no space for its append.
+        `after` must stay a lower bound of the frame's position, so it is a durable position: one that was only assigned
+        is given out again if there was no space for its append.
         """
 
     @abstractmethod
     def unpin(self, transaction: TrackedTransaction, intent: int, *, maybe_stored: bool) -> None:
-        """The intent will have no frame: it was refused, its answer was lost, or the decision came first."""
+        """The intent will have no frame, because it was refused, its answer was lost, or the decision came first."""
 
     @abstractmethod
     def append_begun(
         self, transaction: TrackedTransaction, intent: int, position: Position, writer: str | None
     ) -> None:
-        """A frame of the transaction has been given its position. Never after the decision (DESIGN §5.5)."""
+        """A frame of the transaction was given its position. This never happens after the decision (DESIGN §5.5)."""
 
     @abstractmethod
     def append_ended(self, transaction: TrackedTransaction) -> None:
-        """That append is durable, or certainly did not happen."""
+        """The append is durable, or certainly did not happen."""
 
     @abstractmethod
     def recovered_frame(self, transaction: TrackedTransaction, position: Position, writer: str | None) -> None:
@@ -129,15 +133,16 @@ class TransactionBuffer(ABC):
 
     @abstractmethod
     def release(self, transaction: TrackedTransaction) -> Outcome | None:
-        """Once its appends are drained: remember what readers must skip, *then* let the horizon go.
+        """Remember what readers must skip, and only *then* let `max_read_position` advance. Call this once the appends
+        of the transaction are drained.
 
-        An outcome that recovery found stands: it was made from every frame, while some of the operations that lead
-        to those frames may be gone by now.
+        An outcome that recovery has found is kept: it was determined from every frame, whereas some of the operation
+        records that lead to those frames may be deleted by now.
         """
 
     @abstractmethod
     def forget(self, transaction: TrackedTransaction) -> None:
-        """Everything about it is durable and its operation records are gone."""
+        """Stop tracking the transaction: its outcome is durable and its operation records are deleted."""
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -152,20 +157,20 @@ class TransactionBuffer(ABC):
     @property
     @abstractmethod
     def max_read_position(self) -> Position:
-        """The horizon of readers. It never moves back."""
+        """The position up to which readers may read. It never moves backwards."""
 
     @property
     @abstractmethod
     def pinned_by(self) -> TrackedTransaction | None:
-        """The transaction that holds readers back, if any does."""
+        """The transaction that holds readers back, or None."""
 
     @abstractmethod
     def restore_outcome(self, txn_id: TxnId, outcome: Outcome) -> None:
-        """Recovery found the record of it."""
+        """Recovery found the record of this outcome."""
 
     @abstractmethod
     def prune(self, trimmed: Position) -> None:
-        """Forget what to hide of entries up to `trimmed`: they are not read any more."""
+        """Forget the outcomes that only hide entries up to `trimmed`, which can no longer be read."""
 
     @abstractmethod
     def hides(self, txn_id: TxnId, writer: str | None) -> bool:
@@ -174,8 +179,9 @@ class TransactionBuffer(ABC):
     @property
     @abstractmethod
     def aborted_count(self) -> int:
-        """How many outcomes are known that hide a whole transaction."""
+        """The number of known outcomes that hide a whole transaction."""
 
 
 OpenBuffer = Callable[[str, Position], TransactionBuffer]
-"""Of a segment, by its id; readable up to that position before anything is known."""
+"""Opens the buffer of a segment, given its id and the position up to which it is readable while nothing else is
+known."""

@@ -1,7 +1,7 @@
-"""One mirror of the transaction headers per process (DESIGN §5.8): it carries every decision to whoever waits for it.
+"""One mirror of the transaction headers per process (DESIGN §5.8). It carries every decision to those who wait for it.
 
-The mirror is fast, not authoritative. "Final" in it is final. "Open" or "absent" in it says nothing: those who need
-to know ask `read`, which is linearizable.
+The mirror is fast, but not authoritative. If a header is final in it, then it is final. If it is open or absent in it,
+that says nothing: use `read`, which is linearizable.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from metatxn.wire.ids import TxnId
 
 Listener = Callable[[TxnId, Header], None]
 KEPT_DECISIONS = 10_000
-"""So many final headers are remembered, the latest. All of those that wait to be collected would be an hour's worth."""
+"""The number of final headers that are remembered, the latest ones. All headers that wait for garbage collection would
+be an hour's worth."""
 
 
 class HeaderMirror:
-    """Listeners are called once per final header they follow, on the event loop, in the order of the store."""
+    """Each listener is called once for each final header that it follows, on the event loop and in the order of the
+    store."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._mirror = Mirror(store, paths.HEADERS, self._on_change)
         self._listeners: dict[str, list[Listener]] = {}
-        """By the key of the header, so that what else somebody put below the prefix needs no reading."""
+        """Keyed by the key of the header, so that foreign keys below the prefix need not be parsed."""
         self._decided: deque[str] = deque()
 
     @asynccontextmanager
@@ -47,7 +49,8 @@ class HeaderMirror:
         return self._mirror.resyncs
 
     def follow(self, txn_id: TxnId, listener: Listener) -> None:
-        """Call `listener` when the header of `txn_id` becomes final. Follow *before* anything is stored for it."""
+        """Call `listener` when the header of `txn_id` becomes final. Follow a transaction *before* anything is stored
+        for it."""
         listeners = self._listeners.setdefault(paths.header(txn_id), [])
         if listener not in listeners:
             listeners.append(listener)
@@ -60,18 +63,18 @@ class HeaderMirror:
             self._listeners.pop(paths.header(txn_id), None)
 
     def final(self, txn_id: TxnId) -> tuple[Header, Revision] | None:
-        """The final header and its decision revision, when the mirror knows them."""
+        """The final header and the revision of its decision, if the mirror knows them."""
         record = self.seen(txn_id)
         if record is None or record.first:
             return None
         return Header.decode(record.value), record.version
 
     def seen(self, txn_id: TxnId) -> Record | None:
-        """What the mirror last heard of the header. It may be decided, or gone, since."""
+        """The header as the mirror last saw it. It may have been decided or deleted since."""
         return self._mirror.records.get(paths.header(txn_id))
 
     async def read(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, Record | None]:
-        """The headers now, by linearizable reads."""
+        """The current headers, by linearizable reads."""
         keys = {txn_id: paths.header(txn_id) for txn_id in txn_ids}
         found = await self._store.get_each(keys.values())
         return {txn_id: found[key] for txn_id, key in keys.items()}
@@ -91,8 +94,8 @@ class HeaderMirror:
 
 
 class Follower:
-    """All that one listener follows. Once it is closed nothing is followed any more, also not by work that was waiting
-    for the store meanwhile: the mirror outlives the segment, and would keep it for ever."""
+    """The transactions that one listener follows. After `close` nothing is followed any more, not even by work that was
+    waiting for the store meanwhile: the mirror outlives the segment, and would otherwise keep it in memory forever."""
 
     def __init__(self, mirror: HeaderMirror, listener: Listener) -> None:
         self._mirror = mirror

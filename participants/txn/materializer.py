@@ -1,9 +1,9 @@
-"""Makes a decision durable on one segment, then deletes the operation records the segment owns (DESIGN §5.5-7).
+"""Makes a decision durable on one segment, and then deletes the operation records of the segment (DESIGN §5.5-7).
 
-The outcome record is written first or together with the first deletions, never after. The operation records are
-found by a range read begun *after* the decision was seen: none can be added behind it, because every one was
-created under the check that the header is open. Any step may crash or be done twice; the header and the records
-still say it all.
+The outcome record is written before or together with the first deletions, never after them. The operation records are
+found by a range read that begins *after* the decision was seen: none can be added later, because each one is created
+under the check that the header is open. Any step may crash or be repeated, because the header and the remaining records
+still contain everything.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from metastore.types import AtVersion, Record
 from metatxn.wire.ids import TxnId
 
 OPS_PER_APPLY = 40
-"""Each deletion is a check, a record and an index entry: this stays below etcd's 128 operations per transaction."""
+"""Each deletion is a check, a record and an index entry, so this stays below etcd's limit of 128 operations per
+transaction."""
 OPS_PER_READ = 4_000
-"""Many more than that: on ZooKeeper a read after each deletion would list the whole directory again."""
+"""Much larger than `OPS_PER_APPLY`: on ZooKeeper a read after each deletion would list the whole directory again."""
 
 
 async def materialize(
     store: MetadataStore, segment: str, ownership: AtVersion, txn_id: TxnId, outcome: Outcome | None
 ) -> None:
-    """Raises `CheckFailed` on `ownership` when this broker was deposed, and the store's errors; then do it again."""
+    """Raises `CheckFailed` on `ownership` if this broker was deposed, and the store's errors, after which the call can
+    be repeated."""
     prefix = paths.write_ops_of_segment(txn_id, segment)
     records: list[Record] = []
     more = True

@@ -1,6 +1,6 @@
-"""The transaction buffer that is built in: its pins are sorted, so the lowest one is found at once.
+"""The built-in transaction buffer. Its pins are sorted, so the lowest one is found at once.
 
-Pure: no I/O, no clock, no tasks.
+It is pure: it does no I/O and has no clock and no tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuf
 
 
 class MemoryTransactionBuffer(TransactionBuffer):
-    """`empty_at` is the end of a fresh or recovered segment before any durable entry."""
+    """`empty_at` is the end of a new or recovered segment before any entry is durable."""
 
     def __init__(self, empty_at: Position) -> None:
         self._tracked: dict[TxnId, TrackedTransaction] = {}
@@ -185,5 +185,5 @@ class _Repin:
 
 
 def open_memory_buffer(segment: str, empty_at: Position) -> TransactionBuffer:
-    """As `OpenBuffer`."""
+    """See `OpenBuffer`."""
     return MemoryTransactionBuffer(empty_at)

@@ -1,4 +1,4 @@
-"""Why a transaction takes no more operations."""
+"""The errors for a transaction that accepts no more operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from metatxn.wire.ids import TxnId
 
 
 def refusal(txn_id: TxnId, header: Header | None) -> errors.MetatxnError:
-    """From its final header, or None when it is unknown."""
+    """The error for a transaction with this final header, or for an unknown one if `header` is None."""
     if header is None:
         return errors.TransactionNotFound(f"transaction {txn_id} is not known", txn_id=str(txn_id))
     if header.expired_by is not None:
