@@ -1,7 +1,7 @@
-"""One broker process: the segments it owns, opened, kept open, and reconciled.
+"""One broker process: the segments that it owns, opened, kept open, and reconciled.
 
-In a storage of its own, local files, it owns every segment: nobody else can. In one that many brokers have open, an
-object store, it owns its share of them (see `placement`).
+In a storage of its own (local files) it owns every segment, because no other broker can. In a storage that many brokers
+share (an object store) it owns its share of them (see `placement`).
 """
 
 from __future__ import annotations
@@ -50,32 +50,33 @@ _PAGE = 500
 _OPEN_AT_ONCE = 16
 NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
 TAKEN_WITHIN_S = 10.0
-"""How long whoever creates a segment waits for another broker to take it."""
+"""How long the creator of a segment waits for another broker to take it."""
 
 
 class Upkeep(Protocol):
-    """What goes on with changes of topics that involve the segments of a broker, see `participants.topic.layout`."""
+    """The changes of topics that involve the segments of a broker, see `participants.topic.layout`."""
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What goes on in the background."""
+        """The tasks that run in the background."""
 
     def claimed(self, segment_id: str) -> None:
         """The store shows that a segment which is served here is claimed for a merge."""
 
     async def finish_deletions(self) -> None:
-        """At the start: what an earlier broker has left half deleted. Raises store errors, STORE_UNAVAILABLE."""
+        """At the start, finish the deletions that an earlier broker has begun. Raises the store's errors and
+        STORE_UNAVAILABLE."""
 
     async def reconcile(self, deleted: set[str]) -> None:
-        """What others have begun on the segments served here, and the bytes of those that are `deleted`, from which
-        what is finished is taken out."""
+        """Continue what others have begun on the segments served here, and delete the bytes of those that are
+        `deleted`, from which the finished ones are removed."""
 
 
 class Broker:
-    """Serves segments whose ledgers lie in its storage.
+    """Serves segments whose ledgers are in its storage.
 
-    Each owned segment has a task that opens it, waits until it is lost (deposed, or its ledger failed), and opens
-    it again, for ever; `segment` answers the one that serves now.
+    Each owned segment has a task that opens it, waits until it is lost (because the broker was deposed, or its ledger
+    failed), and opens it again, forever. `segment` returns the segment that currently serves.
     """
 
     def __init__(
@@ -139,15 +140,15 @@ class Broker:
         self._times_forgotten = 0
         self._opened = Signal()
         self.peers: Transport | None = None
-        """The way to other brokers, once there is something to ask them: making one is slow."""
+        """The transport to other brokers. It is created when it is first needed, because that is slow."""
         self.authorization = f"Bearer {peer_token}" if peer_token else None
-        """What this broker shows to others where no caller has shown anything; None: nothing."""
+        """The token that this broker shows to others when it does not act for a caller, or None."""
         self._exit = AsyncExitStack()
         self._reconciler: asyncio.Task[None] | None = None
         self._resyncs_counted = 0
 
     def attach(self, upkeep: Upkeep) -> None:
-        """Before `start`."""
+        """Must be called before `start`."""
         self._upkeep = upkeep
 
     @property
@@ -161,10 +162,10 @@ class Broker:
     # -- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Mirror the headers, then begin to open the segments of this storage, as far as they are ours; `not_ready`
+        """Mirror the headers, and then begin to open the segments of this storage that this broker owns. `not_ready`
         tells which ones do not serve yet."""
         await self._exit.enter_async_context(self._mirror.running())
-        # Listed first: a segment is in the store before it is in its storage.
+        # Listed first, because a segment is in the store before it is in its storage.
         unknown = set(await self.storage.directories())
         async for segment_id, record in self._stored_segments():
             unknown.discard(segment_directory(segment_id))
@@ -178,7 +179,7 @@ class Broker:
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
 
     async def _is_left_over(self, directory: str) -> bool:
-        """Of a segment that was deleted; or nothing is in it."""
+        """Whether the directory is empty or belongs to a deleted segment."""
         if not await self.storage.numbers(directory):
             return True
         segment_id = segment_of(directory)
@@ -186,7 +187,8 @@ class Broker:
         return owner is not None and bool(OwnerRecord.decode(owner.value).deleted)
 
     async def stop(self) -> None:
-        """Close the segments; what others could serve is given up, so that they need not find out."""
+        """Close the segments. Ownership of those that others could serve is given up, so that they need not wait for it
+        to expire."""
         upkeep = self._upkeep.tasks if self._upkeep is not None else []
         tasks = [*self._keepers.values(), *upkeep, *([self._reconciler] if self._reconciler else [])]
         for task in tasks:
@@ -205,8 +207,8 @@ class Broker:
 
     @property
     def not_ready(self) -> dict[str, str]:
-        """Owned segments that do not serve yet, and why; what keeps this broker from owning any; and segments of which
-        there are ledgers here, but no record in the store."""
+        """The owned segments that do not serve yet, and why; what keeps this broker from owning any; and segments that
+        have ledgers here but no record in the store."""
         missing = dict.fromkeys(self._unknown, NOT_IN_STORE)
         if self._placement is not None and not self._placement.announced:
             missing["announcement"] = "the watch does not show that this broker is announced"
@@ -217,7 +219,7 @@ class Broker:
         }
 
     def lose_all(self, why: str) -> None:
-        """Stop serving: the store is not what this broker knows of it."""
+        """Stop serving all segments, because the store is not in the state that this broker remembers."""
         for segment in self._segments.values():
             segment.lose(why)
 
@@ -242,8 +244,8 @@ class Broker:
     # -- segments ----------------------------------------------------------------------------------------------
 
     async def segment(self, segment_id: str) -> Segment:
-        """The segment, served here now. Raises NOT_FOUND, NOT_OWNER (with the owner's URL), or STORE_UNAVAILABLE
-        while it is being opened; a segment that has an owner here never costs a store read."""
+        """The segment, if it is served here now. Raises NOT_FOUND, NOT_OWNER (with the owner's URL), or
+        STORE_UNAVAILABLE while it is being opened. For a segment that is owned here this needs no read of the store."""
         segment = self._segments.get(segment_id)
         if segment is not None and not segment.lost:
             return segment
@@ -252,23 +254,23 @@ class Broker:
         raise await self._not_here(segment_id)
 
     async def anywhere(self, segment_id: str, authorization: str | None = None) -> Segment | RemoteSegment:
-        """The segment, wherever it is served; `authorization` is what the caller showed us. Raises as `segment`."""
+        """The segment, wherever it is served. `authorization` is that of the caller. Raises as `segment`."""
         try:
             return await self.segment(segment_id)
         except errors.NotOwner as error:
             url = error.owner_url
         stored = await self.store.get(paths.segment(segment_id))
         if stored is None:
-            return await self.segment(segment_id)  # deleted meanwhile: it says so
+            return await self.segment(segment_id)  # it was deleted meanwhile, and this raises the error
         return RemoteSegment(segment_id, SegmentRecord.decode(stored.value), self.peer(url, authorization))
 
     def peer(self, url: str, authorization: str | None = None) -> Peer:
-        """The broker at `url`. As many requests as need be wait there at the same time."""
+        """The broker at `url`. Any number of requests can wait for it at the same time."""
         self.peers = self.peers or HttpTransport()
         return Peer(url, self.peers, authorization)
 
     async def _not_here(self, segment_id: str) -> errors.MetatxnError:
-        """Why a segment that this broker does not keep is not served."""
+        """The error for a segment that this broker does not keep."""
         if self._placement is not None and (known := self._placement.owner(segment_id)) and known.broker != self.id:
             return _not_owner(segment_id, known.url)
         owner_key, segment_key = paths.segment_owner(segment_id), paths.segment(segment_id)
@@ -283,22 +285,22 @@ class Broker:
                 where = f"its data lies in storage {record.storage}, which no broker has open"
                 return _unavailable(segment_id, where)
         elif self._placement is None:
-            # Ours, and we never heard of it: whoever created the topic was not answered.
+            # This broker should own it, and was not told: the creator of the topic got no answer.
             self._keep(segment_id)
             return _unavailable(segment_id, "it is being opened")
         elif owned_by is None or self._placement.may_take(owned_by):
-            return _unavailable(segment_id, "no broker that lives owns it, one is about to take it")
+            return _unavailable(segment_id, "no running broker owns it, and one is about to take it")
         return _not_owner(segment_id, owned_by.url)
 
     async def open_all(self, segment_ids: Iterable[str] = ()) -> None:
-        """Own new segments; returns once they and those that are being opened serve, or have failed once."""
+        """Own these new segments. Returns once they and those that are being opened serve, or have failed once."""
         for segment_id in segment_ids:
             self._keep(segment_id)
         await self.until_opened(list(self._keepers))
 
     async def until_opened(self, segment_ids: Iterable[str]) -> None:
-        """Have these owned, if they are not yet; returns once they serve, or have failed once, or are gone. Those that
-        other brokers take are waited for no longer than `TAKEN_WITHIN_S`."""
+        """Own these segments, if nobody does yet. Returns once they serve, have failed once, or are gone. It waits at
+        most `TAKEN_WITHIN_S` for segments that other brokers take."""
         wanted = list(segment_ids)
         if self._placement is not None:
             await self._until_owned(wanted, self._placement)
@@ -318,7 +320,7 @@ class Broker:
                     await placement.changed.wait()
 
     async def drop(self, segment_id: str) -> None:
-        """Let go of a segment for good: it was deleted."""
+        """Stop keeping a segment, because it was deleted."""
         keeper = self._keepers.pop(segment_id, None)
         if keeper is not None:
             keeper.cancel()
@@ -331,10 +333,10 @@ class Broker:
         self._opened.notify()
 
     async def _give_up(self, segment_id: str) -> None:
-        """Let another broker have a segment: nothing that was acknowledged is lost, and what is open goes on there."""
+        """Give up a segment to another broker. Nothing acknowledged is lost, and open transactions continue there."""
         segment = self._segments.get(segment_id)
         if segment is None or segment.lost:
-            return  # it is being opened; there is time
+            return  # it is still being opened; it can move later
         await segment.publisher.drain()
         segment.lose("it moves to another broker")
         await self.drop(segment_id)
@@ -345,7 +347,7 @@ class Broker:
         )
 
     async def _release(self, segment: Segment) -> None:
-        """The owner's record without an owner, unless somebody else has it already. Raises store errors."""
+        """Clear the owner's record, unless another broker has taken it. Raises the store's errors."""
         owner = OwnerRecord(broker="", url="", generation=segment.ownership.generation)
         check = segment.ownership.check
         with suppress(CheckFailed):
@@ -357,8 +359,8 @@ class Broker:
             segment.lose(f"{owner.url or 'nobody'} owns it now")
 
     def _owned(self, segment_id: str) -> None:
-        """A segment is taken. When it is a new one of the topic, another broker has changed the topic's layout; or it
-        is the child of a split under way here, which nobody is shown before all of them serve (`_learn_topic`)."""
+        """A segment was taken. If it is new, another broker has changed the layout of the topic; or it is the child of
+        a split in progress here, which is not shown to anybody before all children serve (`_learn_topic`)."""
         name = topic_of_segment(segment_id)
         ending_here = any(each.is_ending and each.record.topic == name for each in self._segments.values())
         if not self._knows(name, segment_id) and not ending_here:
@@ -369,12 +371,13 @@ class Broker:
             self.upkeep.claimed(segment_id)
 
     def changes(self) -> list[asyncio.Future[None]]:
-        """They complete when segments were opened, were let go, or have moved to other brokers; see `Signal`."""
+        """Futures that complete when segments were opened, were released, or have moved to other brokers; see
+        `Signal`."""
         return [self._opened.next(), *([self._placement.moved.next()] if self._placement is not None else [])]
 
     @property
     def served(self) -> dict[str, Segment]:
-        """The segments that serve here now."""
+        """The segments that currently serve here."""
         return {segment_id: segment for segment_id, segment in self._segments.items() if not segment.lost}
 
     def _keep(self, segment_id: str) -> None:
@@ -396,7 +399,7 @@ class Broker:
                 try:
                     await self._learn_topic(segment_id, segment.record)
                 except BaseException:
-                    await segment.close()  # nobody knows it, so nobody else would
+                    await segment.close()  # nobody else knows it, so nobody else would close it
                     raise
                 self._segments[segment_id] = segment
             self._why_not.pop(segment_id, None)
@@ -408,7 +411,7 @@ class Broker:
             log.error("segment cannot be opened", segment=segment_id, error=str(error))
 
         while True:
-            # Whatever it is, a bug included: one segment that cannot be opened now is tried again, and told.
+            # Whatever the error is, even a bug: the segment is tried again, and the error is reported.
             await until_it_succeeds(open_once, Exception, failed)
             if segment_id not in self._keepers:
                 return
@@ -429,37 +432,37 @@ class Broker:
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Once over every segment: find the decisions that no watch has told."""
+        """Reconcile every segment once, to find the decisions that no watch event has reported."""
         self._metrics.watch_resyncs.inc(self._mirror.resyncs - self._resyncs_counted)
         self._resyncs_counted = self._mirror.resyncs
         for segment in list(self._segments.values()):
             try:
                 await segment.reconcile()
             except MetastoreError as error:
-                log.warning("reconcile failed, it is done again later", segment=segment.id, error=str(error))
+                log.warning("reconcile failed and will be repeated", segment=segment.id, error=str(error))
         await self.upkeep.reconcile(self._deleted)
 
     async def header(self, txn_id: TxnId) -> Header | None:
-        """A transaction's header as it once was, or as it is: of use for what never changes in it."""
+        """A transaction's header, which may be out of date: use only what never changes in it."""
         record = self._mirror.seen(txn_id) or (await self._mirror.read([txn_id]))[txn_id]
         return None if record is None else Header.decode(record.value)
 
     # -- topics ------------------------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> TopicRecord:
-        """The topic's layout and schema, cached: refreshed by `forget_topic` when a segment turns out to be sealed, and
-        see `in_layout`. Raises NOT_FOUND."""
+        """The topic's layout and schema, from a cache. `forget_topic` refreshes it when a segment turns out to be
+        sealed; see also `in_layout`. Raises NOT_FOUND."""
         cached = self._topic_cache.get(name)
         if cached is None:
             before = self._times_forgotten
             cached = (await self.topics.get(name)).topic
-            if before == self._times_forgotten:  # else it may be older than what it was forgotten for
+            if before == self._times_forgotten:  # otherwise it may be older than the change for which it was forgotten
                 self._topic_cache.setdefault(name, cached)
         return cached
 
     async def in_layout(self, name: str, look: Callable[[], Awaitable[T]]) -> T:
-        """What `look` finds, which begins with `topic`. NOT_FOUND is believed only of the layout that the store has:
-        another broker may have deleted the topic and made it again, with other segments."""
+        """Return the result of `look`, which begins with `topic`. NOT_FOUND is only believed of the layout that is in
+        the store, because another broker may have deleted the topic and created it again with other segments."""
         if name in self._topic_cache:
             with suppress(errors.NotFound):
                 return await look()
@@ -471,9 +474,9 @@ class Broker:
         self._times_forgotten += 1
 
     async def _learn_topic(self, segment_id: str, record: SegmentRecord) -> None:
-        """It is known from now on, so that publishes need no store; as the one that has this segment, and none of the
-        same name that was deleted before. The first child of a split under way here waits until all of them serve:
-        then `Layout` has the topic read again. Raises NOT_FOUND."""
+        """Remember the topic of this segment, so that publishes need no store. It must be the one that has this
+        segment, not a deleted one of the same name. The first child of a split in progress here waits until all
+        children serve; then `LayoutUpkeep` has the topic read again. Raises NOT_FOUND."""
         parents = [self._segments[parent] for parent in record.parents if parent in self._segments]
         if any(parent.record.state == "active" and not parent.lost for parent in parents):
             return

@@ -1,10 +1,11 @@
 """Other brokers, and the segments that they own, for requests that span a topic.
 
-A topic's messages are published, browsed and consumed through any broker. It does what it can with its own segments
-and asks the owners of the others, at endpoints that are theirs alone. Those never ask anybody else, so no request goes
-round in circles: an owner that has just been relieved answers 307, and the caller is told to try again.
+A topic's messages can be published, browsed and consumed through any broker. It handles its own segments itself and
+asks the owners of the others, at endpoints that serve only their own segments. Those never ask another broker, so no
+request can go round in circles: an owner that has just lost the segment answers 307, and the caller is told to try
+again.
 
-The caller's token goes with the request, so the owner decides by the same rights.
+The caller's token is passed on, so the owner checks the same rights.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PROBLEM_MEMBERS = {"type", "status", "title", "detail", "code", "retriable", "d
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another broker. `authorization` is what the caller of this one showed."""
+    """Another broker. `authorization` is that of the caller."""
 
     url: str
     transport: Transport
@@ -53,11 +54,11 @@ class Peer:
         media_type: str | None = None,
         wait_s: float = 0,
     ) -> Answer:
-        """A 2xx answer. `what` is asked for, as a person would say it.
+        """Return a 2xx answer. `what` names the requested object in error messages.
 
-        Raises what the other broker answers; STORE_UNAVAILABLE when it cannot be reached, or has not got it any more;
-        OUTCOME_UNKNOWN when its answer is lost or makes no sense, unless the request only `reads`. That a request can
-        be sent again does not make its outcome known: a caller who is told that nothing happened may do without it.
+        Raises the error that the other broker answers; STORE_UNAVAILABLE if it cannot be reached, or no longer owns the
+        object; and OUTCOME_UNKNOWN if its answer is lost or malformed, unless the request only `reads`. That a request
+        can be repeated does not make its outcome known: a caller who is told that nothing happened may do without it.
         """
         headers = Headers({"Authorization": self.authorization} if self.authorization else {})
         if media_type is not None:
@@ -82,10 +83,10 @@ class Peer:
 
 @dataclass(slots=True)
 class RemoteSegment:
-    """What `Messages` needs of a segment, at the broker `peer`. `record` is as the store has it.
+    """A segment at the broker `peer`, with what `Messages` needs of a segment. `record` is as it is in the store.
 
-    Raises what the owner answers; STORE_UNAVAILABLE when it does not answer, or is not the owner any more;
-    OUTCOME_UNKNOWN for a publish that it may have taken.
+    Raises the error that the owner answers; STORE_UNAVAILABLE if it does not answer, or is no longer the owner; and
+    OUTCOME_UNKNOWN for a publish that may have taken effect.
     """
 
     id: str
@@ -97,13 +98,14 @@ class RemoteSegment:
         return self.record.trimmed_up_to or Position(0, -1)
 
     def ended_at(self, position: Position) -> bool:
-        """Nothing is behind `position`, and nothing will be. Where a page of the owner ends tells nothing: that may be
-        the horizon of a transaction that is not decided yet."""
+        """Nothing is after `position`, and nothing will be. The end of a page of the owner does not tell this, because
+        it may be the horizon of an undecided transaction."""
         ends = [ledger.last for ledger in self.record.ledgers]
         return self.record.state == "sealed" and all(end is not None and position >= end for end in ends)
 
     async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
-        """As `Segment.publish`. `hashes` are not sent: the owner finds those of a retry in its messages."""
+        """See `Segment.publish`. `hashes` are not sent, because the owner determines those of a retry from its
+        messages."""
         media_type = PAYLOAD_MEDIA_TYPES[entry.kind]
         try:
             answer = await self._request("POST", publish_params(entry), bytes(entry.payload), media_type)
@@ -119,7 +121,7 @@ class RemoteSegment:
     async def read(
         self, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None, wait_s: float = 0
     ) -> Page:
-        """With `wait_s` the first visible entry is waited for."""
+        """With `wait_s`, wait for the first visible entry."""
         params = {
             "after": str(after),
             "max_bytes": max_bytes,
@@ -133,7 +135,7 @@ class RemoteSegment:
         return Page(list(peek_all(answer.body)), place.position, end, place.revision)
 
     async def end(self, isolation: Isolation) -> Position:
-        """The last entry that may be read now, or a bound."""
+        """The position of the last entry that may be read now, or a bound."""
         answer = await self.peer.request("GET", self._path(), self._name, reads=True)
         return Position.parse(answer.json()["max_read_position" if isolation == "read_committed" else "last_position"])
 
@@ -172,12 +174,13 @@ def _unavailable(what: str, reason: str) -> errors.MetatxnError:
 
 
 def _unanswered(what: str, reason: str, reads: bool) -> errors.MetatxnError:
-    """A read has certainly changed nothing. Of everything else nobody knows."""
+    """A read has certainly changed nothing. The effect of any other request is unknown."""
     if reads:
         return _unavailable(what, reason)
     return errors.OutcomeUnknown(
-        f"nobody knows what became of a request to {what}: {reason}",
-        action="Send it again: an acknowledgement, and what has a sequence, is done once. Or abort the transaction.",
+        f"the outcome of a request to {what} is unknown: {reason}",
+        action="Send it again (acknowledgements, and publishes with a sequence, take effect once), "
+        "or abort the transaction.",
     )
 
 

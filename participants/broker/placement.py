@@ -1,18 +1,19 @@
-"""Which broker should own which segment of a storage that several of them have open.
+"""Which broker should own which segment of a storage that several brokers share.
 
-Every broker answers that for itself, from what it sees announced in the store, and acts on its own segments only:
+Every broker decides this for itself, by the announcements that it sees in the store, and acts on its own segments only:
 
-    nobody owns it, or its owner is not announced any more   the wanted broker takes it
-    it is ours, and somebody else is wanted                  we drain it, let go of the record, and he takes it
-    the record says that it is ours, and we do not have it   the same, without anything to drain: a claim of ours has
-                                                             landed after we had turned away
+    nobody owns it, or its owner is no longer announced     the wanted broker takes it
+    it is ours, and another broker is wanted                we drain it and release the record, and that broker takes it
+    the record says that it is ours, and we do not have it  the same, with nothing to drain: a claim of ours has
+                                                            landed after we had given up
 
-Wanted is, among the brokers announced with the segment's storage, the one with the highest hash of (broker, segment): a
-broker that comes or goes moves only its own share. Brokers that see different things for a moment disagree harmlessly:
-a segment is taken by a checked apply at the next generation, and everything its owner writes checks that (DESIGN §5.2).
-Announcements only say when to try.
+The wanted broker is, of the brokers that are announced with the segment's storage, the one with the highest hash of
+(broker, segment). So a broker that comes or goes moves only its own share. Brokers that see different announcements for
+a while disagree without harm: a segment is taken by a checked apply at the next generation, and every write of its
+owner checks that generation (DESIGN §5.2). Announcements only say when to try.
 
-Slow on purpose: nobody is relieved before the announcements have stood still for a while, and few at a time.
+This is slow on purpose: no owner is replaced before the announcements have stayed the same for a while, and only a few
+at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ log = structlog.get_logger()
 
 
 def wanted(segment_id: str, brokers: Iterable[str]) -> str | None:
-    """Rendezvous hashing; None when there are no brokers."""
+    """The broker that should own the segment, by rendezvous hashing; None if there are no brokers."""
     return max(brokers, key=lambda broker: _weight(broker, segment_id), default=None)
 
 
@@ -54,11 +55,12 @@ def _weight(broker: str, segment_id: str) -> bytes:
 
 
 class Placement:
-    """Watches who is announced, which segments there are and who owns them; takes and gives up until it is stopped.
+    """Watches which brokers are announced, which segments exist and who owns them; takes and gives up segments until it
+    is stopped.
 
-    `take` begins to own a segment, `give_up` ends it; `kept` are those that this broker has or is about to have;
-    `deposed` is told of a kept segment that somebody else has taken, `owned` of every segment that has got an owner,
-    `seen` of every change of a segment's record.
+    `take` begins to own a segment, and `give_up` ends it. `kept` are the segments that this broker has or is about to
+    have. `deposed` is called with a kept segment that another broker has taken, `owned` with every segment that got an
+    owner, and `seen` with every changed record of a segment.
     """
 
     def __init__(
@@ -89,17 +91,18 @@ class Placement:
         self._owners = Mirror(store, paths.SEGMENT_OWNERS, self._owner)
         self._segments = Mirror(store, paths.SEGMENTS, self._segment)
         self._of_storage: dict[str, None] = {}
-        """The segments whose ledgers lie here. Kept by events: looking at every record each time would be slow."""
+        """The segments whose ledgers are in this storage. The set is maintained by events, because reading every record
+        each time would be slow."""
         self.changed = Signal()
-        """Something was announced, taken or created."""
+        """Set when something was announced, taken or created."""
         self.moved = Signal()
-        """A segment has another owner, or none."""
+        """Notified when a segment has another owner, or none."""
         self._stood_still_since = 0.0
         self._moving: dict[str, asyncio.Task[None]] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raises store errors."""
+        """Raises the store's errors."""
         async with AsyncExitStack() as stack:
             for mirror in (self._announced, self._owners, self._segments):
                 await stack.enter_async_context(mirror.running())
@@ -114,23 +117,24 @@ class Placement:
 
     @property
     def announced(self) -> bool:
-        """The watch shows that this broker is announced."""
+        """Whether the watch shows that this broker is announced."""
         return paths.broker_process(self._broker) in self._announced.records
 
     def owner(self, segment_id: str) -> OwnerRecord | None:
-        """Who owns a segment, as far as is known here and if it is announced: others must not be sent to the dead."""
+        """The owner of a segment, as far as it is known here, and if it is announced: callers must not be sent to a
+        dead broker."""
         record = self._owners.records.get(paths.segment_owner(segment_id))
         owner = OwnerRecord.decode(record.value) if record else None
         return owner if owner is not None and self._is_announced(owner.broker) else None
 
     def is_awaited(self, segment_id: str) -> bool:
-        """It has no owner yet, and is not deleted, as far as is known here."""
+        """Whether the segment has no owner yet and is not deleted, as far as is known here."""
         record = self._owners.records.get(paths.segment_owner(segment_id))
         is_deleted = record is not None and OwnerRecord.decode(record.value).deleted
         return not is_deleted and self.owner(segment_id) is None
 
     def may_take(self, owner: OwnerRecord) -> bool:
-        """Whether a segment with this owner is to be had."""
+        """Whether a segment with this owner may be taken."""
         return owner.broker == self._broker or not self._is_announced(owner.broker)
 
     # -- what is seen ------------------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ class Placement:
         self.changed.notify()
 
     def _owner(self, event: Event) -> None:
-        """A broker that was frozen learns here that its segments are gone."""
+        """Handle the event of an owner's record. A broker that was frozen learns here that it lost its segments."""
         segment_id = unescape(event.key.removeprefix(paths.SEGMENT_OWNERS))
         owner = OwnerRecord.decode(event.record.value) if event.record else None
         if owner is not None and owner.broker != self._broker and segment_id in self._kept():
@@ -182,7 +186,8 @@ class Placement:
             await asyncio.wait([changed], timeout=min(_LOOK_EVERY_S, self._settle_s))
 
     def _balance(self) -> None:
-        """Only a broker that is announced takes part: a frozen one that wakes up waits until it is again."""
+        """Take and give up segments. Only a broker that is announced takes part: one that was frozen waits until it is
+        announced again."""
         if not self.announced:
             return
         candidates, kept = self._candidates(), frozenset(self._kept())
@@ -204,7 +209,7 @@ class Placement:
         return not owner.broker or (self.may_take(owner) and (owner.broker == self._broker or self._settled()))
 
     def _claimed(self, segment_id: str) -> Record | None:
-        """The owner's record, when it names this broker."""
+        """The owner's record, if it names this broker."""
         record = self._owners.records.get(paths.segment_owner(segment_id))
         return record if record and OwnerRecord.decode(record.value).broker == self._broker else None
 
@@ -223,10 +228,10 @@ class Placement:
         try:
             await giving_up
         finally:
-            del self._moving[segment_id]  # the next one goes with the next look, which the record's change brings on
+            del self._moving[segment_id]  # the next one moves at the next look, which the change of the record triggers
 
     async def _let_go(self, record: Record) -> None:
-        """The record as it was seen: when it is not so any more, there is nothing to let go of."""
+        """Release the record as it was seen. If it has changed, there is nothing to release."""
         owner = OwnerRecord(broker="", url="", generation=OwnerRecord.decode(record.value).generation)
-        with suppress(MetastoreError):  # the next look is soon
+        with suppress(MetastoreError):  # the next look comes soon
             await self._store.apply(self._store.batch().replace(record, owner.encode()))

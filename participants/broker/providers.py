@@ -1,7 +1,7 @@
-"""Whose transaction buffer and pending-ack store a namespace has: the two SPIs of PIP-471.
+"""The transaction buffer and the pending-ack store of each namespace: the two SPIs of PIP-471.
 
-An installed package offers its own under a name, as an entry point that is called for each segment, or for each
-subscription on a segment:
+An installed package offers its own implementation under a name, as an entry point that is called for each segment, or
+for each subscription on a segment:
 
     [project.entry-points."metatxn.transaction_buffers"]
     spilling = "example.buffers:open_buffer"        (segment: str, empty_at: Position) -> TransactionBuffer
@@ -9,9 +9,9 @@ subscription on a segment:
     [project.entry-points."metatxn.pending_ack_stores"]
     spilling = "example.acks:open_pending_acks"     (segment: str, subscription: str) -> PendingAckStore
 
-An operator chooses it for a namespace, and with `*` for all that are not named. `memory` is the one that is built in,
-and the default. What a provider keeps is a view of records and ledgers, which recovery feeds anew whenever a segment is
-opened; so a namespace may get another one at any restart.
+An operator chooses one for a namespace, or with `*` for all namespaces that are not named. The default is the built-in
+`memory`. What a provider keeps is a view of records and ledgers, which recovery builds anew whenever a segment is
+opened; so a namespace may get another provider at any restart.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ALL_OTHERS = "*"
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """By namespace, `tenant/namespace`, or `*`."""
+    """The providers by namespace, which is `tenant/namespace` or `*`."""
 
     buffers: Mapping[str, OpenBuffer] = field(default_factory=dict)
     pending_acks: Mapping[str, OpenPendingAcks] = field(default_factory=dict)
 
     @classmethod
     def load(cls, buffers: Mapping[str, str], pending_acks: Mapping[str, str]) -> Providers:
-        """Both by namespace: the names of providers. Raises `ValueError`, naming what is not installed."""
+        """Load the named providers, both by namespace. Raises `ValueError`, which names what is not installed."""
         return cls(
             {namespace: _loaded(BUFFERS, name, open_memory_buffer) for namespace, name in buffers.items()},
             {

@@ -1,9 +1,9 @@
-"""Appends that wait for each other and travel in groups: what every open ledger does, wherever its bytes go.
+"""Appends are queued and written in groups. Every open ledger does this, wherever its bytes are stored.
 
     append ──> _queue ──_start_groups──> _groups (on their way to the device, `groups_at_once` of them) ──> durable
 
-Groups are told in their order: one that lands before those ahead of it waits for them. The first append of an idle
-ledger waits for the end of the loop's current step, so that everything published in one step shares a group.
+Groups are acknowledged in order: one that is durable before an earlier one waits for it. The first append of an idle
+ledger waits for the end of the current step of the loop, so that everything published in one step shares a group.
 
 A frame says how many entries were durable when its group was started.
 """
@@ -25,7 +25,8 @@ from participants.ledger.storage import Append, LedgerError, LedgerStopped, Open
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetrics:
-    """Called on the loop. `append_seconds`: from `append` to durable, per frame; `fsync_seconds`: per group."""
+    """Functions that are called on the loop. `append_seconds` gets the time from `append` to durable for each frame,
+    and `fsync_seconds` the time of the sync of each group."""
 
     append_seconds: Callable[[float], None] | None = None
     fsync_seconds: Callable[[float], None] | None = None
@@ -34,7 +35,7 @@ class LedgerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """`error` is None when the group is durable; `fsync_seconds` when its sync was tried."""
+    """`error` is None if the group is durable. `fsync_seconds` is set if a sync was tried."""
 
     error: LedgerError | None = None
     fsync_seconds: float | None = None
@@ -49,7 +50,7 @@ class Pending:
 
 
 class QueuedLedger(OpenLedger):
-    """See the module docstring. A storage says how a group is written, and how a ledger ends."""
+    """See the module docstring. A subclass says how a group is written, and how a ledger ends."""
 
     groups_at_once = 1
 
@@ -60,7 +61,7 @@ class QueuedLedger(OpenLedger):
         self.offsets = new_offsets()
         self.failure: LedgerError | None = None
         self._loop = asyncio.get_running_loop()
-        self._assigned = 0  # entries given out
+        self._assigned = 0  # the number of entries that have positions
         self._queue: deque[Pending] = deque()
         self._groups: deque[tuple[list[Pending], asyncio.Future[GroupOutcome]]] = deque()
         self._start_scheduled = False
@@ -70,10 +71,11 @@ class QueuedLedger(OpenLedger):
 
     @abstractmethod
     def write(self, group: list[Pending], durable: int) -> asyncio.Future[GroupOutcome]:
-        """Begin to write a group, while `durable` entries are. What the device can cause is in the outcome."""
+        """Begin to write a group, at a time when `durable` entries are durable. Failures of the device are in the
+        outcome."""
 
     def landed(self, group: list[Pending]) -> None:
-        """A group is durable, and so is all before it: it becomes readable."""
+        """The group and everything before it is durable, so it becomes readable."""
         for pending in group:
             self.offsets.append(self.offsets[-1] + pending.draft.size)
 
@@ -111,7 +113,7 @@ class QueuedLedger(OpenLedger):
         return Append(position, durable)
 
     async def no_more_appends(self) -> None:
-        """Refuse appends from now on; returns once those that were begun have ended: every `durable` is done."""
+        """Refuse appends from now on. Returns once all begun appends have ended: every `durable` is done."""
         self._ending = True
         await self._idle.wait()
 
@@ -139,15 +141,15 @@ class QueuedLedger(OpenLedger):
     def _written(self, _: object) -> None:
         while self._groups and self._groups[0][1].done():
             group, writing = self._groups.popleft()
-            error = writing.exception()  # only a fault in this package, or no memory: nothing is known then
+            error = writing.exception()  # a bug of this package, or no memory; then nothing is known
             outcome = GroupOutcome(StorageFailed(f"the writer failed: {error!r}")) if error else writing.result()
             if self.failure is not None:
-                continue  # told already: it was behind the one that failed
+                continue  # already failed, together with an earlier group
             if outcome.error is not None:
                 self._fail(group, outcome.error)
                 continue
             self.landed(group)
-            self._start_groups()  # first of all: the device should not wait for what follows
+            self._start_groups()  # this comes first, so that the device need not wait for the rest
             self._resolve(group, outcome)
         self._idle_if_done()
 
@@ -166,9 +168,10 @@ class QueuedLedger(OpenLedger):
             self.on_durable()
 
     def _fail(self, group: list[Pending], error: LedgerError) -> None:
-        """Fail the group and all that waits behind it, in one step: their positions follow those of the group."""
+        """Fail the group and everything queued after it, in one step, because their positions follow those of the
+        group."""
         if isinstance(error, StorageFull):
-            assert not self._groups, "no group is on its way behind one that can be undone"
+            assert not self._groups, "no group is in flight after one that can be undone"
             self._assigned = self.entries
         else:
             self.failure = error

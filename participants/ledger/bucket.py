@@ -1,8 +1,8 @@
 """The calls to an object store that object ledgers need, in one replaceable place.
 
-Tests and the simulator replace this class to make faults: lost replies, late and refused puts. What it needs of a
-store: a put of a new name is atomic and fails when the name is taken, a get sees every put that was answered, and so
-does a listing. S3 (since 2024, also through compatible servers that know `If-None-Match`), GCS and Azure keep that.
+Tests and the simulator replace this class to inject faults: lost replies, late and refused puts. The requirements for a
+store are: a put of a new name is atomic and fails if the name is taken, and a get or a listing sees every put that was
+acknowledged. S3 (since 2024, also compatible servers that support `If-None-Match`), GCS and Azure satisfy them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Bucket:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///directory` or `memory:///`; credentials and endpoints
+        """Open `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///directory` or `memory:///`. Credentials and endpoints
         come from the environment variables of the library (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …).
 
-        Nothing is sent yet. Raises `StorageRefused` for what is no such URL.
+        Nothing is sent yet. Raises `StorageRefused` if this is not the URL of an object store.
         """
         options: dict[str, Any] = {"retry_config": _RETRY}
         if url.startswith("file:"):
@@ -45,13 +45,14 @@ class Bucket:
         try:
             return cls(from_url(url, **options))
         except (BaseError, ValueError) as error:
-            raise StorageRefused(f"{url} is no URL of an object store: {_first_line(error)}") from error
+            raise StorageRefused(f"{url} is not the URL of an object store: {_first_line(error)}") from error
 
     async def create(self, name: str, content: bytes) -> None:
-        """A new object, whole or not at all. Raises `FileExistsError` when the name is taken, by whomever;
-        `StorageFailed`: it may be there, now or later.
+        """Create an object atomically. Raises `FileExistsError` if the name is taken, by whatever writer, and
+        `StorageFailed` if the object may exist now or later.
 
-        Cancelled, it ends when the put has: whoever deletes what is listed next must not leave behind what lands later.
+        If the call is cancelled, it ends when the put has ended: a caller that deletes what it lists next must not
+        leave anything behind that arrives later.
         """
         with _failures(f"cannot write {name}"):
             put = asyncio.ensure_future(
@@ -64,28 +65,29 @@ class Bucket:
                 raise
 
     async def put(self, name: str, content: bytes) -> None:
-        """An object that replaces the one of that name. Raises `StorageFailed`: it may be there, now or later."""
+        """Create or replace an object. Raises `StorageFailed` if the new content may be there now or later."""
         with _failures(f"cannot write {name}"):
             await obstore.put_async(self._store, name, content, mode="overwrite", use_multipart=False)
 
     async def move(self, name: str, target: str) -> None:
-        """Raises `FileNotFoundError`, `StorageFailed`: it may lie in both places."""
+        """Move an object. Raises `FileNotFoundError`, and `StorageFailed` if it may be at both places."""
         with _failures(f"cannot move {name}"):
             await obstore.rename_async(self._store, name, target)
 
     async def get(self, name: str) -> bytes:
-        """Raises `FileNotFoundError`, `StorageFailed`."""
+        """The content of an object. Raises `FileNotFoundError`, `StorageFailed`."""
         with _failures(f"cannot read {name}"):
             found = await obstore.get_async(self._store, name)
             return bytes(await found.bytes_async())
 
     async def get_range(self, name: str, start: int, end: int) -> bytes:
-        """The bytes from `start` up to `end`, fewer where the object ends. Raises as `get`."""
+        """The bytes from `start` up to `end`, or fewer if the object ends before. Raises as `get`."""
         with _failures(f"cannot read {name}"):
             return bytes(await obstore.get_range_async(self._store, name, start=start, end=end))
 
     async def sizes(self, directory: str) -> dict[str, int]:
-        """Name and size of every object below `directory`, in the order of their names. Raises `StorageFailed`."""
+        """The name and the size of every object below `directory`, in the order of the names. Raises
+        `StorageFailed`."""
         found: dict[str, int] = {}
         with _failures(f"cannot list {directory}"):
             async for chunk in obstore.list(self._store, directory, chunk_size=_LIST_CHUNK):
@@ -93,13 +95,13 @@ class Bucket:
         return dict(sorted(found.items()))
 
     async def directories(self, directory: str) -> list[str]:
-        """What lies directly below `directory` and holds objects, by its last name. Raises `StorageFailed`."""
+        """The last names of the directories directly below `directory` that contain objects. Raises `StorageFailed`."""
         with _failures(f"cannot list {directory}"):
             found = await obstore.list_with_delimiter_async(self._store, directory)
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Done already is success. Raises `StorageFailed`."""
+        """Delete objects. Those that do not exist are no error. Raises `StorageFailed`."""
         for name in names:
             try:
                 with _failures(f"cannot delete {name}"):
@@ -110,7 +112,7 @@ class Bucket:
 
 @contextmanager
 def _failures(what: str) -> Iterator[None]:
-    """What a store answers, in the words of `Bucket`."""
+    """Convert the errors of a store to those of `Bucket`."""
     try:
         yield
     except AlreadyExistsError as error:
@@ -122,5 +124,6 @@ def _failures(what: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """The library adds pages of debugging output, which may quote request headers."""
+    """The first line of an error's text. The library adds pages of debugging output, which may quote request
+    headers."""
     return str(error).partition("\n")[0]

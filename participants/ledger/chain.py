@@ -1,4 +1,5 @@
-"""The ledgers of one segment as one log: sealed ones in order, then the open one (none once the segment is sealed)."""
+"""The ledgers of one segment as one log: the sealed ones in order, and then the open one, unless the segment is
+sealed."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ READ_BYTES = 1 << 20
 
 
 class LedgerChain:
-    """`sealed` are those that take no more appends; the last of them may not have been sealed yet.
+    """`sealed` are the ledgers that accept no more appends; the last of them may not be sealed yet.
 
-    `trimmed` is the last entry that must not be read any more: only the segment knows why, so it looks.
+    `trimmed` is the last entry that must not be read any more. Only the segment knows the reason, so it checks this
+    itself.
     """
 
     def __init__(
@@ -31,12 +33,12 @@ class LedgerChain:
 
     @property
     def start(self) -> Position:
-        """The place before the first entry that may be read."""
+        """The position before the first entry that may be read."""
         first = Position(self.ledgers[0].id, -1)
         return first if self.trimmed is None else max(first, self.trimmed)
 
     def last_before(self, position: Position) -> Position | None:
-        """The last durable entry below `position`; None when there is none."""
+        """The last durable entry below `position`, or None."""
         found = None
         for ledger in self.ledgers:
             if ledger.entries and ledger.first < position:
@@ -45,11 +47,12 @@ class LedgerChain:
 
     @property
     def last_durable(self) -> Position:
-        """The last durable entry of the newest ledger; its place before the first entry when it is empty."""
+        """The last durable entry of the newest ledger, or the position before its first entry if it is empty."""
         return self.ledgers[-1].last
 
     def shown(self, position: Position) -> Position:
-        """For people: the last entry at or before `position`. The place before a ledger's first entry is no entry."""
+        """The last entry at or before `position`, to be shown to people: the position before the first entry of a
+        ledger is not an entry."""
         while position.entry < 0:
             before = [ledger for ledger in self.ledgers if ledger.id < position.ledger]
             if not before:
@@ -66,7 +69,7 @@ class LedgerChain:
         return sum(ledger.entries for ledger in self.ledgers)
 
     def entries_between(self, after: Position, up_to: Position) -> int:
-        """How many entries lie behind `after`, up to and including `up_to`."""
+        """The number of entries after `after`, up to and including `up_to`."""
         if after.ledger == up_to.ledger:
             return up_to.entry - after.entry
         within = [ledger.entries for ledger in self.ledgers if after.ledger < ledger.id < up_to.ledger]
@@ -78,8 +81,8 @@ class LedgerChain:
         return sum(ledger.size_bytes for ledger in self.ledgers)
 
     async def read(self, after: Position, up_to: Position, max_bytes: int = READ_BYTES) -> list[RawFrame]:
-        """Frames behind `after`, up to and including `up_to`, from one ledger: about `max_bytes`, but at least one
-        when there is one. Empty: there is none in that range."""
+        """The frames after `after`, up to and including `up_to`, of one ledger: about `max_bytes`, but at least one
+        frame if there is one. The list is empty if there is none in that range."""
         for ledger in self.ledgers:
             first = after.entry + 1 if after.ledger == ledger.id else 0
             if ledger.id < after.ledger or first >= ledger.entries or Position(ledger.id, first) > up_to:
@@ -89,7 +92,7 @@ class LedgerChain:
         return []
 
     async def read_part(self, position: Position, start: int, end: int) -> memoryview:
-        """Bytes of the frame of an entry that was read before. Raises as `ReadableLedger.read_part`."""
+        """The bytes of the frame of an entry that was read before. Raises as `ReadableLedger.read_part`."""
         for ledger in self.ledgers:
             if ledger.id == position.ledger:
                 return await ledger.read_part(position.entry, start, end)

@@ -1,4 +1,4 @@
-"""The exclusive lock that fences a local storage: whoever holds it may append, nobody else.
+"""The exclusive lock that fences a local storage: only its holder may append.
 
 It is a BSD lock (`flock`) on a file that is never unlinked. The choices, each of which closes a hole:
 
@@ -86,10 +86,10 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class DirectoryLock:
-    """Held from construction to `close`, or to the end of the process."""
+    """The lock is held from construction to `close`, or to the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        """Lock `path`, creating it when it is not there. Raises `StorageLocked`, `StorageRefused`, `OSError`."""
+        """Lock `path`, and create it if it does not exist. Raises `StorageLocked`, `StorageRefused`, `OSError`."""
         self._fd = -1
         refuse_network_file_system(path.parent)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -108,12 +108,12 @@ class DirectoryLock:
             raise StorageLocked(f"{path.parent} is open in another process (or twice in this one)") from error
         except OSError as error:
             raise StorageRefused(f"{path.parent} cannot be locked: {error}") from error
-        # Someone may have put another file in its place between the open and the lock; then this locks nothing.
+        # The file may have been replaced between the open and the lock; then this locks nothing.
         if not path.exists() or not os.path.samestat(os.fstat(self._fd), path.stat()):
             raise StorageLocked(f"{path} was replaced while it was being locked")
 
     def close(self) -> None:
-        """Let the lock go. Idempotent; does nothing in a forked child."""
+        """Release the lock. Idempotent; does nothing in a forked child."""
         fd, self._fd = self._fd, -1
         if fd in _held:
             _held.remove(fd)
@@ -121,11 +121,11 @@ class DirectoryLock:
 
 
 def refuse_network_file_system(directory: Path) -> None:
-    """Raises `StorageRefused` when `directory` lies on a file system that other machines can reach."""
+    """Raises `StorageRefused` if `directory` is on a file system that other machines can reach."""
     try:
         mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
-        return  # no such table on this system; flock is all there is
+        return  # this system has no such table; only flock remains
     kind = file_system_type(directory.resolve(), mounts)
     if is_network_type(kind):
         raise StorageRefused(f"{directory} is on a network file system ({kind}); ledgers need a local one")
@@ -156,7 +156,7 @@ def file_system_type(directory: Path, mounts: str) -> str:
 
 
 def _unescape(field: str) -> str:
-    """Mount points have space, tab, newline and backslash as three octal digits."""
+    """Decode a mount point, in which space, tab, newline and backslash are written as three octal digits."""
     for code in ("040", "011", "012", "134"):
         field = field.replace("\\" + code, chr(int(code, 8)))
     return field

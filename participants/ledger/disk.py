@@ -1,6 +1,6 @@
 """The system calls that local ledgers need, in one replaceable place.
 
-Tests and the simulator replace this class to make faults: short writes, no space, a failed sync, a crash that loses
+Tests and the simulator replace this class to inject faults: short writes, no space, a failed sync, a crash that loses
 what was not synced. Nothing else in this package touches a file. All methods block, and raise `OSError`.
 """
 
@@ -22,7 +22,7 @@ its host while they are free, and gets them slowly: 64 MiB in entries of 12 MiB 
 
 class Disk:
     def lock(self, path: Path) -> DirectoryLock:
-        """Take the exclusive lock of a storage directory. Raises `StorageLocked`, `StorageRefused`."""
+        """Acquire the exclusive lock of a storage directory. Raises `StorageLocked`, `StorageRefused`."""
         return DirectoryLock(path)
 
     # -- files -------------------------------------------------------------------------------------------------
@@ -37,11 +37,11 @@ class Disk:
         return os.fstat(fd).st_size
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer are not the end of the file, none are."""
+        """Read up to `size` bytes. Fewer do not mean the end of the file; none do."""
         return os.pread(fd, size, offset)
 
     def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
-        """Write some of `buffers` at `offset`; returns how many bytes, which may be fewer than all."""
+        """Write some of `buffers` at `offset`. Returns the number of bytes written, which may be fewer than all."""
         return os.pwritev(fd, _beginning(buffers[:_MAX_BUFFERS], WRITE_BYTES), offset)
 
     def fdatasync(self, fd: int) -> None:
@@ -111,7 +111,7 @@ def _beginning(buffers: Sequence[bytes | memoryview], size: int) -> list[bytes |
 
 
 def read_all(disk: Disk, fd: int, size: int, offset: int) -> bytes:
-    """`size` bytes at `offset`; fewer only where the file ends."""
+    """Read `size` bytes at `offset`, or fewer if the file ends before."""
     chunk = disk.read(fd, size, offset)
     if len(chunk) == size:
         return chunk
@@ -125,9 +125,9 @@ def read_all(disk: Disk, fd: int, size: int, offset: int) -> bytes:
 
 
 def make_directory(disk: Disk, path: Path) -> None:
-    """Create a directory, durably, if it is not there. Its parent must be.
+    """Create a directory durably, if it does not exist. Its parent must exist.
 
-    One that is there may have been made by a process that died before it had synced it, so it is synced in any case.
+    An existing one may have been created by a process that died before it had synced it, so it is synced in any case.
     """
     if not disk.exists(path):
         disk.mkdir(path)
@@ -135,7 +135,7 @@ def make_directory(disk: Disk, path: Path) -> None:
 
 
 def replace_file(disk: Disk, path: Path, content: Sequence[bytes]) -> None:
-    """Write a whole file, durably; after a crash there is the old one or the new one, never a part."""
+    """Replace a whole file durably. After a crash there is the old one or the new one, never a part."""
     draft = path.with_name(path.name + ".tmp")
     fd = disk.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:

@@ -1,6 +1,6 @@
 """One write and one sync for all appends that are waiting.
 
-The step that runs in a writer thread. It decides what the outcome of a group is, which is the whole difficulty:
+This step runs in a writer thread. It determines the outcome of a group, which is the difficult part:
 
     write      sync      truncate + sync    outcome
     ------------------------------------------------------------------------------------------------
@@ -11,11 +11,11 @@ The step that runs in a writer thread. It decides what the outcome of a group is
     ok         fails                        `StorageFailed`: all, a part or nothing may be there
 
 The truncation is synced before "no space" is answered: otherwise, after a power cut, a frame that was refused could
-be found in the file, whole and valid. A sync that failed is never tried again on these bytes (see `recovery`);
-"no space" out of a sync is such a failure too.
+be found in the file, whole and valid. A failed sync is never repeated on these bytes (see `recovery`); "no space" from
+a sync is such a failure too.
 
-The frames are completed here too: only now is it known how many entries are durable, which each of them says, and
-their CRCs keep no one else waiting.
+The frames are completed here too: the number of durable entries, which each of them contains, is only known now, and
+the event loop need not wait for their CRCs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def write_group(
 ) -> GroupOutcome:
     """Write the frames of `group`, drafts and payloads, at `offset`, and sync them.
 
-    `offset` is the durable end of the file, and `durable` the number of entries before it. Raises nothing the device
-    can cause.
+    `offset` is the durable end of the file, and `durable` the number of entries before it. Failures of the device are
+    in the outcome; none are raised.
     """
     parts = [part for draft, payload in group for part in (finish(draft, payload, durable), payload)]
     try:
@@ -71,7 +71,7 @@ def _undo(disk: Disk, fd: int, offset: int, cause: OSError) -> GroupOutcome:
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """Tells an `OSError` of the body in the words of `storage`."""
+    """Convert an `OSError` of the body to the errors of `storage`."""
     try:
         yield
     except FileNotFoundError as error:

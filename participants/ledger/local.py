@@ -1,9 +1,9 @@
-"""Ledgers in local files: as durable as that disk, no more.
+"""Ledgers in local files, which are as durable as the disk.
 
     <data directory>/
         lock                                   flock, held for the life of the process, never unlinked
         storage.json                           the storage id (see `storage_id`), written once
-        <note>.json                            what a broker keeps beside its ledgers, replaced whole
+        <note>.json                            a note of a broker, replaced atomically
         aside/<name>/<escaped segment>/        ledgers that were set aside
         ledgers/<escaped segment>/
             00000000000000000003.ledger        the frames, one after another
@@ -59,7 +59,7 @@ class LocalStorage(LedgerStorage):
         self._lock = lock
         self._files = files
         self._workers = Workers(executor, _THREADS)
-        # Apart, so that the seals of a long recovery delay no append to the segments that are ready.
+        # A pool of its own, so that the seals of a long recovery delay no append to the segments that are ready.
         self._writers = Workers(executor, _WRITER_THREADS)
         self._metrics = metrics
         self._open: dict[tuple[str, int], LocalOpenLedger] = {}
@@ -75,7 +75,7 @@ class LocalStorage(LedgerStorage):
         metrics: LedgerMetrics | None = None,
         executor: Executor | None = None,
     ) -> Self:
-        """Lock `data_dir`, creating it when it is not there. Blocks, for a few syncs.
+        """Lock `data_dir`, and create it if it does not exist. Blocks for a few syncs.
 
         Raises `StorageLocked`, `StorageRefused`, `StorageFull`, `StorageFailed`.
         """
@@ -95,7 +95,7 @@ class LocalStorage(LedgerStorage):
 
     async def create(self, segment: str, ledger: int) -> OpenLedger:
         self._check_open()
-        # A task of its own: a caller that is cancelled must not leave a file open that nobody knows.
+        # This is a separate task, because a cancelled caller must not leave a file open without an owner.
         task = asyncio.create_task(self._create(segment, ledger))
         self._creating.add(task)
         task.add_done_callback(self._created)
@@ -112,7 +112,7 @@ class LocalStorage(LedgerStorage):
     def _created(self, task: asyncio.Task[OpenLedger]) -> None:
         self._creating.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: the caller may have been cancelled
+            task.exception()  # retrieved, because the caller may have been cancelled
 
     def _ended(self, ledger: LocalOpenLedger) -> None:
         self._open.pop((ledger.segment, ledger.id), None)
@@ -173,7 +173,7 @@ class LocalStorage(LedgerStorage):
         await self._writers.close()
         await self._workers.close()
         self._files.stop_reading()
-        # Last: as long as a thread may still write, nobody else may open this storage.
+        # This comes last: while a thread may still write, nobody else may open this storage.
         self._lock.close()
 
     def _check_open(self) -> None:
@@ -190,7 +190,7 @@ def _make_directories(disk: Disk, path: Path) -> None:
 def _storage_id(disk: Disk, data_dir: Path) -> str:
     path = data_dir / storage_id.FILE_NAME
     if disk.exists(path):
-        disk.fsync_dir(data_dir)  # whoever has written it may have died before it did so
+        disk.fsync_dir(data_dir)  # its writer may have died before it did so
         return storage_id.parse(str(path), read_file(disk, path))
     if disk.exists(data_dir / "ledgers"):
         raise storage_id.lost(str(path))

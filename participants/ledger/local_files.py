@@ -1,7 +1,7 @@
-"""The blocking half of local ledgers: files in, offsets out. Runs in threads; `local` calls it from the loop.
+"""The blocking half of local ledgers. It handles files and returns offsets; `local` calls it in threads.
 
-Per segment, the calls that change files exclude each other: a caller who gave up (a cancelled task) may ask again
-while the thread of the first call still works.
+For each segment, the calls that change files exclude each other: a caller that gave up (a cancelled task) may call
+again while the thread of the first call still works.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SUFFIX = ".ledger"
 
 
 class LedgerFiles:
-    """All methods block, and raise what `storage.LedgerStorage` says."""
+    """All methods block, and raise the errors of `storage.LedgerStorage`."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self.disk = disk
@@ -49,7 +49,7 @@ class LedgerFiles:
             yield
 
     def create(self, segment: str, ledger: int) -> int:
-        """A descriptor of the new file."""
+        """Create the file and return its descriptor."""
         path = self.path(segment, ledger)
         with self._exclusive(segment), device_errors(f"cannot create ledger {ledger} of {segment}"):
             make_directory(self.disk, path.parent)
@@ -67,15 +67,15 @@ class LedgerFiles:
             return fd
 
     def stop_reading(self) -> None:
-        """Once nobody reads any more."""
+        """Close the files that are kept open. Call this once nobody reads any more."""
         self._read.close()
 
     def close(self, fd: int) -> None:
-        with contextlib.suppress(OSError):  # what it could tell, the sync has told
+        with contextlib.suppress(OSError):  # the sync has already reported any failure
             self.disk.close(fd)
 
     def seal(self, segment: str, ledger: int) -> array[int]:
-        """Recovery, of a ledger that another process (or an earlier object) was appending to."""
+        """Recover and seal a ledger to which another process (or an earlier object) was appending."""
         path = self.path(segment, ledger)
         with (
             self._exclusive(segment),
@@ -85,7 +85,7 @@ class LedgerFiles:
             try:
                 offsets = read_mark(self.disk, _mark(path))
             except MarkDamaged:
-                offsets = self._read_through(fd, ledger)  # it was sealed, so nothing may be cut any more
+                offsets = self._read_through(fd, ledger)  # it was sealed, so nothing may be cut now
                 self._write_mark(path, offsets)
             if offsets is None:
                 offsets = recover_file(self.disk, fd, ledger)
@@ -94,7 +94,7 @@ class LedgerFiles:
         return offsets
 
     def seal_finished(self, segment: str, ledger: int, offsets: array[int]) -> array[int]:
-        """Seal a ledger all of whose appends are known to be durable at `offsets`."""
+        """Seal a ledger whose appends are all known to be durable at `offsets`."""
         path = self.path(segment, ledger)
         with self._exclusive(segment), device_errors(f"cannot seal ledger {ledger} of {segment}"):
             with self._opened(path, os.O_RDONLY) as fd:
@@ -103,7 +103,7 @@ class LedgerFiles:
         return offsets
 
     def seal_failed(self, segment: str, ledger: int, durable_bytes: int) -> array[int]:
-        """Seal a ledger whose last group had an unknown outcome; up to `durable_bytes` it is known to be durable."""
+        """Seal a ledger whose last group had an unknown outcome. Up to `durable_bytes` it is known to be durable."""
         path = self.path(segment, ledger)
         with (
             self._exclusive(segment),
@@ -128,7 +128,9 @@ class LedgerFiles:
                 offsets = self._read_through(fd, ledger)
             self._check_size(fd, ledger, offsets)
         if len(offsets) - 1 != entries:
-            raise LedgerCorrupt(f"ledger {ledger} of {segment} has {len(offsets) - 1} entries, recorded are {entries}")
+            raise LedgerCorrupt(
+                f"ledger {ledger} of {segment} has {len(offsets) - 1} entries, but {entries} are recorded"
+            )
         return offsets
 
     def delete(self, segment: str, ledger: int) -> None:
@@ -136,7 +138,7 @@ class LedgerFiles:
         with self._exclusive(segment), device_errors(f"cannot delete ledger {ledger} of {segment}"):
             if not self.disk.exists(path.parent):
                 return
-            # All that bears the number, a draft of the mark too.
+            # Every file with this number, including a draft of the mark.
             for name in self.disk.names(path.parent):
                 if name.startswith(f"{path.stem}."):
                     self._unlink(path.parent / name)
@@ -160,7 +162,7 @@ class LedgerFiles:
             for path in (aside.parent, aside, target):
                 make_directory(self.disk, path)
             stem = f"{keys.number(ledger)}."
-            # The ledger itself goes last: as long as it is there, this is done again.
+            # The ledger itself comes last: as long as it exists, this is repeated.
             for name in sorted(self.disk.names(source), key=lambda name: name.endswith(_SUFFIX)):
                 if name.startswith(stem):
                     self.disk.rename(source / name, target / name)
@@ -168,7 +170,7 @@ class LedgerFiles:
             self._remove_if_empty(source)
 
     def drop(self, segment: str) -> None:
-        """The directory of a segment, with everything in it."""
+        """Delete the directory of a segment with everything in it."""
         directory = self._root / segment_directory(segment)
         with self._exclusive(segment), device_errors(f"cannot remove what is left of {segment}"):
             if not self.disk.exists(directory):
@@ -187,12 +189,12 @@ class LedgerFiles:
             replace_file(self.disk, path, [content])
 
     def read(self, path: Path, ledger: int, first_entry: int, offsets: array[int]) -> list[RawFrame]:
-        """The frames that lie between `offsets`, checked."""
+        """The frames between `offsets`, after checking them."""
         content = self.read_bytes(path, ledger, offsets[0], offsets[-1])
         return checked_frames(content, ledger, first_entry, offsets)
 
     def read_bytes(self, path: Path, ledger: int, begin: int, end: int) -> memoryview:
-        """From `begin` up to `end`, or to where the file ends."""
+        """The bytes from `begin` up to `end`, or to the end of the file."""
         with device_errors(f"cannot read ledger {ledger}"), self._read.reading(path) as fd:
             return memoryview(read_all(self.disk, fd, end - begin, begin))
 
@@ -223,10 +225,10 @@ class LedgerFiles:
     def _check_size(self, fd: int, ledger: int, offsets: array[int]) -> None:
         size = self.disk.size(fd)
         if size != offsets[-1]:
-            raise LedgerCorrupt(f"ledger {ledger} has {size} bytes, it was sealed with {offsets[-1]}")
+            raise LedgerCorrupt(f"ledger {ledger} has {size} bytes, but was sealed with {offsets[-1]}")
 
     def _write_mark(self, path: Path, offsets: array[int]) -> None:
-        """Best effort when the disk is full: a full disk must not keep a segment from being recovered."""
+        """Write the seal mark, if there is space: a full disk must not keep a segment from being recovered."""
         with contextlib.suppress(StorageFull), device_errors(f"cannot write {_mark(path).name}"):
             write_mark(self.disk, _mark(path), offsets)
 

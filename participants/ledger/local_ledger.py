@@ -1,4 +1,4 @@
-"""The two ledgers of local storage: one that grows by group commit, one that never changes."""
+"""The two ledgers of local storage: one that grows by group commit, and one that never changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _LocalLedger(ReadableLedger):
     @property
     @abstractmethod
     def _index(self) -> array[int]:
-        """Offsets of what may be read."""
+        """The offsets of the readable entries."""
 
     @property
     def entries(self) -> int:
@@ -64,9 +64,11 @@ class LocalSealedLedger(_LocalLedger, SealedLedger):
 
 
 class LocalOpenLedger(_LocalLedger, QueuedLedger):
-    """One group is being written at a time (in a thread: one write, one sync); what comes meanwhile is the next one.
+    """One group is written at a time, in a thread, by one write and one sync. Appends that arrive meanwhile form the
+    next group.
 
-    A frame's `durable` is the entry with which its group begins, because groups do not overlap; recovery relies on it.
+    The `durable` of a frame is the entry with which its group begins, because groups do not overlap; recovery relies on
+    this.
     """
 
     def __init__(

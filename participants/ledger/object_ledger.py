@@ -1,8 +1,8 @@
-"""The two ledgers of object storage: one that grows by an object per group of appends, one that never changes.
+"""The two ledgers of object storage: one that grows by an object per group of appends, and one that never changes.
 
-A few puts are under way at once, because each takes tens of milliseconds. They may land in any order; acknowledged are
-they in the order of their names. So the first name that is free is where the ledger ends: whatever lies behind it was
-acknowledged to nobody.
+A few puts are in flight at once, because each takes tens of milliseconds. They may land in any order, but they are
+acknowledged in the order of their names. So the ledger ends at the first name that is free: nothing after it was
+acknowledged.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from participants.ledger.storage import (
 from participants.ledger.workers import Workers
 
 PUTS_AT_ONCE = 4
-"""Of one ledger. Recovery looks no further behind the end of a ledger: never lower it."""
+"""The most puts of one ledger in flight. Recovery looks no further beyond the end of a ledger, so never lower it."""
 _OBJECTS_PER_READ = 16
 _CACHED_OBJECT_BYTES = 1 << 20
 _CACHE_BYTES = 64 << 20
 
 
 class ObjectCache:
-    """What was written or read last, of all ledgers of a storage. Only for speed: objects never change."""
+    """The objects that were last written or read, of all ledgers of a storage. They are kept only for speed: objects
+    never change."""
 
     def __init__(self) -> None:
         self._objects: OrderedDict[str, bytes] = OrderedDict()
@@ -60,7 +61,7 @@ class ObjectCache:
         return content
 
     def put(self, name: str, content: bytes) -> None:
-        """Large objects are not kept: they are read in parts."""
+        """Keep an object, unless it is large: large ones are read in parts."""
         if len(content) > _CACHED_OBJECT_BYTES or name in self._objects:
             return
         self._objects[name] = content
@@ -74,7 +75,8 @@ class ObjectCache:
 
 
 class Reach:
-    """What the ledgers of one storage share: its objects, its threads, its cache; nothing once it is closed."""
+    """What the ledgers of one storage share: its objects, its threads and its cache. Once it is closed, it raises
+    `LedgerStopped`."""
 
     def __init__(self, bucket: Bucket, workers: Workers) -> None:
         self.bucket = bucket
@@ -106,7 +108,7 @@ class _ObjectLedger(ReadableLedger):
     @property
     @abstractmethod
     def _index(self) -> ObjectIndex:
-        """Of what may be read."""
+        """The index of the readable entries."""
 
     @property
     def entries(self) -> int:
@@ -123,7 +125,7 @@ class _ObjectLedger(ReadableLedger):
         if first_entry >= index.entries:
             return []
         end = end_of_read(index.offsets, first_entry, max_bytes, last_entry)
-        # Everything is taken from the index before the first wait: that of an open ledger grows meanwhile.
+        # Everything is read from the index before the first wait, because that of an open ledger grows meanwhile.
         wanted = [
             (part, index.bounds(part), index.size(part.number))
             for part in islice(index.parts(first_entry, end), _OBJECTS_PER_READ)
@@ -142,7 +144,7 @@ class _ObjectLedger(ReadableLedger):
         return await self._reach.workers.run(checked_frames, content, self.id, part.first, bounds)
 
     async def _content(self, part: ObjectExtent, size: int, begin: int, end: int) -> memoryview:
-        """Bytes of the object of `part`, which has `size`."""
+        """The bytes of the object of `part`, which has `size` bytes."""
         name = object_name(self.segment, self.id, part.number)
         try:
             return await self._reach.content(name, size, begin, end)
@@ -153,7 +155,7 @@ class _ObjectLedger(ReadableLedger):
         try:
             await self._reach.bucket.get(object_name(self.segment, self.id, START))
         except FileNotFoundError:
-            return LedgerMissing(f"ledger {self.id} of {self.segment} is not in this storage (any more)")
+            return LedgerMissing(f"ledger {self.id} of {self.segment} is not, or no longer, in this storage")
         return LedgerCorrupt(f"{name} is missing")
 
 
@@ -180,7 +182,7 @@ class ObjectOpenLedger(_ObjectLedger, QueuedLedger):
         seal: Callable[[ObjectIndex], Awaitable[ObjectIndex]],
         on_ended: Callable[[ObjectOpenLedger], None],
     ) -> None:
-        """`seal` reads on behind what this ledger knows to be durable, and puts the fence."""
+        """`seal` reads the objects after the known durable ones, and creates the fence."""
         _ObjectLedger.__init__(self, reach, segment, ledger)
         QueuedLedger.__init__(self, segment, ledger, metrics)
         self._token = token

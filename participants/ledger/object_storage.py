@@ -1,16 +1,16 @@
-"""Ledgers in an object store: any broker that reaches the store can take over any segment.
+"""Ledgers in an object store: any broker that can reach the store can take over any segment.
 
     <prefix of the URL>/
         storage.json            the storage id (see `storage_id`), created once
-        <note>.json             what brokers keep beside their ledgers, replaced whole
+        <note>.json             a note of the brokers, replaced atomically
         aside/<name>/…          ledgers that were set aside
         ledgers/…               see `objects`
 
-Nobody locks anything here. Who owns a segment is decided in the metadata store; the former owner, who may not know it
-yet, is kept from appending by the names of the objects: `seal` creates an object, the fence, under the first name that
-is free, and the next put of the former owner finds its name taken. Which of the two is first, the object store
-decides. What the former owner was told is durable lies before the fence, because a put under a later name is never
-acknowledged before those under all names ahead of it.
+Nothing is locked here. The metadata store decides who owns a segment. The former owner, who may not know it yet, is
+kept from appending by the names of the objects: `seal` creates an object, the fence, under the first name that is free,
+and the next put of the former owner finds its name taken. The object store decides which of the two is first. What was
+acknowledged to the former owner is before the fence, because a put under a later name is never acknowledged before
+those under all earlier names.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ObjectStorage(LedgerStorage):
         token: Callable[[], bytes] = _random_token,
         executor: Executor | None = None,
     ) -> Self:
-        """The storage at that place, which is made when there is none. Raises `StorageRefused`, `StorageFailed`."""
+        """Open the storage at this place, and create it if there is none. Raises `StorageRefused`, `StorageFailed`."""
         return cls(await _storage_id(bucket), bucket, metrics or LedgerMetrics(), token, executor)
 
     async def create(self, segment: str, ledger: int) -> OpenLedger:
@@ -123,11 +123,11 @@ class ObjectStorage(LedgerStorage):
             index = ObjectIndex()
             await self._read_on(segment, ledger, index)
         if index.entries != entries:
-            raise LedgerCorrupt(f"ledger {ledger} of {segment} has {index.entries} entries, recorded are {entries}")
+            raise LedgerCorrupt(f"ledger {ledger} of {segment} has {index.entries} entries, but {entries} are recorded")
         return await self._checked(segment, ledger, index)
 
     async def delete(self, segment: str, ledger: int) -> None:
-        """All but the fence. A ledger that has none gets it first."""
+        """Delete all objects but the fence. A ledger without a fence gets one first."""
         self._reach.check_open()
         mine = self._open.get((segment, ledger))
         if mine is not None:
@@ -137,7 +137,7 @@ class ObjectStorage(LedgerStorage):
         start = object_name(segment, ledger, START)
         if start in sizes and not any(map(_is_fence, sizes, sizes.values())):
             await self._seal(segment, ledger, ObjectIndex())
-        # The start is last: without it there is no ledger, and whoever comes back finds what is left by it.
+        # The start comes last: as long as it exists, a repeated deletion finds the rest.
         removed = [name for name, size in sizes.items() if name != start and not _is_fence(name, size)]
         await self._bucket.delete([*removed, index_name(segment, ledger), start])
 
@@ -170,7 +170,7 @@ class ObjectStorage(LedgerStorage):
         self._reach.check_open()
         prefix = f"{LEDGERS}/{directory}/{keys.number(ledger)}"
         sizes = await self._bucket.sizes(prefix)
-        # The start goes last: as long as it is there, this is done again. The fence stays, as in `delete`.
+        # The start comes last: as long as it exists, this is repeated. The fence stays, as in `delete`.
         for object_ in sorted(sizes, reverse=True):
             if not _is_fence(object_, sizes[object_]):
                 with suppress(FileNotFoundError):
@@ -195,7 +195,8 @@ class ObjectStorage(LedgerStorage):
     # -- reading a ledger through -------------------------------------------------------------------------------
 
     async def _seal(self, segment: str, ledger: int, known: ObjectIndex) -> ObjectIndex:
-        """Read on behind `known`, and end the ledger where it ends. Idempotent; two at once agree."""
+        """Read the objects after `known`, and end the ledger after them. Idempotent; two concurrent calls have the same
+        result."""
         index = known
         while not await self._read_on(segment, ledger, index, check_behind=True):
             token = self._token()
@@ -204,12 +205,13 @@ class ObjectStorage(LedgerStorage):
                 await put_once(self._bucket, object_name(segment, ledger, len(index.firsts) + 1), fence, token)
                 break
             except NameTaken:
-                continue  # a put of the former owner was faster, and counts; or another fence
+                continue  # a put of the former owner was faster, and counts; or it is another fence
         await self._store_index(segment, ledger, index)
         return index
 
     async def _read_on(self, segment: str, ledger: int, index: ObjectIndex, *, check_behind: bool = False) -> bool:
-        """Add to `index` what lies behind it, up to the fence (True), or up to the first name that is free (False).
+        """Add to `index` the objects after it, up to the fence (returns True), or up to the first free name (returns
+        False).
 
         Raises `LedgerMissing`, `LedgerCorrupt`, `StorageFailed`.
         """
@@ -221,7 +223,7 @@ class ObjectStorage(LedgerStorage):
             listed = [name for name in names[1:] if name in sizes]
             for name, content in zip([names[0], *listed], await self._get_all([names[0], *listed]), strict=True):
                 if name != object_name(segment, ledger, len(index.firsts) + 1):
-                    break  # a name before it is free
+                    break  # an earlier name is free
                 if content is None:
                     if check_behind:
                         await self._refuse_a_hole(segment, ledger, index, token, sizes)
@@ -235,7 +237,7 @@ class ObjectStorage(LedgerStorage):
                 index.add(ends)
 
     async def _start(self, segment: str, ledger: int) -> bytes:
-        """The token of whoever created the ledger."""
+        """The token of the creator of the ledger."""
         name = object_name(segment, ledger, START)
         try:
             return ObjectHeader.decode(await self._bucket.get(name), name).token
@@ -254,9 +256,9 @@ class ObjectStorage(LedgerStorage):
     async def _refuse_a_hole(
         self, segment: str, ledger: int, index: ObjectIndex, token: bytes, sizes: dict[str, int]
     ) -> None:
-        """Raises `LedgerCorrupt` when an object behind the end says that more had been durable: one was lost.
+        """Raises `LedgerCorrupt` if an object after the end says that more entries were durable: then one was lost.
 
-        `sizes` was listed before the end was found free, so what is in it was put after all that it says.
+        `sizes` was listed before the end was found free, so each object in it was put after everything that it says.
         """
         end = len(index.firsts) + 1
         behind = [name for name in sizes if object_name(segment, ledger, end) < name < index_name(segment, ledger)]
@@ -277,14 +279,16 @@ class ObjectStorage(LedgerStorage):
             return None
 
     async def _store_index(self, segment: str, ledger: int, index: ObjectIndex) -> None:
-        """Best effort: it saves reading the ledger through once more. Everybody would write the same."""
+        """Store the index, if possible: it only saves reading the whole ledger again. Every broker would write the same
+        content."""
         try:
             await self._bucket.create(index_name(segment, ledger), index.encode())
         except (FileExistsError, StorageFailed):
             return
 
     async def _checked(self, segment: str, ledger: int, index: ObjectIndex) -> ObjectSealedLedger:
-        """An index may outlive its objects. A ledger that lost its end is recognised here, one with a hole by reads."""
+        """Open a ledger by its index, which may outlive its objects. A ledger that lost its end is recognised here, and
+        one with a hole by reads."""
         await self._start(segment, ledger)
         if index.firsts:
             name, size = object_name(segment, ledger, len(index.firsts)), index.size(len(index.firsts))
@@ -298,13 +302,15 @@ class ObjectStorage(LedgerStorage):
 
 
 def _is_fence(name: str, size: int) -> bool:
-    """From a listing. A fence has a number and no frames; so has the start, which is none."""
+    """Whether an object of a listing is a fence. A fence has a number and no frames. The start also has no frames, but
+    is not a fence."""
     number = name.rpartition("/")[2]
     return size == HEADER_BYTES and number.isdigit() and int(number) != START
 
 
 async def _storage_id(bucket: Bucket) -> str:
-    """Raises `StorageRefused` for a store that overwrites what was to be created: nothing would be fenced there."""
+    """Read or create the storage id. Raises `StorageRefused` for a store that overwrites an object that was to be
+    created, because nothing could be fenced there."""
     content = await _described(bucket)
     try:
         await bucket.create(storage_id.FILE_NAME, content)

@@ -1,10 +1,10 @@
-"""What an object of a ledger looks like, and how it is put exactly once.
+"""The format of the objects of a ledger, and how each is put exactly once.
 
     ledgers/<escaped segment>/<ledger, 20 digits>/
         00000000000000000000      start: the ledger exists
         00000000000000000001 …    frames: one group each
-        00000000000000000017      fence: the ledger ends here, for ever
-        index                     of a sealed ledger: where each entry lies; may be missing
+        00000000000000000017      fence: the ledger ends here, forever
+        index                     of a sealed ledger: the place of each entry; may be missing
 
     offset  size  field
          0     8  magic      "mtxnobj1"
@@ -15,8 +15,8 @@
         37     8  durable    how many entries of the ledger were durable when it was sent
         45     .  frames     one after another (see `frames`); none in a start or a fence
 
-An object never changes, and an object store shows it whole or not at all. So there are no torn tails here: whatever is
-not as it was written is damage.
+An object never changes, and an object store shows it whole or not at all. So there are no torn tails here: any
+difference from what was written is damage.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BODY_OFFSET = len(_MAGIC) + _CRC.size
 HEADER_BYTES = _BODY_OFFSET + _BODY.size
 _PUT_ATTEMPTS = 5
 LEDGERS = "ledgers"
-"""Below this name lie the segments."""
+"""The name below which the segments are."""
 START = 0
 """The number of the object that every ledger begins with."""
 
@@ -75,7 +75,7 @@ class ObjectHeader:
         """Raises `LedgerCorrupt`."""
         body = content[_BODY_OFFSET:HEADER_BYTES]
         if len(body) < _BODY.size or content[:_BODY_OFFSET] != _MAGIC + _CRC.pack(crc32(body)):
-            raise LedgerCorrupt(f"{name} is no object of a ledger, or is damaged")
+            raise LedgerCorrupt(f"{name} is not an object of a ledger, or is damaged")
         kind, token, first, durable = _BODY.unpack(body)
         if kind > ObjectKind.FENCE:
             raise LedgerCorrupt(f"{name} is of kind {kind}, which is unknown")
@@ -99,14 +99,15 @@ def index_name(segment: str, ledger: int) -> str:
 
 
 class NameTaken(Exception):
-    """Somebody else has put an object of that name."""
+    """Another writer has put an object of that name."""
 
 
 async def put_once(bucket: Bucket, name: str, content: bytes, token: bytes) -> None:
-    """Create an object that bears `token`, whatever becomes of single replies.
+    """Create an object that contains `token`, even if single replies are lost.
 
-    A name that is taken may be taken by ourselves, by a put whose reply was lost (the library repeats some by itself):
-    the token tells. Raises `NameTaken`: this content is not there, and never will be. `StorageFailed`: it may be.
+    If the name is taken, it may be by our own put whose reply was lost (the library repeats some puts by itself); the
+    token shows it. Raises `NameTaken` if this content is not there and never will be, and `StorageFailed` if it may be
+    there.
     """
     pauses = retry.backoff()
     for _ in range(_PUT_ATTEMPTS - 1):
@@ -126,7 +127,7 @@ async def _put_once(bucket: Bucket, name: str, content: bytes, token: bytes) -> 
 
 
 async def token_of(bucket: Bucket, name: str) -> bytes | None:
-    """None: it has been deleted since, so it was not put by the one who asks."""
+    """The token of an object. None means that it has been deleted since, so it was not put by the caller."""
     try:
         return ObjectHeader.decode(await bucket.get_range(name, 0, HEADER_BYTES), name).token
     except FileNotFoundError:
@@ -147,7 +148,7 @@ class ObjectExtent:
 
 @dataclass(slots=True)
 class ObjectIndex:
-    """`offsets` as in a local ledger, as if the frames of all objects lay one behind another; `firsts[n]` is the first
+    """`offsets` are as in a local ledger, as if the frames of all objects were in one file. `firsts[n]` is the first
     entry of object n + 1."""
 
     offsets: array[int] = field(default_factory=new_offsets)
@@ -161,7 +162,7 @@ class ObjectIndex:
         return ObjectIndex(self.offsets[:], self.firsts[:])
 
     def add(self, ends: array[int]) -> None:
-        """One more object; `ends` are the ends of its frames, counted from the first one."""
+        """Add an object. `ends` are the ends of its frames, counted from the first one."""
         base = self.offsets[-1]
         self.firsts.append(self.entries)
         self.offsets.extend(base + end for end in ends)
@@ -174,12 +175,12 @@ class ObjectIndex:
             first = end
 
     def bounds(self, part: ObjectExtent) -> array[int]:
-        """Where the frames of `part` lie in their object, and where the last one ends."""
+        """The offsets of the frames of `part` in their object, and the end of the last one."""
         base = self.offsets[self.firsts[part.number - 1]] - HEADER_BYTES
         return array("Q", (offset - base for offset in self.offsets[part.first : part.last + 1]))
 
     def size(self, number: int) -> int:
-        """Of an object, in bytes."""
+        """The size of an object in bytes."""
         end = self.firsts[number] if number < len(self.firsts) else self.entries
         return self.offsets[end] - self.offsets[self.firsts[number - 1]] + HEADER_BYTES
 
@@ -198,7 +199,7 @@ class ObjectIndex:
 
     @classmethod
     def decode(cls, content: bytes) -> ObjectIndex | None:
-        """None when this is no whole index: everything it says can be read from the objects, too."""
+        """The index, or None if this is not a complete one: then everything in it can be read from the objects."""
         head, body = content[:_INDEX_HEAD_BYTES], content[_INDEX_HEAD_BYTES:]
         if head != _INDEX_MAGIC + _CRC.pack(crc32(body)) or len(body) % 8 or len(body) < 16:
             return None
@@ -217,7 +218,7 @@ def _little_endian(numbers: array[int]) -> array[int]:
 
 
 def frame_ends(content: bytes, ledger: int, first: int, name: str) -> array[int]:
-    """Read an object of frames through. Raises `LedgerCorrupt` unless all of it is the entries from `first` on."""
+    """Read all frames of an object. Raises `LedgerCorrupt` unless they are exactly the entries from `first` on."""
     view, ends, at = memoryview(content)[HEADER_BYTES:], array("Q"), 0
     while at < len(view):
         expected = Position(ledger, first + len(ends))
@@ -226,7 +227,7 @@ def frame_ends(content: bytes, ledger: int, first: int, name: str) -> array[int]
         except FrameError as error:
             raise LedgerCorrupt(f"{name} is damaged at entry {expected}: {error}") from error
         if frame.position != expected:
-            raise LedgerCorrupt(f"{name} has {frame.position} in the place of entry {expected}")
+            raise LedgerCorrupt(f"{name} has {frame.position} at the place of entry {expected}")
         at = frame.end
         ends.append(at)
     if not ends:

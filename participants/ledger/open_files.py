@@ -1,7 +1,8 @@
-"""The files of the ledgers that were read last, kept open: to open one for each read costs as much as a megabyte of it.
+"""Keeps the files of the ledgers that were read last open, because opening one costs as much as reading a megabyte of
+it.
 
-For any thread. A descriptor that somebody reads from is never closed, so its number never becomes that of another file
-meanwhile: whoever is the last to give it back closes it, once it is not kept any more.
+Any thread may use it. A descriptor that is being read from is never closed, so its number cannot become that of another
+file meanwhile: a file that is no longer kept is closed by the last reader that returns it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class OpenFiles:
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[int]:
-        """A descriptor, open to the end of the block. Raises `OSError`."""
+        """A descriptor that stays open to the end of the block. Raises `OSError`."""
         with self._lock:
             file = self._kept.get(path) or self._opened(path)
             self._kept.move_to_end(path)
@@ -48,12 +49,13 @@ class OpenFiles:
                 self._close_if_done(file)
 
     def forget(self, path: Path) -> None:
-        """Let go of a file, after it was unlinked: an open one takes its space for ever, and would go on to be read."""
+        """Stop keeping a file after it was unlinked: while it is open it occupies its space, and could still be
+        read."""
         with self._lock:
             self._let_go(path)
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Stop keeping all files."""
         with self._lock:
             for path in list(self._kept):
                 self._let_go(path)

@@ -1,4 +1,4 @@
-"""How much a read takes; then cutting what a device gave into frames, and believing none of it."""
+"""The size of reads, and cutting the bytes that a device returned into checked frames."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from participants.ledger.storage import LedgerCorrupt
 
 
 def end_of_read(offsets: array[int], first_entry: int, max_bytes: int, last_entry: int | None) -> int:
-    """The entry before which a read from `first_entry` on ends. `offsets` as in `recovery.new_offsets`."""
+    """The entry before which a read from `first_entry` on ends. For `offsets` see `recovery.new_offsets`."""
     fitting = max(bisect_right(offsets, offsets[first_entry] + max_bytes) - 1, first_entry + 1)
     return fitting if last_entry is None else min(fitting, last_entry + 1)
 
 
 def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: array[int]) -> list[RawFrame]:
-    """The frames from `first_entry` on, of which the first begins `content`, and which lie between `offsets`.
+    """The frames from `first_entry` on, which begin at the start of `content` and are at `offsets`.
 
-    Raises `LedgerCorrupt` when one of them is not what belongs there.
+    Raises `LedgerCorrupt` if one of them is not the expected frame.
     """
     frames = []
     for number in range(len(offsets) - 1):
@@ -30,6 +30,6 @@ def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: 
         except FrameError as error:
             raise LedgerCorrupt(f"entry {expected} is damaged: {error}") from error
         if (frame.position, frame.end) != (expected, stop):
-            raise LedgerCorrupt(f"in the place of entry {expected} there is {frame.position}")
+            raise LedgerCorrupt(f"at the place of entry {expected} there is {frame.position}")
         frames.append(frame)
     return frames

@@ -1,8 +1,8 @@
-"""Reading a ledger file through, and sealing one that was not closed in order.
+"""Reading a whole ledger file, and sealing one that was not closed properly.
 
 What a crash can leave behind the last durable frame is any part of one group, the one whose sync was not done: some
 of its frames whole, some in part, zero bytes, a shorter file. The whole frames up to the first bad one are kept
-(their publishers were told nothing, or may have been), the rest is cut. What a crash cannot leave is damage before
+(their publishers may or may not have an answer), the rest is cut. What a crash cannot leave is damage before
 that place: then acknowledged frames may be gone, and only an operator may decide about that. Each frame says how many
 entries were `durable` when it was written, and that tells the two apart.
 
@@ -27,8 +27,8 @@ Let `e` be the entry of the first bad or missing frame.
   whole frame, but of another position, in the place of `e`.
 
 What remains undetectable: damage to the last group that was written. Nothing behind it says that it had been synced,
-so it is cut like a torn one, although it may have been acknowledged. The same goes for a file that lost its end,
-however much of it. Both take a device that loses what it synced, and end with the seal, which fixes the length.
+so it is cut like a torn one, although it may have been acknowledged. The same is true for a file that lost its end, of
+whatever length. Both require a device that loses what it synced, and end with the seal, which fixes the length.
 
 What remains a false alarm: payloads may contain frames, and a torn one is searched like everything else, because a
 damaged length says nothing about where a payload ends. A frame that was read from this ledger does no harm: it is
@@ -68,7 +68,7 @@ from participants.ledger.disk import Disk, read_all, write_all
 from participants.ledger.storage import LedgerCorrupt
 
 GROUP_BYTES = 16 << 20
-"""A group takes appends until it has this many bytes, so it is smaller than this plus one frame.
+"""A group accepts appends until it has this many bytes, so it is smaller than this plus one frame.
 
 Never lower it: recovery would take a torn group of an earlier version for damage.
 """
@@ -81,7 +81,7 @@ _ENTRY_AND_DURABLE = struct.Struct("<QQ")
 
 
 def new_offsets() -> array[int]:
-    """Offsets of an empty ledger. Entry `n` lies from `offsets[n]` to `offsets[n + 1]`."""
+    """The offsets of an empty ledger. Entry `n` is from `offsets[n]` to `offsets[n + 1]`."""
     return array("Q", [0])
 
 
@@ -90,7 +90,7 @@ class Scan:
     """The frames from the start of a file up to its end, or to the first place that is not the next frame."""
 
     offsets: array[int] = field(default_factory=new_offsets)
-    damage: str | None = None  # what is wrong at offsets[-1]; None: the file ends there
+    damage: str | None = None  # the damage at offsets[-1], or None if the file ends there
     foreign: bool = False  # a whole frame is there, but not the one that belongs there
 
     @property
@@ -124,7 +124,7 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
             if len(chunk) < wanted:
                 found.damage = str(error)
                 return found
-            # The chunk ended within a frame. Go on at its start, with a chunk that holds it.
+            # The chunk ended within a frame. Continue at its start, with a chunk that contains it.
             wanted = max(_CHUNK_BYTES, error.needed)
         except CorruptFrame as error:
             found.damage = str(error)
@@ -147,7 +147,7 @@ def find_proof(tail: memoryview, ledger: int, entry: int) -> RawFrame | None:
     while match is not None and match.end() + _ENTRY_AND_DURABLE.size <= len(tail):
         offset = match.start() - _VERSION_OFFSET
         there, durable = _ENTRY_AND_DURABLE.unpack_from(tail, match.end())
-        # All from `entry` up to that frame must have had room before it. This spares most CRCs of other bytes.
+        # All entries from `entry` up to that frame must have fitted before it. This avoids most CRCs of other bytes.
         if entry < durable <= there <= entry + offset // MIN_FRAME_BYTES:
             with contextlib.suppress(FrameError):
                 return peek(tail, offset)
@@ -158,15 +158,15 @@ def find_proof(tail: memoryview, ledger: int, entry: int) -> RawFrame | None:
 def recover_file(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None = None) -> array[int]:
     """Cut the unfinished tail of a ledger file and make the rest durable. Returns its offsets.
 
-    `durable_bytes`: how much is known to be durable; None when this process does not know. May be repeated after
-    any failure. Raises `LedgerCorrupt` (the file is left as it is) and `OSError`.
+    `durable_bytes` is how much is known to be durable, or None if this process does not know. May be repeated after any
+    failure. Raises `LedgerCorrupt` (the file is left as it is) and `OSError`.
     """
     found = scan(disk, fd, ledger)
     if durable_bytes is not None and found.end < durable_bytes:
         raise LedgerCorrupt(f"ledger {ledger} is damaged at byte {found.end}: {found.damage or 'it ends there'}")
     if found.damage is not None and durable_bytes is None:
         _refuse_damage_to_durable(disk, fd, ledger, found)
-    disk.truncate(fd, found.end + 1)  # to the size that a file has already it might not be cut at all
+    disk.truncate(fd, found.end + 1)  # truncating a file to its own size might do nothing
     disk.truncate(fd, found.end)
     _rewrite(disk, fd, max(0, found.end - REWRITE_BYTES), found.end)
     disk.fsync(fd)
@@ -174,7 +174,7 @@ def recover_file(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None 
 
 
 def _refuse_damage_to_durable(disk: Disk, fd: int, ledger: int, found: Scan) -> None:
-    """Raises `LedgerCorrupt` when what follows the sound frames cannot be the work of a crash."""
+    """Raises `LedgerCorrupt` if what follows the intact frames cannot be the result of a crash."""
     behind = disk.size(fd) - found.end
     if found.foreign:
         reason = "no crash puts a frame there"

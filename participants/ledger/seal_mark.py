@@ -7,7 +7,7 @@
 
 It is written after the ledger itself is durable. With it, opening a sealed ledger reads no frames, and a ledger that
 lost its end after it was sealed is recognised, instead of being cut once more. Without it (the disk was full then, or
-the file was not restored) everything still works, by reading the ledger through.
+the file was not restored) everything still works, by reading the whole ledger.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _HEAD_BYTES = len(_MAGIC) + 4
 
 
 class MarkDamaged(Exception):
-    """There is a mark, so the ledger was sealed, but it cannot be read."""
+    """There is a mark, so the ledger was sealed; but the mark cannot be read."""
 
 
 def write_mark(disk: Disk, path: Path, offsets: array[int]) -> None:
-    """Durable when it returns. Raises `OSError`."""
+    """Write the mark durably. Raises `OSError`."""
     body = _little_endian(offsets).tobytes()
     replace_file(disk, path, [_MAGIC, crc32(body).to_bytes(4, "little"), body])
 
 
 def read_mark(disk: Disk, path: Path) -> array[int] | None:
-    """The offsets; None when there is no mark. Raises `MarkDamaged`, `OSError`."""
+    """The offsets, or None if there is no mark. Raises `MarkDamaged`, `OSError`."""
     try:
         content = memoryview(read_file(disk, path))
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""`storage.json`: the name that a storage keeps for ever, wherever it is moved to.
+"""`storage.json` contains the id that a storage keeps forever, wherever it is moved.
 
     {"format": 1, "storage_id": "<32 hex digits>", "crc32": "<8 hex digits>"}
 
-The sum is that of the id's text: a storage that took a damaged id for its own would leave all its segments unserved,
-and call new ones by a name that is gone with the next reading. Files of earlier versions have none.
+The checksum is that of the id's text: a storage that accepted a damaged id would not serve any of its segments, and
+would record an id for new ones that is lost when the file is read again. Files of earlier versions have no checksum.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ _FORMAT = 1
 
 
 def describe_new() -> bytes:
-    """With an id that no storage has."""
+    """The content of a file with a new id."""
     storage_id = uuid.uuid4().hex
     return (json.dumps({"format": _FORMAT, "storage_id": storage_id, "crc32": _sum(storage_id)}) + "\n").encode()
 
 
 def parse(where: str, content: bytes) -> str:
-    """The id. Raises `StorageRefused`."""
+    """The id in the file. Raises `StorageRefused`."""
     try:
         described: Any = json.loads(content)
-    except (ValueError, RecursionError) as error:  # the latter: [[[[…
+    except (ValueError, RecursionError) as error:  # a RecursionError is for [[[[…
         raise StorageRefused(f"{where} is damaged; restore it from a backup") from error
     if not isinstance(described, dict) or described.get("format") != _FORMAT:
         raise StorageRefused(f"{where} is not of format {_FORMAT}")
     storage_id = described.get("storage_id")
     if not isinstance(storage_id, str) or not re.fullmatch(r"[0-9a-f]{32}", storage_id):
-        raise StorageRefused(f"{where} names no storage id")
+        raise StorageRefused(f"{where} contains no storage id")
     if described.get("crc32", _sum(storage_id)) != _sum(storage_id):
-        raise StorageRefused(f"{where} is damaged: the storage id does not match its sum; restore it from a backup")
+        raise StorageRefused(
+            f"{where} is damaged: the storage id does not match its checksum; restore it from a backup"
+        )
     return storage_id
 
 
@@ -47,5 +49,6 @@ def _sum(storage_id: str) -> str:
 
 
 def lost(where: str) -> StorageRefused:
-    """A new id would orphan the ledgers that are there: every segment in them names the old one."""
-    return StorageRefused(f"{where} is missing although there are ledgers; restore it from a backup")
+    """The error for a missing file. A new id would orphan the existing ledgers, because every segment in them names the
+    old one."""
+    return StorageRefused(f"{where} is missing, although there are ledgers; restore it from a backup")

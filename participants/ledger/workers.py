@@ -1,4 +1,4 @@
-"""The threads that wait for the device, and who is still in them."""
+"""The threads that wait for the device, and the calls that run in them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _T = TypeVar("_T")
 
 
 class Workers:
-    """Runs blocking calls for one event loop. A call that was begun is finished, also when nobody waits for it."""
+    """Runs blocking calls for one event loop. A begun call is finished, even if nobody waits for it."""
 
     def __init__(self, executor: Executor | None, threads: int) -> None:
-        """`executor` replaces the own pool (the simulator runs the calls in place); it is not shut down here."""
+        """`executor` replaces the pool of threads (the simulator runs the calls in place); it is not shut down here."""
         self._own = ThreadPoolExecutor(threads, thread_name_prefix="ledger") if executor is None else None
         self._executor = executor or self._own
         self._running: set[asyncio.Future[Any]] = set()
@@ -38,7 +38,7 @@ class Workers:
         return await asyncio.shield(self.begin(call, *args))
 
     async def close(self) -> None:
-        """Wait for what is running; nothing new begins."""
+        """Wait for the running calls. No new call begins."""
         self._closed = True
         while self._running:
             await asyncio.wait(self._running)
@@ -48,4 +48,4 @@ class Workers:
     def _ended(self, future: asyncio.Future[Any]) -> None:
         self._running.discard(future)
         if not future.cancelled():
-            future.exception()  # seen: whoever was waiting may have been cancelled
+            future.exception()  # retrieved, because the caller may have been cancelled
