@@ -31,6 +31,7 @@ from examples.flights.etcd import running_etcd
 from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_stubs import Compare, KVStub, PutRequest, RequestOp, TxnRequest
+from metastore.backends.options import EtcdOptions
 from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.transactions import Header
@@ -104,7 +105,7 @@ class Ungrouped(EtcdStore):
 
     @classmethod
     async def connect(cls, endpoint: str) -> EtcdStore:
-        store = await cls.open([endpoint], indexes=INDEXES, deadline_ms=60_000)
+        store = await cls.open([endpoint], indexes=INDEXES, options=EtcdOptions(deadline_ms=60_000))
         store._reads.read = store._read  # type: ignore[method-assign]
         return store
 

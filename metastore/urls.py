@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from metastore.api import MetadataStore
-from metastore.backends.credentials import InvalidCredentials
+from metastore.backends.credentials import InvalidCredentials, Login, Tls
 from metastore.backends.memory import MemoryStore
+from metastore.backends.options import EtcdOptions, ZooKeeperOptions
 from metastore.backends.sqlite import SqliteStore
 from metastore.txn.store import INDEXES
 from metastore.types import IndexDefinition
@@ -45,7 +46,7 @@ class InvalidStoreUrl(ValueError):
 
 
 async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **options: Any) -> MetadataStore:
-    """Open the store that `url` names; `options` are passed to the backend.
+    """Open the store that `url` names; `options` are those of the backend (see `metastore.backends.options`).
 
     Raises `InvalidStoreUrl` (a `ValueError`) and the errors of opening the backend.
     """
@@ -61,9 +62,9 @@ async def open_store(url: str, indexes: Iterable[IndexDefinition] = INDEXES, **o
             _parameters(url, query, ())
             return await _open_sqlite(url, location, indexes, options)
         case "etcd":
-            return await _open_etcd(url, location, indexes, _parameters(url, query, _CREDENTIALS) | options)
+            return await _open_etcd(url, location, indexes, _parameters(url, query, _CREDENTIALS), options)
         case "zk":
-            return await _open_zookeeper(url, location, indexes, _parameters(url, query, _CREDENTIALS) | options)
+            return await _open_zookeeper(url, location, indexes, _parameters(url, query, _CREDENTIALS), options)
         case _:
             raise InvalidStoreUrl(url, f"there is no kind of store named {scheme!r}")
 
@@ -102,7 +103,7 @@ async def _open_sqlite(
 
 
 async def _open_etcd(
-    url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]
+    url: str, location: str, indexes: Iterable[IndexDefinition], parameters: Mapping[str, str], options: dict[str, Any]
 ) -> MetadataStore:
     endpoints, root = _endpoints_and_root(url, location)
 
@@ -113,13 +114,14 @@ async def _open_etcd(
     from metastore.backends.etcd import EtcdStore
 
     try:
-        return await EtcdStore.open(endpoints, root, indexes, **options)
+        tls, login = _credentials(**parameters)
+        return await EtcdStore.open(endpoints, root, indexes, EtcdOptions(**options), tls=tls, login=login)
     except InvalidCredentials as error:
         raise InvalidStoreUrl(url, str(error)) from None
 
 
 async def _open_zookeeper(
-    url: str, location: str, indexes: Iterable[IndexDefinition], options: dict[str, Any]
+    url: str, location: str, indexes: Iterable[IndexDefinition], parameters: Mapping[str, str], options: dict[str, Any]
 ) -> MetadataStore:
     hosts, root = _endpoints_and_root(url, location)
     if not _ZNODES.fullmatch(root):
@@ -129,9 +131,21 @@ async def _open_zookeeper(
     from metastore.backends.zookeeper import ZooKeeperStore
 
     try:
-        return await ZooKeeperStore.open(hosts, root, indexes, **options)
+        tls, login = _credentials(**parameters)
+        return await ZooKeeperStore.open(hosts, root, indexes, ZooKeeperOptions(**options), tls=tls, login=login)
     except InvalidCredentials as error:
         raise InvalidStoreUrl(url, str(error)) from None
+
+
+def _credentials(
+    ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    user: str | None = None,
+    password_file: str | None = None,
+) -> tuple[Tls | None, Login | None]:
+    """Raises `InvalidCredentials`."""
+    return Tls.of(ca, cert, key), Login.of(user, password_file)
 
 
 def _endpoints_and_root(url: str, location: str) -> tuple[list[str], str]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,7 +29,7 @@ import grpc.aio
 
 from metastore.api import Ephemeral, StoredIndexes, Watch
 from metastore.backends import etcd_encoding as encoding
-from metastore.backends.credentials import File, Login, Tls
+from metastore.backends.credentials import Login, Tls
 from metastore.backends.etcd_connection import EtcdConnection, error_text, is_compacted, is_denied
 from metastore.backends.etcd_group_commit import EtcdGroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
@@ -38,6 +38,7 @@ from metastore.backends.etcd_stubs import RangeRequest, RangeResponse, RequestOp
 from metastore.backends.etcd_watches import PrefixFeed
 from metastore.backends.etcd_wire import Wire
 from metastore.backends.joining import Footprint, RequestLimits
+from metastore.backends.options import EtcdOptions
 from metastore.errors import StoreClosed, StoreUnavailable
 from metastore.types import (
     Applied,
@@ -78,30 +79,26 @@ class EtcdStore(StoredIndexes):
         connection: EtcdConnection,
         root: str,
         indexes: Iterable[IndexDefinition],
-        *,
-        deadline_s: float,
-        limits: RequestLimits,
-        pipeline: int,
-        on_group: Callable[[int], None] | None,
-        on_lost: Callable[[], None] | None,
+        options: EtcdOptions,
     ) -> None:
         super().__init__(indexes)
-        if on_group:
-            self.group_listeners.append(on_group)
+        if options.on_group:
+            self.group_listeners.append(options.on_group)
+        limits = RequestLimits(options.max_txn_ops or DEFAULT_MAX_TXN_OPS, options.max_request_bytes)
         self._connection = connection
         self._wire = Wire(root)
-        self._deadline_s = deadline_s
+        self._deadline_s = options.deadline_s
         # A name that no other process, and no earlier life of this one, ever has.
         process = secrets.token_hex(6)
         self._commit = EtcdGroupCommit(
             connection,
             self._wire,
             process,
-            pipeline=pipeline,
+            pipeline=options.pipeline,
             limits=limits,
-            deadline_s=deadline_s,
+            deadline_s=options.deadline_s,
             on_group=self.group_sent,
-            on_lost=on_lost,
+            on_lost=options.on_lost,
         )
         self._max_cost = limits.max_cost
         self._reads_per_request = min(READS_PER_REQUEST, limits.max_txn_ops)
@@ -118,47 +115,23 @@ class EtcdStore(StoredIndexes):
         endpoints: Sequence[str],
         root: str = "",
         indexes: Iterable[IndexDefinition] = (),
+        options: EtcdOptions = EtcdOptions(),
         *,
-        ca: File | None = None,
-        cert: File | None = None,
-        key: File | None = None,
-        user: str | None = None,
-        password_file: File | None = None,
-        deadline_ms: int = 5_000,
-        max_txn_ops: int | None = None,
-        max_request_bytes: int = 1_000_000,
-        pipeline: int = 3,
-        on_group: Callable[[int], None] | None = None,
-        on_lost: Callable[[], None] | None = None,
+        tls: Tls | None = None,
+        login: Login | None = None,
     ) -> EtcdStore:
         """Connect to the cluster at `endpoints` (`host:port`, or with `http://` or `https://`) and check that it
-        answers.
+        answers. Every key gets the prefix `root` on the server.
 
-        Every key gets the prefix `root` on the server. `ca`, `cert` and `key` are PEM files; `password_file` contains
-        the password of `user`. `max_txn_ops` must not exceed the server's flag of that name; None: find it out.
-        `max_request_bytes` limits groups; a batch up to `max_batch_bytes` is sent alone if necessary, so the server's
-        limit must be above that. `pipeline` requests are in flight at a time. `on_group` is called with the size of
-        each group, and `on_lost` for each group whose reply was lost.
-
-        Raises `StoreUnavailable` if no endpoint answers within `deadline_ms` or the user is refused, and
-        `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
+        Raises `StoreUnavailable` if no endpoint answers within the deadline or the user is refused, and
+        `InvalidCredentials` (a `ValueError`) if a file of `tls` is missing or wrong.
         """
-        login = Login.of(user, password_file)
-        connection = await EtcdConnection.open(endpoints, root, tls=Tls.of(ca, cert, key), login=login)
-        store = cls(
-            connection,
-            root,
-            indexes,
-            deadline_s=deadline_ms / 1000,
-            limits=RequestLimits(max_txn_ops or DEFAULT_MAX_TXN_OPS, max_request_bytes),
-            pipeline=pipeline,
-            on_group=on_group,
-            on_lost=on_lost,
-        )
+        connection = await EtcdConnection.open(endpoints, root, tls=tls, login=login)
+        store = cls(connection, root, indexes, options)
         try:
             await store.current_revision()
-            if max_txn_ops is None:
-                store._obey(RequestLimits(await store._find_max_txn_ops(), max_request_bytes))
+            if options.max_txn_ops is None:
+                store._obey(RequestLimits(await store._find_max_txn_ops(), options.max_request_bytes))
         except BaseException:
             await connection.close()
             raise

@@ -25,11 +25,12 @@ and starts again when the znode does.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from metastore.api import Ephemeral, StoredIndexes, Watch
-from metastore.backends.credentials import File, Login, Tls
+from metastore.backends.credentials import Login, Tls
 from metastore.backends.joining import RequestLimits
+from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper_connection import ZooKeeperConnection
 from metastore.backends.zookeeper_ephemerals import Ephemerals
 from metastore.backends.zookeeper_group_commit import ZooKeeperGroupCommit
@@ -77,20 +78,15 @@ class ZooKeeperStore(StoredIndexes):
         connection: ZooKeeperConnection,
         paths: Paths,
         indexes: Iterable[IndexDefinition],
-        *,
-        deadline_s: float,
-        max_request_bytes: int,
-        read_only: bool,
-        on_group: Callable[[int], None] | None,
-        on_lost: Callable[[], None] | None,
+        options: ZooKeeperOptions,
     ) -> None:
         super().__init__(indexes)
-        if on_group:
-            self.group_listeners.append(on_group)
+        if options.on_group:
+            self.group_listeners.append(options.on_group)
+        self._deadline_s = deadline_s = options.deadline_s
         self._connection = connection
         self._paths = paths
-        self._deadline_s = deadline_s
-        self._read_only = read_only
+        self._read_only = options.read_only
         self._loop = asyncio.get_running_loop()
         self._beliefs = Beliefs(paths)
         self._janitor = Janitor(connection, paths, self._beliefs, deadline_s)
@@ -102,11 +98,11 @@ class ZooKeeperStore(StoredIndexes):
             self._snapshots,
             self._beliefs,
             Planner(paths, self._beliefs, self.indexes),
-            limits=RequestLimits(max_request_bytes, max_request_bytes),
+            limits=RequestLimits(options.max_request_bytes, options.max_request_bytes),
             deadline_s=deadline_s,
             on_emptied=self._janitor.note,
             on_group=self.group_sent,
-            on_lost=on_lost,
+            on_lost=options.on_lost,
         )
         self._feeds: list[Feed] = []
         self._ephemerals: Ephemerals | None = None
@@ -118,61 +114,35 @@ class ZooKeeperStore(StoredIndexes):
         hosts: Sequence[str],
         root: str = "",
         indexes: Iterable[IndexDefinition] = (),
+        options: ZooKeeperOptions = ZooKeeperOptions(),
         *,
-        ca: File | None = None,
-        cert: File | None = None,
-        key: File | None = None,
-        user: str | None = None,
-        password_file: File | None = None,
-        deadline_ms: int = 5_000,
-        session_timeout_ms: int = 6_000,
-        max_request_bytes: int = 512_000,
-        read_only: bool = False,
-        on_group: Callable[[int], None] | None = None,
-        on_lost: Callable[[], None] | None = None,
+        tls: Tls | None = None,
+        login: Login | None = None,
     ) -> ZooKeeperStore:
-        """Connect to the ensemble at `hosts` (`host:port`), and make the store below `root` if it is not there.
+        """Connect to the ensemble at `hosts` (`host:port`), and make the store below `root` if it is not there. With
+        `tls` the hosts are asked to speak TLS; with a `login`, znodes are made for this user alone (scheme `digest`).
 
-        `ca`, `cert` and `key` are PEM files; with any of them the hosts are asked to speak TLS. With a `user`, whose
-        password is in `password_file`, znodes are made for this user alone (scheme `digest`).
-
-        The server limits `session_timeout_ms` to 2 to 20 of its ticks. Ephemeral records live that long after their
-        process stops, whatever their own time to live. A connection without answers is given up after two thirds of it.
-        `max_request_bytes` bounds groups. `read_only` writes nothing at all, not even what every client tidies up,
-        refuses every apply and ephemeral record, and wants the store to be there. `on_group` is called with the size of
-        each group, `on_lost` for each whose reply was lost.
-
-        Raises `StoreUnavailable` if no host answers within `deadline_ms`, `StoreUnusable` if there is no store to read,
-        `InvalidCredentials` (a `ValueError`) if a file is missing or wrong.
+        Raises `StoreUnavailable` if no host answers within the deadline, `StoreUnusable` if there is no store to read,
+        `InvalidCredentials` (a `ValueError`) if a file of `tls` is missing or wrong.
         """
-        login = Login.of(user, password_file)
         paths = Paths(root.rstrip("/"), CREATOR_ACL if login else OPEN_ACL)
         connection = await ZooKeeperConnection.open(
             hosts,
-            tls=Tls.of(ca, cert, key),
+            tls=tls,
             login=login,
-            session_timeout_s=session_timeout_ms / 1000,
+            session_timeout_s=options.session_timeout_ms / 1000,
             tip=paths.tip,
-            deadline_s=deadline_ms / 1000,
+            deadline_s=options.deadline_s,
         )
-        store = cls(
-            connection,
-            paths,
-            indexes,
-            deadline_s=deadline_ms / 1000,
-            max_request_bytes=max_request_bytes,
-            read_only=read_only,
-            on_group=on_group,
-            on_lost=on_lost,
-        )
+        store = cls(connection, paths, indexes, options)
         try:
-            if read_only:
+            if options.read_only:
                 await store._require_root()
             else:
                 await store._make_root()
                 await store._history.remove_idle_logs()
                 store._ephemerals = Ephemerals(
-                    connection, paths, store._commit.apply, store._snapshots, deadline_s=deadline_ms / 1000
+                    connection, paths, store._commit.apply, store._snapshots, deadline_s=options.deadline_s
                 )
         except BaseException:
             await connection.close()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
 
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.options import EtcdOptions, ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.errors import StoreUnavailable
+from metastore.types import IndexDefinition
 from tests.servers import START_TIMEOUT_S, EtcdServer, ZooKeeperServer
 
 S = TypeVar("S", EtcdStore, ZooKeeperStore)
@@ -29,16 +31,23 @@ def fresh_url(request: pytest.FixtureRequest, kind: str) -> str:
 
 
 @asynccontextmanager
-async def opener(kind: type[S]) -> AsyncIterator[Callable[..., Awaitable[S]]]:
+async def opener(
+    open_store: Callable[..., Awaitable[S]], options_of: Callable[..., EtcdOptions | ZooKeeperOptions]
+) -> AsyncIterator[Callable[..., Awaitable[S]]]:
     """A function that opens stores of a server, each under a fresh root unless it is given one."""
     async with AsyncExitStack() as stack:
 
-        async def open_one(server: EtcdServer | ZooKeeperServer, root: str | None = None, **options: Any) -> S:
+        async def open_one(
+            server: EtcdServer | ZooKeeperServer,
+            root: str | None = None,
+            indexes: Iterable[IndexDefinition] = (),
+            **options: Any,
+        ) -> S:
             fresh = f"/{secrets.token_hex(6)}" if root is None else root
             give_up = time.monotonic() + START_TIMEOUT_S
             while True:
                 try:
-                    store = await kind.open([server.endpoint], fresh, **options)
+                    store = await open_store([server.endpoint], fresh, indexes, options_of(**options))
                 except StoreUnavailable:  # a deadline that is short for the test's sake, on a machine that is slow
                     assert time.monotonic() < give_up, f"{server.endpoint} does not answer"
                     continue

@@ -17,6 +17,7 @@ import pytest
 
 from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.options import EtcdOptions, ZooKeeperOptions
 from metastore.backends.sqlite import SqliteStore
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
@@ -35,12 +36,14 @@ Place = AbstractAsyncContextManager[tuple[MetadataStore, Reopen]]
 @asynccontextmanager
 async def frozen_etcd(directory: Path) -> AsyncIterator[tuple[MetadataStore, Reopen]]:
     with EtcdServer(directory / "etcd") as server:
-        store = await EtcdStore.open([server.endpoint], "/frozen", INDEXES, deadline_ms=DEADLINE_MS)
+        store = await EtcdStore.open(
+            [server.endpoint], "/frozen", INDEXES, options=EtcdOptions(deadline_ms=DEADLINE_MS)
+        )
         await store.apply(store.batch().put("/before", b""))
 
         async def reopen() -> MetadataStore:
             server.thaw()
-            return await EtcdStore.open([server.endpoint], "/frozen", INDEXES, deadline_ms=30_000)
+            return await EtcdStore.open([server.endpoint], "/frozen", INDEXES, options=EtcdOptions(deadline_ms=30_000))
 
         server.freeze()
         yield store, reopen
@@ -50,13 +53,18 @@ async def frozen_etcd(directory: Path) -> AsyncIterator[tuple[MetadataStore, Reo
 async def frozen_zookeeper(directory: Path) -> AsyncIterator[tuple[MetadataStore, Reopen]]:
     with ZooKeeperServer(directory / "zookeeper") as server:
         store = await ZooKeeperStore.open(
-            [server.endpoint], "/frozen", INDEXES, deadline_ms=DEADLINE_MS, session_timeout_ms=2_000
+            [server.endpoint],
+            "/frozen",
+            INDEXES,
+            options=ZooKeeperOptions(deadline_ms=DEADLINE_MS, session_timeout_ms=2_000),
         )
         await store.apply(store.batch().put("/before", b""))
 
         async def reopen() -> MetadataStore:
             server.thaw()
-            return await ZooKeeperStore.open([server.endpoint], "/frozen", INDEXES, deadline_ms=30_000)
+            return await ZooKeeperStore.open(
+                [server.endpoint], "/frozen", INDEXES, options=ZooKeeperOptions(deadline_ms=30_000)
+            )
 
         server.freeze()
         yield store, reopen
@@ -137,9 +145,11 @@ class Closing:
 
 
 OPENERS: dict[str, Callable[[str], Awaitable[MetadataStore]]] = {
-    "etcd": lambda endpoint: EtcdStore.open([endpoint], "/x", deadline_ms=4_000),
-    "etcd, three endpoints": lambda endpoint: EtcdStore.open([endpoint] * 3, "/x", deadline_ms=4_000),
-    "zookeeper": lambda endpoint: ZooKeeperStore.open([endpoint], "/x", deadline_ms=4_000),
+    "etcd": lambda endpoint: EtcdStore.open([endpoint], "/x", options=EtcdOptions(deadline_ms=4_000)),
+    "etcd, three endpoints": lambda endpoint: EtcdStore.open(
+        [endpoint] * 3, "/x", options=EtcdOptions(deadline_ms=4_000)
+    ),
+    "zookeeper": lambda endpoint: ZooKeeperStore.open([endpoint], "/x", options=ZooKeeperOptions(deadline_ms=4_000)),
 }
 
 

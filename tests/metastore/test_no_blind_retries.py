@@ -15,9 +15,12 @@ import pytest
 
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_stubs import PutRequest
+from metastore.backends.options import EtcdOptions, ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.backends.zookeeper_connection import LostError
 from metastore.backends.zookeeper_wire import Multi, set_data
+from metastore.urls import open_store
+from tests.metastore.opening import SCHEMES
 from tests.metastore.proxies import Proxy
 from tests.servers import EtcdServer, ZooKeeperServer
 
@@ -27,7 +30,7 @@ DEADLINE_MS = 30_000
 async def test_grpc_sends_a_write_once(etcd_server: EtcdServer) -> None:
     direct = await EtcdStore.open([etcd_server.endpoint], "/once")
     async with Proxy(etcd_server.port) as proxy:
-        store = await EtcdStore.open([proxy.endpoint], "/once", deadline_ms=DEADLINE_MS)
+        store = await EtcdStore.open([proxy.endpoint], "/once", options=EtcdOptions(deadline_ms=DEADLINE_MS))
         for number in range(5):
             key = f"/raw/{number}"
             async with direct.watch(key, await direct.current_revision() + 1) as watch:
@@ -46,14 +49,16 @@ async def test_grpc_sends_a_write_once(etcd_server: EtcdServer) -> None:
 
 
 async def test_kazoo_sends_a_write_once(zookeeper_server: ZooKeeperServer) -> None:
-    direct = await ZooKeeperStore.open([zookeeper_server.endpoint], "/once", deadline_ms=DEADLINE_MS)
+    direct = await ZooKeeperStore.open(
+        [zookeeper_server.endpoint], "/once", options=ZooKeeperOptions(deadline_ms=DEADLINE_MS)
+    )
 
     async def tip_version() -> int:
         deadline = asyncio.get_running_loop().time() + 30
         return (await direct._connection.read((), deadline)).before.stat.version
 
     async with Proxy(zookeeper_server.port) as proxy:
-        store = await ZooKeeperStore.open([proxy.endpoint], "/once", deadline_ms=DEADLINE_MS)
+        store = await ZooKeeperStore.open([proxy.endpoint], "/once", options=ZooKeeperOptions(deadline_ms=DEADLINE_MS))
         for _ in range(5):
             before = await tip_version()
             proxy.holding = True
@@ -74,13 +79,11 @@ async def test_an_apply_whose_reply_is_lost_on_the_wire_is_answered_truly(
     kind: str, etcd_server: EtcdServer, zookeeper_server: ZooKeeperServer
 ) -> None:
     server = etcd_server if kind == "etcd" else zookeeper_server
-    opener = EtcdStore.open if kind == "etcd" else ZooKeeperStore.open
+    url = f"{SCHEMES[kind]}://{{}}/lost-on-the-wire".format
     losses: list[None] = []
-    direct = await opener([server.endpoint], "/lost-on-the-wire")
+    direct = await open_store(url(server.endpoint), ())
     async with Proxy(server.port) as proxy:
-        store = await opener(
-            [proxy.endpoint], "/lost-on-the-wire", deadline_ms=DEADLINE_MS, on_lost=lambda: losses.append(None)
-        )
+        store = await open_store(url(proxy.endpoint), (), deadline_ms=DEADLINE_MS, on_lost=lambda: losses.append(None))
         # Whatever it must read to write there, it has read now.
         await store.apply(store.batch().create("/n/first", b""))
         for number in range(5):

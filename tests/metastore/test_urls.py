@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from metastore.api import MetadataStore
-from metastore.backends.credentials import InvalidCredentials, Login
+from metastore.backends.credentials import InvalidCredentials, Login, Tls
 from metastore.backends.memory import MemoryStore
+from metastore.backends.options import EtcdOptions, ZooKeeperOptions
 from metastore.backends.sqlite import SqliteStore
 from metastore.txn.store import INDEXES
 from metastore.urls import InvalidStoreUrl, open_store
@@ -47,8 +50,10 @@ def etcd(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     class Fake:
         @staticmethod
-        async def open(endpoints: list[str], root: str, indexes: Any, **parameters: Any) -> MetadataStore:
-            calls.append((endpoints, root, indexes, parameters))
+        async def open(
+            endpoints: list[str], root: str, indexes: Any, options: Any, **credentials: Any
+        ) -> MetadataStore:
+            calls.append((endpoints, root, indexes, options, credentials))
             return MemoryStore(indexes)
 
     module = ModuleType("metastore.backends.etcd")
@@ -57,16 +62,23 @@ def etcd(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-async def test_etcd(etcd: list[tuple[Any, ...]]) -> None:
+async def test_etcd(etcd: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    password = tmp_path / "pass word"
+    password.write_text("secret\n")
+    ca = str(shutil.copy(Authority(tmp_path).ca, tmp_path / "a b.pem"))
     await open_store("etcd://one:2379")
-    await open_store("etcd://one:2379,[::1]:2380/my/root/?ca=/a%20b.pem&user=u&password_file=/p", deadline_ms=1)
+    await open_store(
+        f"etcd://one:2379,[::1]:2380/my/root/?ca={quote(ca)}&user=u&password_file={quote(str(password))}", deadline_ms=1
+    )
+    tls, login = Tls(ca), Login("u", "secret")
     assert etcd == [
-        (["one:2379"], "", INDEXES, {}),
+        (["one:2379"], "", INDEXES, EtcdOptions(), {"tls": None, "login": None}),
         (
             ["one:2379", "[::1]:2380"],
             "/my/root",
             INDEXES,
-            {"ca": "/a b.pem", "user": "u", "password_file": "/p", "deadline_ms": 1},
+            EtcdOptions(deadline_ms=1),
+            {"tls": tls, "login": login},
         ),
     ]
 
@@ -74,16 +86,16 @@ async def test_etcd(etcd: list[tuple[Any, ...]]) -> None:
 async def test_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    async def fake(hosts: list[str], root: str, indexes: Any, **options: Any) -> MetadataStore:
-        calls.append((hosts, root, indexes, options))
+    async def fake(hosts: list[str], root: str, indexes: Any, options: Any, **credentials: Any) -> MetadataStore:
+        calls.append((hosts, root, indexes, options, credentials))
         return MemoryStore(indexes)
 
     monkeypatch.setattr("metastore.backends.zookeeper.ZooKeeperStore.open", fake)
     await open_store("zk://one:2181")
     await open_store("zk://one:2181,[::1]:2182/my/root/", indexes=(), deadline_ms=1)
     assert calls == [
-        (["one:2181"], "", INDEXES, {}),
-        (["one:2181", "[::1]:2182"], "/my/root", (), {"deadline_ms": 1}),
+        (["one:2181"], "", INDEXES, ZooKeeperOptions(), {"tls": None, "login": None}),
+        (["one:2181", "[::1]:2182"], "/my/root", (), ZooKeeperOptions(deadline_ms=1), {"tls": None, "login": None}),
     ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.options import EtcdOptions
 from tests.metastore.opening import opener
 from tests.servers import EtcdServer
 
@@ -24,5 +25,5 @@ def own_server(tmp_path: Path) -> Iterator[EtcdServer]:
 @pytest.fixture
 async def open_store() -> AsyncIterator[OpenStore]:
     """Opens stores of a server, under a fresh root; they are closed behind the test."""
-    async with opener(EtcdStore) as open_one:
+    async with opener(EtcdStore.open, EtcdOptions) as open_one:
         yield open_one

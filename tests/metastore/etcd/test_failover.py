@@ -19,9 +19,11 @@ import grpc.aio
 import pytest
 
 from metastore.backends import etcd_connection, etcd_members
+from metastore.backends.credentials import Tls
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_members import EtcdMember
 from metastore.backends.etcd_stubs import RangeRequest
+from metastore.backends.options import EtcdOptions
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Changes, EmptyRange
 from tests.certificates import Authority
@@ -41,7 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
 
 @pytest.fixture
 async def store(cluster: EtcdCluster) -> AsyncIterator[EtcdStore]:
-    store = await EtcdStore.open(cluster.endpoints, "/failover", deadline_ms=5_000)
+    store = await EtcdStore.open(cluster.endpoints, "/failover", options=EtcdOptions(deadline_ms=5_000))
     yield store
     await store.close()
 
@@ -148,7 +150,7 @@ async def reading(store: EtcdStore) -> int | None:
 
 async def test_a_call_outlives_the_freezing_of_the_member_in_use(cluster: EtcdCluster) -> None:
     """The deadline is shorter than what gRPC takes to notice it, and there is time left for the others."""
-    store = await EtcdStore.open(cluster.endpoints, "/frozen", deadline_ms=12_000)
+    store = await EtcdStore.open(cluster.endpoints, "/frozen", options=EtcdOptions(deadline_ms=12_000))
     for call in (lambda: store.get("/a"), lambda: store.apply(store.batch().put("/a", b""))):
         victim = in_use(store, cluster)
         victim.freeze()
@@ -179,7 +181,7 @@ async def test_reads_writes_and_watches_go_on_without_a_member_that_lost_the_oth
     """It still takes connections and requests, and a leader thinks for a while that it leads."""
     cluster = EtcdCluster(tmp_path)
     async with between_etcds(cluster) as ways, started(cluster):
-        store = await EtcdStore.open(cluster.endpoints, "/partitioned", deadline_ms=5_000)
+        store = await EtcdStore.open(cluster.endpoints, "/partitioned", options=EtcdOptions(deadline_ms=5_000))
         told: list[tuple[int, str]] = []
         following = asyncio.create_task(follow(store, await store.current_revision() + 1, told))
         writers = Writers(store)
@@ -218,7 +220,7 @@ async def test_a_member_that_says_that_it_cannot_serve_is_left_at_once(
     with joined(own_server, tmp_path, "--learner") as learner:
         endpoints = [learner.endpoint, f"localhost:{learner.port}", f"127.0.0.1:{free_port()}", own_server.endpoint]
         async with asyncio.timeout(BOUND_S):
-            store = await EtcdStore.open(endpoints, "/learning", deadline_ms=60_000)
+            store = await EtcdStore.open(endpoints, "/learning", options=EtcdOptions(deadline_ms=60_000))
             members = store._connection.members
             for call in (lambda: store.get("/a"), lambda: store.apply(store.batch().put("/a", b""))):
                 members.in_use = members.all[0]
@@ -352,7 +354,7 @@ async def test_the_first_endpoint_may_be_dead_from_the_start(cluster: EtcdCluste
 async def test_the_first_endpoint_may_be_frozen_from_the_start(cluster: EtcdCluster) -> None:
     cluster.members[0].freeze()
     async with asyncio.timeout(BOUND_S):
-        store = await EtcdStore.open(cluster.endpoints, "/frozen", deadline_ms=10_000)
+        store = await EtcdStore.open(cluster.endpoints, "/frozen", options=EtcdOptions(deadline_ms=10_000))
         await store.apply(store.batch().create("/a", b""))
         await store.close()
 
@@ -384,13 +386,13 @@ async def test_each_member_proves_its_own_name(tmp_path: Path) -> None:
     certificates = [authority.sign("m0"), authority.sign("m1", host="elsewhere.example"), authority.sign("m2")]
     with EtcdCluster(tmp_path, certificates) as cluster:
         async with asyncio.timeout(BOUND_S):
-            store = await EtcdStore.open(cluster.endpoints[1:], "/names", ca=authority.ca)
+            store = await EtcdStore.open(cluster.endpoints[1:], "/names", tls=Tls(authority.ca))
             assert in_use_endpoint(store) == cluster.members[2].endpoint
             await store.apply(store.batch().create("/a", b""))
             await store.close()
             only = cluster.endpoints[1:2]
             with pytest.raises(StoreUnavailable, match="Hostname Verification"):
-                await EtcdStore.open(only, "/names", ca=authority.ca, deadline_ms=2_000)
+                await EtcdStore.open(only, "/names", options=EtcdOptions(deadline_ms=2_000), tls=Tls(authority.ca))
 
 
 def in_use_endpoint(store: EtcdStore) -> str:

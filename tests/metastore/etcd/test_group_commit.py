@@ -15,6 +15,7 @@ import pytest
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_group_commit import FLAT_FROM, NESTED_AFTER_REFUSAL
 from metastore.backends.etcd_stubs import Compare, PutRequest, RequestOp, TxnRequest
+from metastore.backends.options import EtcdOptions
 from metastore.errors import CheckFailed, InvalidBatch, StoreFull, StoreUnavailable
 from metastore.types import Absent, Applied, Batch
 from tests.metastore.etcd.conftest import OpenStore
@@ -209,6 +210,6 @@ async def test_operators_read_the_records_with_etcdctl(etcd_server: EtcdServer) 
 async def test_a_wrong_port_is_named(open_store: OpenStore) -> None:
     port = free_port()
     with pytest.raises(StoreUnavailable) as failed:
-        await EtcdStore.open([f"127.0.0.1:{port}"], deadline_ms=300)
+        await EtcdStore.open([f"127.0.0.1:{port}"], options=EtcdOptions(deadline_ms=300))
     message = str(failed.value)
     assert f"127.0.0.1:{port}" in message and "Is it running there?" in message and "\n" not in message

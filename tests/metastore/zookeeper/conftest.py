@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
 from tests.metastore.opening import opener
 from tests.servers import ZooKeeperServer
@@ -28,5 +29,5 @@ def own_server(tmp_path: Path) -> Iterator[ZooKeeperServer]:
 @pytest.fixture
 async def open_store() -> AsyncIterator[OpenStore]:
     """Opens stores of a server, under a fresh root; they are closed behind the test."""
-    async with opener(ZooKeeperStore) as open_one:
+    async with opener(ZooKeeperStore.open, ZooKeeperOptions) as open_one:
         yield open_one

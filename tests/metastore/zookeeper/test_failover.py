@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Changes
@@ -36,7 +37,7 @@ def in_use(store: ZooKeeperStore, ensemble: ZooKeeperEnsemble) -> ZooKeeperServe
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 async def test_reads_writes_and_watches_go_on_without_any_one_server(ensemble: ZooKeeperEnsemble, fault: str) -> None:
-    store = await ZooKeeperStore.open(ensemble.endpoints, "/failover", deadline_ms=10_000)
+    store = await ZooKeeperStore.open(ensemble.endpoints, "/failover", options=ZooKeeperOptions(deadline_ms=10_000))
     answers: dict[str, Applied | MetastoreError] = {}
     told: list[tuple[int, str]] = []
     written = asyncio.Event()
@@ -101,7 +102,7 @@ async def test_reads_writes_and_watches_go_on_without_any_one_server(ensemble: Z
 
 
 async def test_the_loss_of_the_majority_is_an_error_in_time_and_ends_with_it(ensemble: ZooKeeperEnsemble) -> None:
-    store = await ZooKeeperStore.open(ensemble.endpoints, "/majority", deadline_ms=3_000)
+    store = await ZooKeeperStore.open(ensemble.endpoints, "/majority", options=ZooKeeperOptions(deadline_ms=3_000))
     victims = ensemble.members[:2]
     for member in victims:
         member.kill()

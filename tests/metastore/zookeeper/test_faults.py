@@ -10,6 +10,7 @@ import asyncio
 
 import pytest
 
+from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Event, Resync
@@ -73,7 +74,7 @@ async def test_an_answer_that_never_comes_is_unknown_and_settled_later(
 
 async def test_no_host_that_answers_is_an_error_in_time() -> None:
     with pytest.raises(StoreUnavailable):
-        await ZooKeeperStore.open([f"127.0.0.1:{free_port()}"], deadline_ms=200)
+        await ZooKeeperStore.open([f"127.0.0.1:{free_port()}"], options=ZooKeeperOptions(deadline_ms=200))
 
 
 async def test_the_next_host_takes_over(own_server: ZooKeeperServer) -> None:
