@@ -1,16 +1,17 @@
-"""Exactly-once appends: a retried sequence finds the first one's position, or joins it while it is in flight.
+"""Exactly-once appends: a retried sequence finds the position of its entry, or joins the append while it is in flight.
 
-The scope of a sequence is (transaction, writer, producer) inside a transaction and (producer) outside. What is
-remembered comes only from durable frames (DESIGN §5.13), never from intents: recovery builds the same table again.
+The scope of a sequence is (transaction, writer, producer) inside a transaction and (producer) outside. The table
+contains only what durable frames contain (DESIGN §5.13), and nothing from intents, so that recovery can build the same
+table again.
 
-Inside a transaction every sequence is remembered until the transaction is decided. Outside there is a window: the last
-`REMEMBERED_SEQUENCES` of a producer, and of all producers together `REMEMBERED_IN_ALL`; those of the producer that
-has been silent for longest are forgotten first. A retry must arrive within that window.
+Inside a transaction every sequence is remembered until the transaction is decided. Outside, there is a window: the last
+`REMEMBERED_SEQUENCES` of each producer, and at most `REMEMBERED_IN_ALL` of all producers together, of which those of
+the producer that was silent for longest are forgotten first. A retry must arrive within that window.
 
-A child inherits what its parents remember, each sequence for the part of the hash range in which a parent took it, with
-the segment in which it lies. In the child of a split all of it counts; in the child of a merge a sequence that only one
-parent has seen says nothing about messages of the other one's range. Those it takes itself then, so under one sequence
-there may be several entries, which tell of different hashes.
+A child inherits the sequences of its parents: each one for the part of the hash range in which a parent appended it,
+and with the segment that contains it. In the child of a split all of them count. In the child of a merge, a sequence
+that only one parent has seen says nothing about messages in the range of the other parent. The child then accepts
+those, so there may be several entries under one sequence, for different hashes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REMEMBERED_IN_ALL = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose sequences these are. Frames of one scope are appended in the order in which they arrived."""
+    """The scope of sequences. Frames of one scope are appended in the order in which they arrived."""
 
     txn_id: TxnId | None
     writer: str | None
@@ -41,8 +42,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """An entry that was appended under a sequence, of so many messages: all of those that were sent under it and whose
-    keys hash into `ranges`. It lies in `segment`, one that this one took over from; None: in this one."""
+    """An entry of `count` messages that was appended under a sequence: it contains all messages that were sent under it
+    and whose keys hash into `ranges`. `segment` is the segment that contains it, from which this one took over, or None
+    for this one."""
 
     position: Position
     count: int
@@ -53,7 +55,7 @@ class Remembered:
         return any(low <= hashed <= high for low, high in self.ranges)
 
     def inherited(self, parent: str, hashes: HashRange) -> Remembered | None:
-        """What a child with the range `hashes` inherits of it from `parent`."""
+        """What a child with the range `hashes` inherits of this entry from `parent`."""
         parts = ((max(low, hashes[0]), min(high, hashes[1])) for low, high in self.ranges)
         found = tuple(part for part in parts if part[0] <= part[1])
         return replace(self, ranges=found, segment=self.segment or parent) if found else None
@@ -73,24 +75,24 @@ class Remembered:
 
 
 class AppendedBefore(errors.InvalidArgument):
-    """Messages of an entry were appended under its sequence before, not by one entry of this segment: those that
-    `parts` tell of, which all name their segment. Nothing was appended now."""
+    """Messages of an entry were already appended under its sequence, but not by one entry of this segment. `parts`
+    describes them, and each part names its segment. Nothing was appended now."""
 
     def __init__(self, sequence: int | None, parts: Sequence[Remembered], *, complete: bool) -> None:
         where = ", ".join(f"{part.segment} at {part.position}" for part in parts)
         super().__init__(
             f"sequence: {sequence} was used for {'this' if complete else 'a part of these messages'}: {where}",
-            action="Publish them to the topic: the broker finds those that are there, and appends the others.",
+            action="Publish them to the topic: the broker finds those that exist, and appends the others.",
             field="sequence",
             appended=[part.wire() for part in parts],
         )
         self.parts = parts
         self.complete = complete
-        """They tell of all messages of the entry."""
+        """Whether the parts contain all messages of the entry."""
 
 
 def sequence_used(sequence: int | None, before: int, now: int) -> errors.MetatxnError:
-    """For another entry: it held another number of messages."""
+    """The error for a sequence whose entry has another number of messages."""
     return errors.InvalidArgument(
         f"sequence: {sequence} was used for an entry of {before} messages, this one has {now}",
         action="Send a retry unchanged, and something new under the next sequence.",
@@ -99,7 +101,7 @@ def sequence_used(sequence: int | None, before: int, now: int) -> errors.Metatxn
 
 
 def joined(ranges: Iterable[HashRange]) -> tuple[HashRange, ...]:
-    """The same hashes, in order, in as few ranges as need be."""
+    """The same hashes in order, in as few ranges as possible."""
     found: list[HashRange] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:
@@ -124,7 +126,7 @@ def without(whole: HashRange, ranges: Iterable[HashRange]) -> tuple[HashRange, .
 
 class DedupTable:
     def __init__(self, own: HashRange) -> None:
-        """Of a segment with the range `own`."""
+        """The table of a segment with the range `own`."""
         self.own = own
         self._all_of_it = (own,)
         self._producers: OrderedDict[Scope, dict[int, tuple[Remembered, ...]]] = OrderedDict()
@@ -133,8 +135,8 @@ class DedupTable:
         self._in_flight: dict[tuple[Scope, int], asyncio.Task[Position]] = {}
 
     def find(self, scope: Scope, sequence: int, hashes: frozenset[int] | None) -> tuple[Remembered, ...]:
-        """What was appended under the sequence of messages whose keys have these hashes, each of them looked at. None:
-        nobody knows the hashes; then it must be all that the segment can hold of them."""
+        """The entries that were appended under the sequence and may contain messages with these key hashes. If `hashes`
+        is None they are unknown; then the entry must contain everything that the segment can contain of them."""
         found = self._scope(scope).get(sequence, ())
         if hashes is None:
             return found if joined(part for each in found for part in each.ranges) == self._all_of_it else ()
@@ -149,15 +151,15 @@ class DedupTable:
         publish.add_done_callback(lambda _: self._in_flight.pop(key, None))
 
     def durable(self, scope: Scope, sequence: int, position: Position, count: int) -> None:
-        """A frame of `count` messages with this sequence is durable at `position`: of all that were sent under it, but
-        for those that were there already."""
+        """A frame of `count` messages with this sequence is durable at `position`. It contains all messages that were
+        sent under the sequence, except those that were already appended."""
         others = [each for each in self._scope(scope).get(sequence, ()) if each.segment is not None]
         ranges = without(self.own, (part for each in others for part in each.ranges)) if others else self._all_of_it
         self.restore(scope, sequence, Remembered(position, count, ranges))
 
     def restore(self, scope: Scope, sequence: int, remembered: Remembered) -> None:
-        """Beside what other segments have taken under the sequence. Call it in the order of the appends: the oldest are
-        forgotten first."""
+        """Remember an entry, in addition to what other segments have appended under the sequence. Call this in the
+        order of the appends, because the oldest are forgotten first."""
         if scope.txn_id is not None:
             _add(self._transactions.setdefault(scope.txn_id, {}).setdefault(scope, {}), sequence, remembered)
             return
@@ -172,16 +174,16 @@ class DedupTable:
             self._remembered -= len(self._producers.popitem(last=False)[1])
 
     def forget_transaction(self, txn_id: TxnId) -> None:
-        """The transaction is decided: no publish of it can succeed any more."""
+        """The transaction is decided, so no publish of it can succeed any more."""
         self._transactions.pop(txn_id, None)
 
     @property
     def transactions(self) -> list[TxnId]:
-        """Those of which sequences are remembered."""
+        """The transactions with remembered sequences."""
         return list(self._transactions)
 
     def __iter__(self) -> Iterator[tuple[Scope, int, Remembered]]:
-        """Everything that is remembered, in an order in which `restore` makes the same table of it."""
+        """Everything that is remembered, in an order in which `restore` builds the same table."""
         scopes = list(self._producers.items())
         for transaction in self._transactions.values():
             scopes += transaction.items()
@@ -197,8 +199,8 @@ class DedupTable:
 
 
 def _add(sequences: dict[int, tuple[Remembered, ...]], sequence: int, new: Remembered) -> None:
-    """As the latest one. It takes the place of one that the segment itself remembers of before; an entry of another
-    segment may be inherited in pieces."""
+    """Add an entry as the latest one. It replaces an earlier one of the segment itself; an entry of another segment may
+    be inherited in several pieces."""
     others = []
     for each in sequences.pop(sequence, ()):
         if each.segment != new.segment:

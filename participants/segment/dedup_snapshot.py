@@ -1,17 +1,17 @@
-"""The dedup table in the store, so that it survives the ledgers it was made from, and children inherit it.
+"""The dedup table in the store, where it survives the ledgers from which it was built, and children inherit it.
 
     /segment-state/<segment>/dedup/<name>/<chunk>   {"rows": [row, …]}      about CHUNK_BYTES each
 
     row    {"txn_id"?, "writer"?, "producer"?, "segment"?, "runs": [run, …]}
     run    [sequence, length, messages, ledger, entry, ranges?]
-           `length` sequences from `sequence` on, in entries one after another from `ledger:entry` on, of so many
-           messages each; of those that hash into `ranges` ([[lo, hi], …]), unless that is the segment's whole range
+           `length` sequences from `sequence` on, in consecutive entries from `ledger:entry` on, of `messages` messages
+           each, whose keys hash into `ranges` ([[lo, hi], …]), or into the segment's whole range
 
-`segment` is the one in which those entries lie, when they were inherited.
+`segment` is the segment that contains those entries, if they were inherited.
 
-A snapshot counts once the segment's record names it (`DedupSnapshot`); it is complete by then. It is written when an
-opening has sealed the ledger of the owner before, and before a segment is sealed. Each has a name of its own, is
-written once by one owner under that owner's check, and never changed. What no record names any more is deleted.
+A snapshot counts once the segment's record names it (`DedupSnapshot`); by then it is complete. It is written when an
+opening has sealed the ledger of the previous owner, and before a segment is sealed. Each one has its own name, is
+written once, by one owner under that owner's check, and is never changed. Snapshots that no record names are deleted.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ from participants.segment.dedup import DedupTable, Remembered, Scope
 CHUNK_BYTES = 256 << 10
 _RUNS_PER_ROW = 1_000
 _RUN_BYTES = 60
-"""What a run takes in JSON, at most, unless it was inherited in many pieces."""
+"""The most characters of a run in JSON, unless it was inherited in many pieces."""
 DELETED_PER_APPLY = 40
 
 RememberedSequence = tuple[Scope, int, Remembered]
 
 
 class SnapshotMissing(Exception):
-    """A part of the snapshot that the segment's record names is not in the store: it cannot be served without."""
+    """A part of the snapshot that the segment's record names is not in the store, and the segment cannot be served
+    without it."""
 
 
 def chunks_of(table: DedupTable) -> list[DedupChunk]:
-    """The table as it is now: it changes while it is being written."""
+    """A copy of the table as it is now, because it changes while it is being written."""
     return list(_chunks(_rows(table, table.own)))
 
 
 async def write_snapshot(
     store: MetadataStore, segment: str, ownership: AtVersion, name: str, chunks: Sequence[DedupChunk], through: int
 ) -> DedupSnapshot:
-    """All of `chunks_of(table)`, durable when this returns; it counts once the record names it.
+    """Write all of `chunks_of(table)` durably. The snapshot counts once the record names it.
 
-    `name` is used for these chunks only. Raises `CheckFailed` on `ownership`, store errors: then do it again, with the
-    same chunks.
+    `name` is used for these chunks only. After `CheckFailed` on `ownership` or an error of the store, the call can be
+    repeated with the same chunks.
     """
     for number, chunk in enumerate(chunks):
         key, value = paths.dedup_chunk(segment, name, number), chunk.encode()
@@ -71,7 +72,7 @@ async def write_snapshot(
 async def restore(
     store: MetadataStore, segment: str, record: SegmentRecord, snapshot: DedupSnapshot, table: DedupTable
 ) -> None:
-    """What the segment remembered when its snapshot was taken. Raises `SnapshotMissing`, store errors."""
+    """Add what the segment remembered when its snapshot was taken. Raises `SnapshotMissing` and the store's errors."""
     _fill(table, [await _load(store, segment, record, snapshot)])
 
 
@@ -83,7 +84,7 @@ async def _load(
         key = paths.dedup_chunk(segment, snapshot.name, number)
         stored = await store.get(key)
         if stored is None:
-            raise SnapshotMissing(f"segment {segment} cannot tell retries: {key} is missing")
+            raise SnapshotMissing(f"segment {segment} cannot recognize retries: {key} is missing")
         for row in DedupChunk.decode(stored.value).rows:
             scope = _scope(row)
             found += [(scope, sequence, remembered) for sequence, remembered in _sequences(row, record.range)]
@@ -95,7 +96,7 @@ def _scope(row: DedupRow) -> Scope:
 
 
 def _sequences(row: DedupRow, own: HashRange) -> Iterator[tuple[int, Remembered]]:
-    """As a segment with the range `own` remembers them."""
+    """The sequences of a row, as a segment with the range `own` remembers them."""
     for first, length, count, ledger, entry, ranges in row.runs:
         for step in range(length):
             position = Position(ledger, entry + step)
@@ -103,7 +104,7 @@ def _sequences(row: DedupRow, own: HashRange) -> Iterator[tuple[int, Remembered]
 
 
 async def inherit(store: MetadataStore, record: SegmentRecord, table: DedupTable) -> None:
-    """What the parents of a segment remember of its range. Raises `SnapshotMissing`, store errors."""
+    """Add what the parents of a segment remember of its range. Raises `SnapshotMissing` and the store's errors."""
     told: list[list[RememberedSequence]] = []
     for parent in record.parents:
         stored = await store.get(paths.segment(parent))
@@ -120,9 +121,9 @@ async def inherit(store: MetadataStore, record: SegmentRecord, table: DedupTable
 
 
 def _fill(table: DedupTable, snapshots: Sequence[Sequence[RememberedSequence]]) -> None:
-    """In the order of the appends, because the oldest are forgotten first. Nobody knows it of two segments: then a
-    lower sequence of a producer is taken for the older one, and of two producers the one that was silent for longer in
-    its segment. What a segment has inherited is older than all that it took itself."""
+    """Add the sequences in the order of the appends, because the oldest are forgotten first. Across two segments this
+    order is unknown: then a lower sequence of a producer counts as older, and of two producers the one that was silent
+    for longer in its segment. What a segment has inherited is older than everything that it appended itself."""
     silent: dict[Scope, int] = {}
     told: dict[Scope, dict[tuple[int, str] | None, list[tuple[int, Remembered]]]] = {}
     for number, snapshot in enumerate(snapshots):

@@ -1,6 +1,7 @@
-"""An owned segment and the decisions of its transactions: what they close is hidden or shown, then made durable.
+"""An owned segment and the decisions of its transactions: the entries are hidden or shown, and then that is made
+durable.
 
-The horizon is released once a decision is known and the appends that were begun have ended (DESIGN §5.5).
+The horizon is released once a decision is known and the begun appends have ended (DESIGN §5.5).
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """This broker owns the segment as long as `check` holds; every apply carries it (DESIGN §5.2)."""
+    """This broker owns the segment as long as `check` holds; every apply contains it (DESIGN §5.2)."""
 
     generation: int
     check: AtVersion
 
 
 class OwnedSegment:
-    """Touched only from the event loop of its process. It has no more than its buffer, its ledgers and the headers to
-    decide what readers may see; `Segment` adds the publishing."""
+    """Used only from the event loop of its process. It has only what decides what readers may see: its buffer, its
+    ledgers and the headers. `Segment` adds publishing."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class OwnedSegment:
         self.dedup = DedupTable(record.range)
         self.changed = Signal()
         self.lost: str | None = None
-        """Why this object must not be used any more (deposed, or its ledger failed); None while it serves."""
+        """The reason why this object must not be used any more (the broker was deposed, or the ledger failed), or None
+        while it serves."""
         self.store = store
         self.mirror = mirror
         self._headers = Follower(mirror, self._on_final)
@@ -78,13 +80,14 @@ class OwnedSegment:
     # -- decisions ---------------------------------------------------------------------------------------------
 
     def track(self, txn_id: TxnId) -> TrackedTransaction:
-        """Follow the header before anything is stored for the transaction, so that no decision can be missed."""
+        """Track the transaction and follow its header. Call this before anything is stored for the transaction, so that
+        no decision can be missed."""
         transaction = self.buffer.track(txn_id, self._clock())
         self._headers.follow(txn_id)
         return transaction
 
     def unfollow(self, txn_id: TxnId) -> None:
-        """Nothing of the transaction is left here."""
+        """Nothing of the transaction is left on this segment."""
         self._headers.unfollow(txn_id)
 
     def follow_recovered(self, txn_id: TxnId) -> None:
@@ -92,13 +95,14 @@ class OwnedSegment:
         self.track(txn_id).stored = True
 
     def begun_at(self, txn_id: TxnId, created_ms: int) -> None:
-        """Recovery read the header of an open transaction: it is older than this object knows."""
+        """Recovery read the header of an open transaction, which is older than this object knows."""
         transaction = self.buffer.get(txn_id)
         if transaction is not None:
             transaction.since_ms = min(transaction.since_ms, created_ms)
 
     def decide_recovered(self, txn_id: TxnId, decision: Decision) -> None:
-        """What recovery read. The watch may have been faster: then everything is done, even forgotten, by now."""
+        """Apply a decision that recovery read. The watch may have been faster; then everything is done by now, and
+        perhaps forgotten."""
         transaction = self.buffer.get(txn_id)
         if transaction is not None:
             self.decide(transaction, decision)
@@ -114,9 +118,10 @@ class OwnedSegment:
             self.release_if_drained(transaction)
 
     def release_if_drained(self, transaction: TrackedTransaction) -> None:
-        """In memory first: what to hide, then the horizon. Making it durable follows in the background.
+        """Release the transaction in memory: first hide what must be hidden, then advance the horizon. The outcome is
+        made durable in the background.
 
-        A lost segment releases nothing any more: it may not know every frame, and recovery does it again.
+        A lost segment releases nothing: it may not know every frame, and recovery does it again.
         """
         if transaction.decision is None or transaction.unfinished_appends or transaction.released or self.lost:
             return
@@ -145,14 +150,15 @@ class OwnedSegment:
     # -- life --------------------------------------------------------------------------------------------------
 
     def lose(self, reason: str) -> None:
-        """Stop serving at once: deposed, or the ledger failed. The broker opens the segment again."""
+        """Stop serving at once, because the broker was deposed or the ledger failed. The broker opens the segment
+        again."""
         if self.lost is None:
             self.lost = reason
             log.warning("segment lost", segment=self.id, reason=reason)
             self.changed.notify()
 
     def advanced(self) -> None:
-        """Readers may see more, or how far they are behind is known for the first time."""
+        """Readers may see more, or their lag is known for the first time."""
         lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)
         self._metrics.horizon_lag.labels(self.id).set(lag)
         self.changed.notify()
@@ -180,7 +186,8 @@ class OwnedSegment:
         return task
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """A caller that goes away does not end the work; a segment that closes does, with nothing known."""
+        """Await `work` to its end, even if the caller is cancelled. If the segment closes, the work ends, and its
+        outcome is unknown."""
         return await self.answer(self.spawn(work))
 
     async def answer(self, work: asyncio.Task[T]) -> T:
@@ -190,7 +197,7 @@ class OwnedSegment:
             if not work.cancelled():
                 raise
             raise errors.OutcomeUnknown(
-                f"segment {self.id} was closed before it was done",
+                f"segment {self.id} was closed before the request was finished",
                 action="Send it again, with the same sequence if it has one, or abort the transaction.",
                 segment=self.id,
             ) from None

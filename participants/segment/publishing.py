@@ -1,6 +1,6 @@
 """Publishing to an owned segment.
 
-Touched only from the event loop of its process. The order of steps is the protocol (DESIGN §5.3-5):
+Used only from the event loop of its process. The order of the steps is the protocol (DESIGN §5.3-5):
 
     pin ─▶ intent (one guarded apply) ─▶ not decided meanwhile? ─▶ append begun ─▶ durable ─▶ acknowledged
 
@@ -42,22 +42,24 @@ class Publisher:
         self._metrics = metrics
         self._publishes: set[asyncio.Task[Position]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
-        """Those of them whose append was begun: what it ends with is not written down yet."""
+        """The publishes whose append was begun, until its result is recorded."""
         self.appending = asyncio.Lock()
-        """Held to begin an append, and while the open ledger changes. It is fair: the order of arrival stays."""
+        """Held while an append is begun, and while the open ledger changes. The lock is fair, so the order of arrival
+        is kept."""
         self.closing = False
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
 
     async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
-        """Append one entry. Returns its position and whether it was there already (a retried sequence). `hashes` are
-        the hashes of its keys, or None if nobody determined them. For `writer` and `sequence` see DESIGN §5.12-13.
+        """Append one entry. Returns its position and whether it had already been appended (a retried sequence).
+        `hashes` are the hashes of its keys, or None if they are unknown. For `writer` and `sequence` see DESIGN
+        §5.12-13.
 
-        When this returns the entry is durable. Raises `errors.MetatxnError`: TXN_NOT_FOUND, TXN_CONFLICT,
-        EXPIRED_TRANSACTION, PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE, SEGMENT_SEALED: nothing was appended,
-        nothing of it will ever be visible. OUTCOME_UNKNOWN: retry with the same sequence, or abort the transaction.
-        `AppendedBefore`: it was there already, or a part of it, and not, or not only, in this segment.
+        When this returns, the entry is durable. Raises TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
+        PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and nothing of it
+        will ever be visible. After OUTCOME_UNKNOWN, retry with the same sequence, or abort the transaction. Raises
+        `AppendedBefore` if the entry, or a part of it, had already been appended, and not only in this segment.
         """
         self._segment.assert_serving()
         if entry.size > MAX_PAYLOAD_BYTES:
@@ -82,8 +84,8 @@ class Publisher:
         return await self._segment.answer(publish), False
 
     def _appended_before(self, entry: Entry, sequence: int, hashes: frozenset[int] | None) -> Position | None:
-        """Where the entry stands, if it was appended here before; an entry of which nobody knows the hashes is rather
-        taken for one of this segment than for one that was inherited. Raises `AppendedBefore`, INVALID_ARGUMENT."""
+        """The position of the entry, if it was already appended here. An entry with unknown hashes is taken for one of
+        this segment rather than for an inherited one. Raises `AppendedBefore`, INVALID_ARGUMENT."""
         found = self._segment.dedup.find(Scope(entry.txn_id, entry.writer, entry.producer), sequence, hashes)
         own = next((each for each in found if each.segment is None), None)
         if own is not None and (len(found) == 1 or hashes is None):
@@ -119,7 +121,7 @@ class Publisher:
         return await self._until_durable(append, entry, scope, transaction)
 
     async def _put_intent(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
-        """The guarded operation record. On any failure the pin is dropped (DESIGN §5.3)."""
+        """Store the guarded operation record. On any failure the pin is dropped (DESIGN §5.3)."""
         self._next_op += 1
         op = WriteOp(
             segment=self._segment.id,
@@ -141,7 +143,7 @@ class Publisher:
         self._metrics.op_writes.inc()
 
     def _begin_append_of(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> Append:
-        """The last look at the decision and the begin of the append, with no await in between (DESIGN §5.5)."""
+        """Check the decision a last time and begin the append, with no await in between (DESIGN §5.5)."""
         try:
             self._segment.assert_serving()
             if transaction.decision is not None:
@@ -197,14 +199,15 @@ class Publisher:
         self._segment.advanced()
 
     def _arrive(self, scope: Scope) -> tuple[asyncio.Future[None] | None, asyncio.Future[None]]:
-        """Frames of one scope are appended in the order of arrival, whatever order the store answers in."""
+        """Frames of one scope are appended in the order in which they arrived, whatever the order of the store's
+        answers."""
         previous = self._arrivals.get(scope)
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals[scope] = arrived
         return previous, arrived
 
     def _has_arrived(self, scope: Scope, previous: asyncio.Future[None] | None, arrived: asyncio.Future[None]) -> None:
-        """One that failed early must not let those behind it overtake those before it."""
+        """A publish that failed early must not let later ones overtake earlier ones."""
 
         def pass_on(_: object) -> None:
             arrived.set_result(None)
@@ -219,27 +222,28 @@ class Publisher:
     # -- the end of appending ----------------------------------------------------------------------------------
 
     async def until_begun_ended(self) -> None:
-        """Every append that was begun is durable, and written down, or has failed. With `appending` held no other one
+        """Wait until every begun append is durable and recorded, or has failed. While `appending` is held, no other one
         begins."""
         while self._begun:
             await asyncio.wait(self._begun)
 
     async def drain(self) -> None:
-        """Admit nothing any more, and wait until what was admitted is durable or has failed (DESIGN §5.14).
+        """Admit no more publishes, and wait until the admitted ones are durable or have failed (DESIGN §5.14).
 
-        There is no way back: the segment is sealed next, or this object is lost.
+        This cannot be undone: the segment is sealed next, or this object is lost.
         """
         self.closing = True
         while self._publishes:
             await asyncio.wait(self._publishes)
 
     def seal_delayed(self, reason: str) -> None:
-        """The seal does not come at once: those who wait for it should not wait here."""
+        """The seal is delayed, so those who wait for it should not wait here."""
         self._seal_problem = reason
         self._segment.changed.notify()
 
     async def _sealed(self) -> errors.MetatxnError:
-        """Why no append is admitted. A seal that goes on is awaited, unless it takes longer than it should."""
+        """The error for a publish that is not admitted. It waits for a seal in progress, unless the seal takes too
+        long."""
         while self._segment.ledgers.open is not None:
             self._segment.assert_serving()
             if self._seal_problem is not None:
@@ -267,7 +271,7 @@ class Publisher:
         )
 
     async def _reread(self) -> None:
-        """Whoever ends a merge need not be the owner of both segments."""
+        """Read the record again, because a merge may be ended by a broker that does not own both segments."""
         stored = await self._segment.store.get(paths.segment(self._segment.id))
         if stored is not None:
             record = SegmentRecord.decode(stored.value)
@@ -276,7 +280,7 @@ class Publisher:
             )
 
     def _refused(self, transaction: TrackedTransaction, lost: CheckFailed) -> Exception:
-        """What a guard of the intent that did not hold means to the publisher."""
+        """The error for the publisher when a guard of the intent did not hold."""
         txn_id = transaction.txn_id
         if lost.check == self._segment.ownership.check:
             self._segment.deposed_by(lost)

@@ -1,4 +1,4 @@
-"""Reading an owned segment: up to its horizon, everything that is durable, or as of a revision (DESIGN §7)."""
+"""Reading an owned segment: up to its horizon, up to its durable end, or as of a revision (DESIGN §7)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision
 
 LOOKED_AT_ONCE = 1_000
-"""Entries, when the last visible one is looked for."""
+"""The number of entries in one step of the search for the last visible one."""
 STALE_READ_S = 5.0
-"""How old a read may be that a broker answers which has lost its segment and does not know it yet."""
+"""The maximum age of a read from a broker that has lost its segment and does not know it yet."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Visible frames; `next` is where to go on; `end` tells that nothing more was readable when it was read."""
+    """Visible frames. The next page begins after `next`. `end` tells that nothing more was readable when this page was
+    read."""
 
     frames: list[RawFrame]
     next: Position
@@ -35,10 +36,10 @@ class Page:
 
 
 class SegmentReader:
-    """Touched only from the event loop of its process."""
+    """Used only from the event loop of its process."""
 
     def __init__(self, segment: OwnedSegment, *, shared: bool) -> None:
-        """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
+        """`shared` tells that another broker may have taken over the ledgers without this one knowing it."""
         self._segment = segment
         self._last_visible: Position | None = None
         self._looked_up_to = Position(0, -1)
@@ -46,7 +47,7 @@ class SegmentReader:
         self._owned_at = asyncio.get_running_loop().time()
 
     async def read_committed(self, after: Position, max_bytes: int) -> Page:
-        """Entries up to the horizon of this moment; what is hidden by then stays hidden."""
+        """The entries up to the current horizon. What is hidden by then stays hidden."""
         horizon = self._segment.buffer.max_read_position
         found = await self._read(after, horizon, max_bytes)
         visible = [frame for frame in found if not self._hides(frame)]
@@ -54,17 +55,18 @@ class SegmentReader:
         return self._page(visible, found, after, horizon)
 
     async def read_uncommitted(self, after: Position, max_bytes: int) -> Page:
-        """Every durable entry, whatever became of its transaction."""
+        """Every durable entry, whatever the state of its transaction."""
         end = self._segment.buffer.last_durable
         found = await self._read(after, end, max_bytes)
         await self._assert_owned(STALE_READ_S)
         return self._page(found, found, after, end)
 
     async def read_snapshot(self, after: Position, max_bytes: int, revision: Revision | None) -> Page:
-        """Every transaction decided at or before `revision` and none decided later (DESIGN §7).
+        """The entries of every transaction that was decided at or before `revision`, and of none that was decided later
+        (DESIGN §7).
 
-        Raises INVALID_ARGUMENT for a revision of the future, and for one so old that headers decided after it may
-        have been collected already.
+        Raises INVALID_ARGUMENT for a future revision, and for one so old that headers decided after it may already have
+        been collected.
         """
         revision = await self._catch_up(revision)
         end = self._segment.buffer.last_durable
@@ -72,12 +74,12 @@ class SegmentReader:
         decided = await self._decided_by(revision, {f.txn_id for f in found if f.txn_id is not None})
         if (horizon := await gc_horizon(self._segment.store)) > revision:
             raise errors.InvalidArgument(
-                f"revision: {revision} is too old, decisions up to {horizon} have been collected",
+                f"revision: {revision} is too old, because decisions up to {horizon} have been collected",
                 action="Read again at a newer revision.",
                 field="revision",
             )
-        await self._assert_owned(0)  # at the end that was read to, so nothing decided by then lies behind it
-        self._segment.assert_serving()  # what this object hides is all there is to hide only as long as it is the owner
+        await self._assert_owned(0)  # at the end of what was read, so nothing decided by then is after it
+        self._segment.assert_serving()  # only the owner knows everything that must be hidden
         self._assert_untrimmed(after)
         visible = [frame for frame in found if self._in_snapshot(frame, decided)]
         page = self._page(visible, found, after, end)
@@ -85,11 +87,11 @@ class SegmentReader:
         return page
 
     async def last_visible(self) -> Position | None:
-        """The last entry that `read_committed` shows at this moment, None when it shows none: not one of an open
-        transaction or behind it, nor of an aborted one (scenario 97).
+        """The last entry that `read_committed` returns now, or None: not one of or after an open transaction, nor of an
+        aborted one (scenario 97).
 
-        It is looked for backwards, in steps that grow, down to where it was looked for the last time: what is visible
-        at or below a horizon stays so. Raises STORE_UNAVAILABLE, store errors.
+        The search goes backwards, in growing steps, down to the result of the last search: what is visible at or below
+        a horizon stays visible. Raises STORE_UNAVAILABLE and the store's errors.
         """
         while True:
             try:
@@ -120,10 +122,10 @@ class SegmentReader:
         return found
 
     async def _assert_owned(self, max_age_s: float) -> None:
-        """That this broker was the owner `max_age_s` ago, or later. A broker that was frozen serves its old end until
-        it hears that it was deposed; local files cannot be taken from it, so they need no look at the store.
+        """Check that this broker was the owner at most `max_age_s` ago. A broker that was frozen serves its old end
+        until it hears that it was deposed. Local files cannot be taken from it, so they need no read of the store.
 
-        Raises STORE_UNAVAILABLE (deposed), store errors.
+        Raises STORE_UNAVAILABLE (deposed) and the store's errors.
         """
         now = asyncio.get_running_loop().time()
         if not self._shared or (max_age_s and now - self._owned_at <= max_age_s):
@@ -142,10 +144,10 @@ class SegmentReader:
             self._assert_untrimmed(after)
             raise errors.StoreUnavailable(
                 f"segment {self._segment.id} cannot be read: {error}",
-                action="Try again; if it stays so, the broker's storage needs an operator.",
+                action="Try again. If the error persists, an operator must check the broker's storage.",
                 segment=self._segment.id,
             ) from error
-        self._assert_untrimmed(after)  # a trim meanwhile has forgotten what was to be hidden of it (DESIGN §5.6)
+        self._assert_untrimmed(after)  # a trim in between has deleted what was to be hidden there (DESIGN §5.6)
         return found
 
     def _assert_untrimmed(self, after: Position) -> None:
@@ -158,7 +160,7 @@ class SegmentReader:
             )
 
     async def _catch_up(self, revision: Revision | None) -> Revision:
-        """Close and drain everything that was decided at or before `revision`; None: at this moment."""
+        """Close and drain everything that was decided at or before `revision`; None means now."""
         if revision is None:
             revision = await self._segment.store.current_revision()
         elif revision > self._segment.mirror.revision and revision > await self._segment.store.current_revision():
@@ -175,7 +177,7 @@ class SegmentReader:
         return revision
 
     async def _decided_by(self, revision: Revision, txn_ids: set[TxnId]) -> dict[TxnId, Decision | None]:
-        """For each transaction: how it was decided at or before `revision`, or None when it was not."""
+        """The decision of each transaction at or before `revision`, or None if there was none."""
         judged: dict[TxnId, Decision | None] = {}
         unknown: list[TxnId] = []
         for txn_id in txn_ids:

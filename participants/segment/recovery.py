@@ -1,19 +1,21 @@
-"""Opening a segment: take it, seal what an earlier owner left, start a new ledger, rebuild what is in memory.
+"""Opening a segment: take it, seal what an earlier owner left, start a new ledger, and rebuild the state in memory.
 
-Recovery reads, it does not replay (DESIGN §5.9). Its cost depends on what is open, on the outcome records, and on
-the length of the last ledger; not on the history of transactions. The order matters:
+Recovery reads; it does not replay (DESIGN §5.9). Its cost depends on what is open, on the outcome records, and on the
+length of the last ledger, not on the history of transactions. The order matters:
 
-1. ownership by compare-and-set at the next generation (the storage is ours already: its lock is held);
-2. the old ledger is sealed at its recovered length, a new one is started under the number of this generation, which
-   is above the numbers of all ledgers before it, so that a position is never reused. One checked apply records the seal
-   and plans the new ledger before it is created, another one lists it, once 4 is done;
-3. this segment's operation records, by index, *after* 1: nobody can add one under an older generation any more;
-4. pins and dedup from the frames behind the lowest `after`. An intent without a frame pins nothing. Dedup begins with
-   the last snapshot of it, or with what the parents have left, and goes on with the frames of the ledgers behind that;
-   then there is a new snapshot, which the apply of 2 makes the one that counts;
-5. only then the headers: first followed, then read, so that no decision can fall in between. A decision that came
-   before the frames were known would find nothing to hide;
-6. the subscriptions' cursors and pending acks, likewise by index, likewise followed before they are read.
+1. Ownership is taken by a compare-and-set at the next generation (the storage is already ours, because we hold its
+   lock).
+2. The old ledger is sealed at its recovered length, and a new one is started under the number of this generation, which
+   is above the numbers of all earlier ledgers, so that a position is never reused. One checked apply records the seal
+   and plans the new ledger before it is created; another one lists it, once 4 is done.
+3. This segment's operation records are read, by index, *after* 1: nobody can add one under an older generation any
+   more.
+4. Pins and dedup are built from the frames after the lowest `after`. An intent without a frame pins nothing. Dedup
+   begins with its last snapshot, or with what the parents left, and continues with the frames of the later ledgers.
+   Then there is a new snapshot, which the second apply of 2 makes the one that counts.
+5. Only then are the headers first followed and then read, so that no decision can fall in between. A decision that came
+   before the frames were known would find nothing to hide.
+6. The cursors and pending acks of the subscriptions are read, also by index, and also followed before they are read.
 """
 
 from __future__ import annotations
@@ -51,20 +53,20 @@ Operations = dict[TxnId, list[WriteOp]]
 
 
 class SegmentUnavailable(Exception):
-    """This broker cannot serve the segment: it is gone, or its data lies in another storage."""
+    """This broker cannot serve the segment: it was deleted, or its data is in another storage."""
 
 
 class OwnedElsewhere(SegmentUnavailable):
-    """Another broker owns it, and lives."""
+    """Another running broker owns it."""
 
 
 class SegmentDeleted(SegmentUnavailable):
-    """There is nothing to open, for ever: segment ids are not reused."""
+    """There is nothing to open, and never will be: segment ids are not reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentContext:
-    """What a segment is opened with: the broker's identity and its edges."""
+    """What is needed to open a segment: the broker's identity, its store, its storage, and so on."""
 
     broker: str
     url: str
@@ -79,8 +81,9 @@ class SegmentContext:
 
 
 async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
-    """Raises `SegmentUnavailable`; `LedgerError` when the data is damaged, missing or short (it never recovers as
-    empty); `CheckFailed` when another broker was faster; store errors. Trying again is safe."""
+    """Open a segment. Raises `SegmentUnavailable`; `LedgerError` if the data is damaged, missing or short (it never
+    recovers as empty); `CheckFailed` if another broker was faster; and the store's errors. The call can be repeated
+    safely."""
     stored, record, ownership = await _claim(segment_id, context)
     sealed, record = await _seal_ledgers(segment_id, record, context)
     record = await without_planned(segment_id, record, context.storage)
@@ -119,7 +122,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
         await segment.attached.recover()
         segment.advanced()
     except BaseException:
-        # Half of a segment must not act on decisions. Its ledger may be recorded: the next opening seals it.
+        # A half-open segment must not act on decisions. Its ledger may be recorded; then the next opening seals it.
         await segment.close()
         raise
     return segment
@@ -143,7 +146,7 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
     generation = max(owner.generation if owner else 0, record.newest_ledger) + 1
     value = OwnerRecord(broker=context.broker, url=context.url, generation=generation).encode()
-    # What an opening before this one has planned must not be deleted when its ledger was recorded since it was read.
+    # The planned ledger of an earlier opening must not be deleted if it was recorded after the record was read.
     batch = context.store.batch().check(AtVersion(segment_key, segment_record.version))
     if owner_record:
         batch.replace(owner_record, value)
@@ -154,8 +157,9 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
 
 
 async def _refuse_unknown_ledgers(segment_id: str, record: SegmentRecord, storage: LedgerStorage) -> None:
-    """A ledger's number is in the record before it is in the storage. The record may be older than that of an opening
-    which goes on elsewhere: then the next attempt finds a newer one."""
+    """Raises if the storage has ledgers that the record does not know. A ledger's number is recorded before it is in
+    the storage. The record may be older than that of an opening in progress elsewhere; then the next attempt finds a
+    newer one."""
     unknown = await storage.numbers(segment_directory(segment_id), above=record.newest_ledger)
     if unknown:
         named = ", ".join(map(str, unknown))
@@ -165,8 +169,9 @@ async def _refuse_unknown_ledgers(segment_id: str, record: SegmentRecord, storag
 
 
 async def _is_another_that_lives(owner: OwnerRecord, context: SegmentContext) -> bool:
-    """For speed, not for safety: two brokers that take turns do no harm, and no work. A storage that only this process
-    has open is taken from whomever the record names."""
+    """Whether the owner is another running broker. This is for speed, not for safety: two brokers that take the segment
+    from each other in turn do no harm, but no work either. A storage that only this process has open is taken from
+    whatever owner the record names."""
     if context.storage.exclusive or owner.broker in ("", context.broker):
         return False
     return await context.store.get(paths.broker_process(owner.broker)) is not None
@@ -175,8 +180,8 @@ async def _is_another_that_lives(owner: OwnerRecord, context: SegmentContext) ->
 async def _seal_ledgers(
     segment_id: str, record: SegmentRecord, context: SegmentContext
 ) -> tuple[list[SealedLedger], SegmentRecord]:
-    """All ledgers at their final length. Empty ones are trimmed: their positions are bounds and nothing more. But what
-    was sealed keeps its last one: there is its end."""
+    """Seal all ledgers at their final length. Empty ones are trimmed, because their positions are only bounds; but a
+    sealed segment keeps its last one, which is its end."""
     sealed: list[SealedLedger] = []
     empty: list[LedgerRecord] = []
     for ledger in record.ledgers:
@@ -204,7 +209,7 @@ async def _recover_outcomes(segment: Segment, context: SegmentContext) -> None:
 async def _recover_dedup(
     segment: Segment, record: SegmentRecord, operations: Operations, context: SegmentContext
 ) -> SegmentRecord:
-    """The table from the last snapshot and the frames behind it; answers the record with the snapshot of both."""
+    """Build the table from the last snapshot and the frames after it. Returns the record with a snapshot of both."""
     snapshot = record.dedup
     if snapshot is None:
         await inherit(context.store, record, segment.dedup)
@@ -226,7 +231,8 @@ async def _recover_dedup(
 
 
 async def _recover_transactions(segment: Segment, operations: Operations, context: SegmentContext) -> None:
-    """Those with operations here, and those whose sequences are remembered: those are forgotten by the decision."""
+    """Follow and decide the transactions that have operations here, and those whose sequences are remembered, which are
+    forgotten at the decision."""
     undecided = list(operations)
     only_remembered = [txn_id for txn_id in segment.dedup.transactions if txn_id not in operations]
     for txn_id, record in (await context.mirror.read(only_remembered)).items():
@@ -260,8 +266,8 @@ async def _operations(segment: Segment, context: SegmentContext) -> Operations:
 
 
 async def _read_frames(segment: Segment, operations: Operations, through: int, context: SegmentContext) -> bool:
-    """Pins, writers and dedup from the sealed ledgers: from the lowest `after`, or from the first ledger behind
-    `through`. Answers whether one of those adds to what is remembered."""
+    """Build pins, writers and dedup from the sealed ledgers, from the lowest `after`, or from the first ledger after
+    `through`. Returns whether one of these adds to what is remembered."""
     ledgers = segment.ledgers
     starts = [Position.parse(op.after) for ops in operations.values() for op in ops]
     starts += [Position(ledger.id, -1) for ledger in ledgers.sealed if ledger.id > through][:1]

@@ -1,12 +1,12 @@
-"""A segment goes on in a new ledger when its open one is full, so that old data can go ledger by ledger and a restart
-reads little.
+"""A segment continues in a new ledger when its open one is full, so that old data can be deleted ledger by ledger and a
+restart reads little.
 
     plan ─▶ create ─▶ one apply: it is in the list ─▶ appends change over ─▶ the full one is sealed ─▶ recorded
 
-The full ledger takes appends until they change over, so plain publishes go on while the store is away; they wait only
-for the appends before them to become durable. With the final length of the full ledger its dedup table is recorded, so
-that a restart need not read it again. Whatever it stops at, the next opening seals what is not sealed, and deletes what
-was planned and not used.
+The full ledger accepts appends until they change over, so plain publishes continue while the store is unavailable; they
+wait only until the earlier appends are durable. The dedup table is recorded with the final length of the full ledger,
+so that a restart need not read that ledger again. Wherever this stops, the next opening seals what is not sealed, and
+deletes what was planned and not used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_MAX_LEDGER_BYTES = 256 << 20
 
 
 async def without_planned(segment: str, record: SegmentRecord, storage: LedgerStorage) -> SegmentRecord:
-    """What was planned and never used is gone from the storage, and from the record that is answered."""
+    """Delete the ledger that was planned and never used from the storage, and return the record without it."""
     if record.planned is not None:
         await _assert_unused(segment, record.planned, storage)
         await storage.delete(segment, record.planned)
@@ -36,15 +36,15 @@ async def without_planned(segment: str, record: SegmentRecord, storage: LedgerSt
 
 
 async def _assert_unused(segment: str, ledger: int, storage: LedgerStorage) -> None:
-    """Appends go to a ledger once it is listed. When one that is planned has entries, the store has forgotten that it
-    was listed since."""
+    """Raises if a planned ledger has entries. Appends go to a ledger only once it is listed, so the store has then
+    forgotten that it was listed."""
     try:
         found = await storage.seal(segment, ledger)
     except LedgerMissing:
         return
     if found.entries:
         raise LedgerCorrupt(
-            f"ledger {ledger} of {segment} has {found.entries} entries, and as the store tells it was only planned: "
+            f"ledger {ledger} of {segment} has {found.entries} entries, but in the store it was only planned: "
             f"was the store restored? {RECOVER}"
         )
 
@@ -57,16 +57,17 @@ async def plan_ledger(
     store: MetadataStore,
     check: AtVersion,
 ) -> Record:
-    """Puts `record` in the place of `stored`, with `number` planned. Raises `CheckFailed`, store errors."""
-    assert record.planned is None, "its bytes would be forgotten"
+    """Replace `stored` by `record`, with `number` planned. Raises `CheckFailed` and the store's errors."""
+    assert record.planned is None, "its bytes would never be deleted"
     value = record.model_copy(update={"planned": number}).encode()
     applied = await store.apply(store.batch().check(check).replace(stored, value))
     return Record(stored.key, value, applied.revision, first=False)
 
 
 async def roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
-    """Ends when appends go to a new ledger and the full one is sealed; or when the segment admits none any more."""
-    with suppress(errors.MetatxnError):  # the segment was lost: the next opening goes on
+    """Returns when appends go to a new ledger and the full one is sealed, or when the segment admits no more
+    appends."""
+    with suppress(errors.MetatxnError):  # the segment was lost, and the next opening continues
         await _roll(segment, store, storage)
 
 
@@ -88,8 +89,8 @@ async def _roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) 
 
 
 async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> OpenLedger | None:
-    """A new ledger, planned and created. Each attempt has a number of its own: what an earlier one has created may be
-    there."""
+    """A new ledger, planned and created. Each attempt has its own number, because an earlier one may have created its
+    ledger."""
     created: OpenLedger | None = None
 
     async def once() -> None:
@@ -108,14 +109,14 @@ async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorag
 
 
 async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) -> SegmentRecord | None:
-    """The segment's record, with the new ledger as its last; None when the segment was lost."""
+    """The segment's record with the new ledger as its last one, or None if the segment was lost."""
     listed: SegmentRecord | None = None
 
     async def once() -> None:
         nonlocal listed
         stored = await stored_segment(segment, store)
         record = SegmentRecord.decode(stored.value)
-        if record.ledgers[-1].id != ledger.id:  # else an earlier attempt has landed
+        if record.ledgers[-1].id != ledger.id:  # otherwise an earlier attempt has landed
             record = record.model_copy(update={"ledgers": (*record.ledgers, ledger), "planned": None})
             await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
         listed = record
@@ -125,7 +126,8 @@ async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) 
 
 
 async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, full: OpenLedger) -> None:
-    """One apply: the final length, and what its frames tell about sequences. What was trimmed meanwhile goes then."""
+    """Record the final length, and what its frames say about sequences, in one apply. It also removes what was trimmed
+    meanwhile."""
     chunks = chunks_of(segment.dedup)
     check = segment.ownership.check
 
@@ -133,7 +135,7 @@ async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, 
         stored = await stored_segment(segment, store)
         record = SegmentRecord.decode(stored.value)
         if all(ledger.id != full.id for ledger in record.ledgers):
-            segment.recorded(record)  # an earlier attempt has landed, and all of it is trimmed by now
+            segment.recorded(record)  # an earlier attempt has landed, and the ledger is completely trimmed by now
             return
         sealed = await full.seal()
         name = f"{segment.ownership.generation}-rolled-{full.id}"

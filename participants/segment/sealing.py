@@ -2,9 +2,9 @@
 
     drain ─▶ ledger sealed ─▶ dedup chunks in the store ─▶ one apply: sealed, final length, children, topic ─▶ told
 
-Nothing is admitted from the first step on. Until the apply has been answered nobody knows whether the segment is
-sealed, so it is sent until that is known; each attempt checks the records at the versions it has just read, so only one
-can take effect. When it cannot be done any more the segment object is lost, and the next opening goes on with a new
+Nothing is admitted from the first step on. Until the apply is answered it is unknown whether the segment is sealed, so
+it is repeated until that is known. Each attempt checks the records at the versions that it has just read, so only one
+can take effect. If the seal becomes impossible, the segment object is lost, and the next opening continues with a new
 ledger.
 """
 
@@ -29,21 +29,22 @@ from participants.segment.upkeep import until_done
 log = structlog.get_logger()
 
 Succession = Callable[[Batch, SegmentRecord], Awaitable[SegmentRecord]]
-"""Adds what comes with the seal to its apply, and answers the sealed record with its children. It is called again for
-each attempt. Raises `errors.MetatxnError` when the seal must not be any more."""
+"""Adds the other changes of the seal to its apply, and returns the sealed record with its children. It is called again
+for each attempt. Raises `errors.MetatxnError` if the segment must not be sealed any more."""
 
 
 Installation = Callable[[SegmentRecord], Awaitable[None]]
-"""Awaited once the segment is sealed and before anybody is told: gets the children ready, as far as it can. It raises
-nothing."""
+"""Awaited once the segment is sealed and before anybody is told. It prepares the children, as far as possible, and
+raises nothing."""
 
 
 async def seal(
     segment: Segment, store: MetadataStore, succession: Succession, installation: Installation
 ) -> SegmentRecord:
-    """The segment's record, sealed, by this call or by one before. Begun, it ends whatever becomes of the caller.
+    """Seal the segment and return its record, which this call or an earlier one has sealed. Once begun it ends, even if
+    the caller is cancelled.
 
-    Raises `errors.MetatxnError`: what `succession` raised, or STORE_UNAVAILABLE when the segment was lost meanwhile.
+    Raises the `errors.MetatxnError` of `succession`, or STORE_UNAVAILABLE if the segment was lost meanwhile.
     """
 
     async def once() -> SegmentRecord:
@@ -90,7 +91,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
                 )
                 await store.apply(batch.replace(stored, record.encode()))
             elif record.state == "deleted" or record.ledgers[-1] != final:
-                segment.lose("another generation has ended it")  # and not an earlier attempt of this one
+                segment.lose("another generation has ended it")  # and it was not an earlier attempt of this one
                 raise segment.not_serving()
             return record
 
@@ -99,7 +100,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
                 return await attempt()
             except CheckFailed as lost:
                 if lost.check != check:
-                    raise  # read again what has changed
+                    raise  # the records have changed and are read again
                 segment.deposed_by(lost)
                 raise segment.not_serving() from None
 

@@ -1,7 +1,7 @@
-"""One owned segment, from one ledger to the next, until it is sealed. `OwnedSegment` carries decisions into its
-transaction buffer, `Publisher` appends, and `SegmentReader` answers readers.
+"""One owned segment, over all of its ledgers, until it is sealed. `OwnedSegment` applies decisions to its transaction
+buffer, `Publisher` appends, and `SegmentReader` serves readers.
 
-Touched only from the event loop of its process.
+Used only from the event loop of its process.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from participants.txn.refusals import refusal
 log = structlog.get_logger()
 T = TypeVar("T")
 MAX_LEDGER_ENTRIES = 50_000
-"""However small they are: a restart looks at each entry of the last ledger."""
+"""The most entries in a ledger, however small they are, because a restart reads each entry of the last ledger."""
 MANY_LEDGERS = 1_000
-"""With each so many a segment's ledgers become larger by what they were at first: their list is one record."""
+"""For every 1,000 ledgers of a segment, its new ledgers become larger by the original size, because their list is one
+record."""
 
 
 class Attached(Protocol):
-    """What serves with a segment and is above it: its subscriptions. It goes when the segment closes."""
+    """A part of a segment that belongs to a higher layer: its subscriptions. It ends when the segment closes."""
 
     async def recover(self) -> None:
-        """Before the segment is ready. Raises the store's errors."""
+        """Called before the segment is ready. Raises the store's errors."""
 
     async def reconcile(self) -> None:
-        """Find what no watch has told. Raises the store's errors."""
+        """Find what no watch event has reported. Raises the store's errors."""
 
     def close(self) -> None: ...
 
@@ -68,28 +69,29 @@ class Segment(OwnedSegment):
         metrics: BrokerMetrics,
         shared: bool = False,
     ) -> None:
-        """`shared`: its ledgers lie where another broker may have taken them over without our knowing."""
+        """`shared` tells that another broker may have taken over the ledgers without this one knowing it."""
         super().__init__(
             segment_id, record, ownership, ledgers, buffer, store=store, mirror=mirror, clock=clock, metrics=metrics
         )
         self.reader = SegmentReader(self, shared=shared)
         self.publisher = Publisher(self, clock, metrics)
         self.attached: Attached | None = None
-        """What its opener has attached to it."""
+        """The part that the opener has attached."""
         self.sealing = asyncio.Lock()
         self.max_ledger_bytes: int | None = None
-        """At this size the open ledger is full, or with `MAX_LEDGER_ENTRIES`; None: never."""
+        """The open ledger is full at this size, or with `MAX_LEDGER_ENTRIES`; None means never."""
         self.on_full: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._rolling: asyncio.Task[None] | None = None
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
     async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
-        """As `Publisher.publish`."""
+        """See `Publisher.publish`."""
         return await self.publisher.publish(entry, hashes)
 
     async def assert_open(self, txn_id: TxnId) -> None:
-        """Fail early, before anything is changed for a transaction that takes no writes; the intent's guard decides."""
+        """Raises if the transaction accepts no writes, before anything is changed. The guard of the intent has the last
+        word."""
         record = (await self.mirror.read([txn_id]))[txn_id]
         if record is None or not record.first:
             raise refusal(txn_id, Header.decode(record.value) if record else None)
@@ -97,8 +99,8 @@ class Segment(OwnedSegment):
     # -- decisions ---------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """Act on final or absent headers of what is undecided here, and adopt operations that memory lacks
-        (DESIGN §5.8). Never acts on an open header. Repairs what a lost watch event would leave behind."""
+        """Act on the final or absent headers of what is undecided here, and adopt operations that are missing in memory
+        (DESIGN §5.8). It never acts on an open header. It repairs the effect of a lost watch event."""
         if self.lost:
             return
         prefix = paths.writes_by_segment(self.id)
@@ -125,19 +127,20 @@ class Segment(OwnedSegment):
 
     @property
     def admits(self) -> bool:
-        """Appends are taken, and will be."""
+        """Whether appends are admitted."""
         return not (self.lost or self.publisher.closing or self.ledgers.open is None)
 
     @property
     def is_ending(self) -> bool:
-        """It is being sealed."""
+        """Whether the segment is being sealed."""
         return self.publisher.closing and not self.lost and self.ledgers.open is not None
 
     async def change_over(self, record: SegmentRecord, ledger: OpenLedger) -> OpenLedger:
-        """Appends go to `ledger` from now on; answers the one before. All of its appends are durable by then, and the
-        dedup table has all of their sequences: the snapshot that is recorded with its seal is taken from there.
+        """Direct appends to `ledger` from now on. Returns the previous ledger. All of its appends are durable by then,
+        and the dedup table has all of their sequences: the snapshot that is recorded with its seal is taken at this
+        point.
 
-        They wait meanwhile, for those that were begun. Raises STORE_UNAVAILABLE when one of these has failed.
+        New appends wait meanwhile for those that were begun. Raises STORE_UNAVAILABLE if one of these has failed.
         """
         async with self.publisher.appending:
             self.assert_serving()
@@ -155,15 +158,15 @@ class Segment(OwnedSegment):
         return before
 
     def ledger_sealed(self, record: SegmentRecord, sealed: SealedLedger) -> None:
-        """The seal of a ledger that appends have left is recorded."""
+        """The seal of a previous ledger is recorded."""
         ledgers = [sealed if ledger.id == sealed.id else ledger for ledger in self.ledgers.sealed]
         self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
         self.recorded(record)
 
     def recorded(self, record: SegmentRecord) -> None:
-        """`record` is what the store has. Ledgers that it does not list are not read any more."""
+        """`record` is now in the store. Ledgers that it does not list are no longer read."""
         listed = {ledger.id for ledger in record.ledgers}
-        # A trim whose answer was lost is in force here, and may not have landed in the store yet.
+        # A trim whose answer was lost is in effect here, and may not have landed in the store yet.
         trimmed = [up_to for up_to in (self.ledgers.trimmed, record.trimmed_up_to) if up_to is not None]
         self.record = record
         self.ledgers = LedgerChain(
@@ -175,15 +178,15 @@ class Segment(OwnedSegment):
     # -- the end of appending ----------------------------------------------------------------------------------
 
     def sealed(self, record: SegmentRecord, last: SealedLedger) -> None:
-        """The seal is recorded; `last` is what the open ledger has become."""
+        """The seal is recorded. `last` is the sealed form of the open ledger."""
         assert record.state == "sealed"
         self.record = record
         self.ledgers = LedgerChain((*self.ledgers.sealed, last), None, self.ledgers.trimmed)
-        self.buffer.durable_up_to(self.ledgers.last_durable)  # behind the entries, when the last ledger has none
+        self.buffer.durable_up_to(self.ledgers.last_durable)  # after all entries, if the last ledger is empty
         self.changed.notify()
 
     def ended_at(self, position: Position) -> bool:
-        """Nothing is behind `position`, and nothing will be."""
+        """Whether nothing is after `position`, and nothing will be."""
         return self.ledgers.open is None and position >= self.ledgers.last_durable
 
     def trimmed(self, record: SegmentRecord) -> None:
@@ -195,14 +198,15 @@ class Segment(OwnedSegment):
     # -- life --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop admitting, let begun appends end, stop the background work. What is undone is redone by recovery."""
+        """Stop admitting, wait for the begun appends, and stop the background work. Recovery repeats what was not
+        finished."""
         self.lost = self.lost or "the broker closes it"
         self.changed.notify()
         self._headers.close()
         if self.attached is not None:
             self.attached.close()
         ledger = self.ledgers.open
-        # A failed ledger stays as it is until recovery seals it: this object alone knows how far it was durable.
+        # A failed ledger stays open until recovery seals it, because only this object knows how far it was durable.
         if ledger is not None and ledger.stopped is None:
             await ledger.close()
         while self._tasks:

@@ -2,10 +2,10 @@
 
     one apply: the first readable position moves, outcomes below it go ─▶ bytes are deleted ─▶ the record forgets them
 
-Ledgers that hold nothing readable move to `trimmed` in that apply and stay there until their bytes are gone, so that a
-crash in between leaves nothing behind. The last ledger always stays: there is the segment's end. So does one whose
-final length is not recorded, because its dedup snapshot is recorded with it, and until then only its frames tell which
-sequences it took; the apply that records both moves it to `trimmed` (see `rolling`).
+Ledgers with nothing readable move to `trimmed` in that apply and stay there until their bytes are deleted, so that a
+crash in between leaves nothing behind. The last ledger always stays, because it has the segment's end. So does a ledger
+whose final length is not recorded: its dedup snapshot is recorded with the length, and until then only its frames say
+which sequences it contains. The apply that records both moves it to `trimmed` (see `rolling`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from participants.segment.segment import Segment
 from participants.segment.upkeep import until_done
 
 OUTCOMES_PER_APPLY = 40
-"""Each is a check and a deletion: this stays below etcd's 128 operations per transaction."""
+"""Each is a check and a deletion, so this stays below etcd's limit of 128 operations per transaction."""
 
 
 async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, before: Position) -> None:
-    """Drop every entry below `before`. Dropped already is success.
+    """Drop every entry below `before`, unless that is already done.
 
-    Raises INVALID_ARGUMENT when an entry below `before` is not readable yet, or does not exist yet; store errors:
-    then do it again.
+    Raises INVALID_ARGUMENT if an entry below `before` is not readable yet, or does not exist yet. After an error of the
+    store the call can be repeated.
     """
     segment.assert_serving()
     horizon = segment.buffer.max_read_position
     up_to = segment.ledgers.last_before(before)
     if (up_to is not None and up_to > horizon) or before > segment.buffer.last_durable.next:
         raise errors.InvalidArgument(
-            f"before: {before} is behind what readers have been shown, the last of it is {horizon}",
-            action="Trim up to there, and the rest once the transactions that hold it back are decided.",
+            f"before: {before} is above the last position that readers could see, {horizon}",
+            action="Trim up to that position, and the rest once the transactions that hold readers back are decided.",
             field="before",
             max_read_position=str(horizon),
         )
@@ -49,7 +49,7 @@ async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, b
 
 
 def without_trimmed(record: SegmentRecord) -> SegmentRecord:
-    """Its ledgers that hold nothing readable are in `trimmed`, as far as they may be."""
+    """The record with all ledgers that have nothing readable in `trimmed`, as far as they may be there."""
     up_to = record.trimmed_up_to
     gone = [each for each in record.ledgers[:-1] if each.last is not None and up_to is not None and each.last <= up_to]
     kept = [ledger for ledger in record.ledgers if ledger not in gone]
@@ -57,7 +57,7 @@ def without_trimmed(record: SegmentRecord) -> SegmentRecord:
 
 
 async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None:
-    """The first readable position is behind `up_to`, if it was not already; no outcome is left below it."""
+    """Move the first readable position after `up_to`, unless it is already there. No outcome is left below it."""
     while True:
         try:
             await _move_once(segment, store, up_to)
@@ -69,7 +69,7 @@ async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None
 
 
 async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) -> None:
-    """Raises `CheckFailed` when what it has read has changed since."""
+    """One attempt of `_move`. Raises `CheckFailed` if the records have changed since they were read."""
     stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)
     up_to = max(up_to, record.trimmed_up_to or up_to)
@@ -81,7 +81,7 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) ->
     try:
         await _delete(batch, outcomes[:OUTCOMES_PER_APPLY], store)
     except OutcomeUnknown:
-        # It may land yet, so nothing up to there is readable any more; this trim is done again by its caller.
+        # It may still land, so nothing up to there is readable any more; the caller repeats this trim.
         segment.trimmed(segment.record.model_copy(update={"first_position": moved.first_position}))
         raise
     segment.trimmed(moved)
@@ -91,7 +91,7 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) ->
 
 
 async def _delete(batch: Batch, outcomes: list[Record], store: MetadataStore) -> None:
-    """With what is in the batch already."""
+    """Delete the outcomes, together with what is already in the batch."""
     for outcome in outcomes:
         batch.remove(outcome)
     if batch.written():
@@ -99,15 +99,15 @@ async def _delete(batch: Batch, outcomes: list[Record], store: MetadataStore) ->
 
 
 async def _outcomes(segment: Segment, store: MetadataStore, up_to: Position) -> list[Record]:
-    """Those of transactions whose last frame is at or below `up_to`."""
+    """The outcomes of transactions whose last frame is at or below `up_to`."""
     found = await store.scan(paths.outcomes(segment.id))
     return [record for record in found.records if Position.parse(Outcome.decode(record.value).highest) <= up_to]
 
 
 async def delete_trimmed(segment: Segment, store: MetadataStore, storage: LedgerStorage) -> None:
-    """The ledgers in `trimmed` are gone, then the record forgets them.
+    """Delete the ledgers in `trimmed`, and then remove them from the record.
 
-    Raises `LedgerError`, `CheckFailed`, store errors: do it again.
+    After `LedgerError`, `CheckFailed` or an error of the store the call can be repeated.
     """
     stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)

@@ -1,4 +1,4 @@
-"""What an owner gets done in the background, whatever the store and the storage do meanwhile."""
+"""Background work of an owner, which is repeated until it succeeds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = structlog.get_logger()
 
 
 async def until_done(segment: Segment, work: Callable[[], Awaitable[None]], again: str) -> None:
-    """Await `work()` until it ends without an error of the store or the storage, or the segment is lost: then the next
-    opening does what is left. `again` says in the log what is tried again."""
+    """Await `work()` repeatedly until it ends without an error of the store or the storage, or the segment is lost, in
+    which case the next opening does what is left. `again` is the log message for a repetition."""
 
     async def attempt() -> None:
         if segment.lost:
@@ -25,7 +25,7 @@ async def until_done(segment: Segment, work: Callable[[], Awaitable[None]], agai
         try:
             await work()
         except CheckFailed as lost:
-            segment.deposed_by(lost)  # raises it when something else has changed: that is read again
+            segment.deposed_by(lost)  # raises it if something else has changed, which is then read again
         except errors.MetatxnError:
             if not segment.lost:
                 raise

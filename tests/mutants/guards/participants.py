@@ -136,7 +136,7 @@ PARTICIPANTS = (
         "part-of-a-snapshot-is-missing",
         "a segment whose snapshot has lost a part is not served",
         _SNAPSHOT,
-        '            raise SnapshotMissing(f"segment {segment} cannot tell retries: {key} is missing")',
+        '            raise SnapshotMissing(f"segment {segment} cannot recognize retries: {key} is missing")',
         "            continue",
         tests=(
             "tests/participants/segment/test_rolling.py::test_a_segment_that_has_lost_a_part_of_its_snapshot_is_not_served",

@@ -257,7 +257,7 @@ async def test_a_segment_that_has_lost_a_part_of_its_snapshot_is_not_served(worl
     chunks = await world.store.scan(paths.dedup_snapshots(SEGMENT))
     assert chunks.records
     await world.store.apply(world.store.batch().remove(chunks.records[0]))
-    with pytest.raises(SnapshotMissing, match="cannot tell retries"):
+    with pytest.raises(SnapshotMissing, match="cannot recognize retries"):
         await node.open()
 
 
