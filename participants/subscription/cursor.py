@@ -1,19 +1,19 @@
-"""The cursor of one subscription on one segment: what is acknowledged, and how that is cut into records.
+"""The cursor of one subscription on one segment: what is acknowledged, and how that is divided into records.
 
-Pure: no I/O. Everything before `mark_delete` is acknowledged, and some ranges behind it. What readers never see
+It does no I/O. Everything before `mark_delete` is acknowledged, and some ranges after it. What readers never see
 (aborted and void entries, entries without a message) counts as acknowledged once it was passed.
 
-The records are one mark-delete and any number of buckets: each holds what is acknowledged from its own name up to the
-name of the next, in at most `RANGES_PER_BUCKET` ranges, so that an acknowledgement writes a bounded number of bytes
-however fragmented the rest is. A full bucket is cut in the middle, two neighbours that hold little become one, and an
-empty one goes.
+The records are one mark-delete and any number of buckets. Each bucket contains what is acknowledged from its own name
+up to the name of the next one, in at most `RANGES_PER_BUCKET` ranges, so that an acknowledgement writes a bounded
+number of bytes, however fragmented the rest is. A full bucket is split in the middle, two small neighbours are joined,
+and an empty one is deleted.
 
     mark-delete      bucket 1:5:0                          bucket 1:90:2
     ──────────┤   [1:5:0, 1:6:0) … [1:80:0, 1:81:0)  │  [1:90:2, 1:90:3) …
 
-A change of the cuts moves ranges between records: up, into the upper half of a bucket that was cut; down, from a
-bucket that is deleted then. So a write that takes several applies puts the mark-delete first, then the buckets from
-the last to the first, and deletes at the end: whatever it stops at, all that was stored still is.
+Splitting and joining moves ranges between records: up, into the upper half of a bucket that was split, or down, from a
+bucket that is then deleted. So a write that needs several applies puts the mark-delete first, then the buckets from the
+last to the first, and deletes at the end: wherever it stops, nothing that was stored is lost.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ RANGES_PER_BUCKET = 128
 
 @dataclass(slots=True)
 class CursorChanges:
-    """What is to be stored: the mark-delete if it has moved, buckets to put and buckets to delete, by name."""
+    """What must be stored: the mark-delete if it has moved, and the buckets to put and to delete, by name."""
 
     mark_delete: Place | None = None
     puts: dict[Place, list[Span]] = field(default_factory=dict)
     deletes: set[Place] = field(default_factory=set)
 
     def in_order(self) -> Iterator[tuple[Place | None, list[Span] | None]]:
-        """Bucket and ranges to put there, None: delete it; without a bucket: put the mark-delete."""
+        """The writes in their order: a bucket and the ranges to put there, or None to delete it; no bucket means the
+        mark-delete."""
         if self.mark_delete is not None:
             yield None, None
         for name in sorted(self.puts, reverse=True):
@@ -50,10 +51,10 @@ class CursorChanges:
 
 class Cursor:
     def __init__(self, mark_delete: Place, buckets: Iterable[tuple[Place, Iterable[Span]]] = ()) -> None:
-        """New, or as it was stored. Buckets may overlap after a write that was interrupted."""
+        """A new cursor, or a stored one. Buckets may overlap after a write that was interrupted."""
         self.mark_delete = mark_delete
         self.changes = 0
-        """Counts what is to be stored."""
+        """The number of changes that must be stored."""
         self._acked = RangeSet()
         self._buckets: SortedList[Place] = SortedList()
         self._dirty: set[Place] = set()
@@ -78,7 +79,7 @@ class Cursor:
         return span.end <= self.mark_delete or self._acked.covers(span)
 
     def gaps(self, span: Span) -> Iterator[Span]:
-        """What is not acknowledged of `span`, in order."""
+        """The parts of `span` that are not acknowledged, in order."""
         at = max(span.start, self.mark_delete)
         for start, end in self._acked.between(at, max(at, span.end)):
             if at < start:
@@ -101,7 +102,7 @@ class Cursor:
             self._drop_empty()
 
     def _advance(self) -> None:
-        """Move the mark-delete over what follows it without a gap."""
+        """Move the mark-delete over the ranges that follow it without a gap."""
         while (first := self._acked.first()) is not None and first.start <= self.mark_delete:
             if first.end > self.mark_delete:
                 self.mark_delete, self._mark_dirty = first.end, True
@@ -110,7 +111,7 @@ class Cursor:
     # -- records -----------------------------------------------------------------------------------------------
 
     def take_changes(self) -> CursorChanges:
-        """What has changed since they were last taken. Give them back with `untake` if they could not be stored."""
+        """The changes since the last call. Return them with `untake` if they could not be stored."""
         taken = CursorChanges(self.mark_delete if self._mark_dirty else None)
         for name in self._dirty:
             if name in self._buckets:
@@ -133,7 +134,7 @@ class Cursor:
         return self._acked.count(*self._bounds(number))
 
     def _touch(self, span: Span) -> None:
-        """`span` was added: its buckets have to be written, and perhaps cut anew."""
+        """`span` was added, so its buckets must be written, and perhaps split."""
         if not self._buckets or span.start < self._buckets[0]:
             self._buckets.add(span.start)
         first = self._buckets.bisect_right(span.start) - 1
@@ -157,7 +158,7 @@ class Cursor:
             self._buckets.add(upper)
 
     def _drop_empty(self) -> None:
-        """The mark-delete has moved: only buckets at the front can have become empty, or lost something."""
+        """The mark-delete has moved, so the buckets at the front can have become empty or smaller."""
         while self._buckets and not self._size(0):
             self._dirty.add(self._buckets[0])
             del self._buckets[0]

@@ -1,6 +1,8 @@
-"""Keeps a cursor durable: one write at a time, everything that was acknowledged meanwhile goes into the next.
+"""Keeps a cursor durable. There is one write at a time, and everything that is acknowledged meanwhile goes into the
+next one.
 
-Every write checks the ownership of the segment and the subscription's incarnation, and every record its own version.
+Every write checks the ownership of the segment and the incarnation of the subscription, and each record its own
+version.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from participants.subscription.places import Place, Span
 
 log = structlog.get_logger()
 RECORDS_PER_APPLY = 30
-"""Each at most 16 KiB, so that an apply stays below a half of the megabyte that a store takes."""
+"""Each record has at most 16 KiB, so an apply stays below half of the megabyte that a store accepts."""
 
 Write = tuple[str, bytes | None]
-"""A key and what to put there; None: delete it."""
+"""A key and its new content; None deletes it."""
 
 
 class CursorStore:
-    """`lost` is told of a check that did not hold: of the ownership, or of the incarnation."""
+    """`lost` is called with a check that did not hold: that of the ownership, or of the incarnation."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class CursorStore:
 
     @classmethod
     async def load(cls, store: MetadataStore, segment: str, definition: Definition) -> tuple[Cursor, dict[str, int]]:
-        """The cursor as it is stored, and the versions of its records."""
+        """The stored cursor and the versions of its records."""
         key = (segment, definition.name, definition.record.incarnation)
         found = await store.scan(paths.cursor(*key))
         mark, buckets = definition.start_on(segment), []
@@ -71,8 +73,8 @@ class CursorStore:
         return Cursor(mark, buckets), {record.key: record.version for record in found.records}
 
     async def persist(self) -> None:
-        """Until what is acknowledged now is durable. Raises the store's error of the attempt that failed; the write
-        is done again in the background all the same."""
+        """Wait until what is acknowledged now is durable. Raises the store's error of a failed attempt; the write is
+        nevertheless repeated in the background."""
         if self._cursor.changes == self._durable:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,8 +118,8 @@ class CursorStore:
                 yield paths.cursor_bucket(*self._key, name), AckedBucket(ranges=ranges).encode()
 
     async def _apply(self, writes: list[Write]) -> None:
-        """Records are only written here: one at another version was written by a request of ours whose answer was
-        lost. It holds less than what is written now."""
+        """Apply the writes. Only this object writes these records, so one at another version was written by an earlier
+        request whose answer was lost, and contains less than what is written now."""
         while True:
             batch = self._store.batch().check(*self._guards)
             for key, value in writes:
@@ -153,7 +155,7 @@ class CursorStore:
         self._answer(error)
 
     def _answer(self, error: MetastoreError | None) -> None:
-        """Those whose change is durable now; with an error everybody."""
+        """Answer those whose change is durable now, or everybody if there is an error."""
         waiting, self._waiting = self._waiting, []
         for target, done in waiting:
             if done.done():
@@ -167,7 +169,7 @@ class CursorStore:
 
 
 class _GuardLostError(Exception):
-    """Not to be tried again."""
+    """A check did not hold, so the write must not be repeated."""
 
     def __init__(self, lost: CheckFailed) -> None:
         super().__init__(str(lost))

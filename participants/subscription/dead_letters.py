@@ -1,6 +1,6 @@
-"""Messages that were given too often go to the dead-letter topic, once: published under a producer and a sequence that
-are made of where they lie, so that the publish that is repeated after a crash finds the first one; then acknowledged.
-"""
+"""Publishes messages that were delivered too often to the dead-letter topic, exactly once: under a producer and a
+sequence that are derived from their place, so that a publish that is repeated after a crash finds the first one. Then
+they are acknowledged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from participants.subscription.segment_subscription import SegmentSubscription
 
 log = structlog.get_logger()
 _MESSAGES_PER_ENTRY = 1 << 32
-"""What the count of a frame can hold."""
+"""The largest count that a frame can contain."""
 
 
 class Publish(Protocol):
@@ -31,7 +31,8 @@ class DeadLetters:
         self._publish = publish
 
     def send(self, part: SegmentSubscription, places: Sequence[Place]) -> None:
-        """In the background, until it is done; it ends with the segment, and begins again with the next delivery."""
+        """Send the messages in the background until that is done. The task ends with the segment, and begins again with
+        the next delivery."""
         for place in places:
             part.segment.spawn(self._send_until_done(part, place))
 
@@ -55,8 +56,8 @@ class DeadLetters:
 
 
 def producer_name(segment: str, subscription: str, ledger: int) -> str:
-    """Of the dead letters of one subscription from one ledger: another one for each, and always the same. A name that
-    other brokers would refuse for its length is a digest."""
+    """The name of the producer of the dead letters of one subscription from one ledger, which is always the same. A
+    name that is too long for other brokers is replaced by a digest."""
     name = f"dead letters of {segment} {subscription} {ledger}"
     return name if len(name) <= MAX_NAME else f"dead letters of {sha256(name.encode()).hexdigest()}"
 

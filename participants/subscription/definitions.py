@@ -1,7 +1,8 @@
-"""Subscriptions as they are stored: created, found, dropped. One record each, on its topic (see `SubscriptionRecord`).
+"""The stored definitions of subscriptions: create, find, drop. Each is one record on its topic (see
+`SubscriptionRecord`).
 
-Every write of a segment on behalf of a subscription checks this record. So one apply drops it everywhere at once, and
-what is left of it is deleted afterwards.
+Every write on a segment for a subscription checks this record. So one apply drops the subscription everywhere at once,
+and its other records are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from participants.subscription.places import START, Place
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One incarnation of a subscription. `check` holds for as long as it is not dropped."""
+    """One incarnation of a subscription. `check` holds until it is dropped."""
 
     topic: str
     name: str
@@ -30,11 +31,12 @@ class Definition:
 
     @property
     def last_dropped(self) -> int:
-        """The last incarnation that is dropped; 0 when none is."""
+        """The last incarnation that was dropped, or 0."""
         return self.record.incarnation - (0 if self.record.deleted else 1)
 
     def start_on(self, segment: str) -> Place:
-        """Where it begins. Not at `latest` on a segment that was made later: its messages belong to nobody else."""
+        """The place where the subscription begins on a segment. On a segment that was created later this is never
+        `latest`, because no other subscription covers its messages."""
         start = (self.record.starts or {}).get(segment)
         return Place.parse(start) if start is not None else START
 
@@ -61,12 +63,13 @@ class Definitions:
         self._store = store
 
     async def of_topic(self, topic: str) -> list[Definition]:
-        """All of them, dropped ones included."""
+        """All subscriptions of a topic, including dropped ones."""
         found = await self._store.scan(paths.subscriptions(topic))
         return [_definition(topic, record) for record in found.records]
 
     async def page(self, topic: str, after: str | None, limit: int) -> tuple[list[Definition], bool]:
-        """Of a topic, by name behind the one named `after`, dropped ones included; whether there are more."""
+        """The subscriptions of a topic by name, after the one named `after`, including dropped ones; and whether there
+        are more."""
         prefix = paths.subscriptions(topic)
         start = paths.subscription(topic, after) + "\0" if after is not None else prefix
         found = await self._store.range(start, prefix_end(prefix), limit=limit)
@@ -80,7 +83,7 @@ class Definitions:
         return found
 
     async def get_or_tombstone(self, topic: str, name: str) -> Definition:
-        """Raises NOT_FOUND for one that never was."""
+        """The subscription, which may be dropped. Raises NOT_FOUND if it never existed."""
         record = await self._store.get(paths.subscription(topic, name))
         if record is None:
             raise _not_found(topic, name)
@@ -94,11 +97,11 @@ class Definitions:
         stored_topic: Callable[[], Awaitable[Record]],
         starts: Callable[[], Awaitable[Mapping[str, Place]]],
     ) -> Definition:
-        """The subscription as `wanted` describes it, or the one that is there and is the same.
+        """Create the subscription that `wanted` describes, or find the existing one if it is the same.
 
-        `stored_topic` answers the topic's record or raises NOT_FOUND; nothing is made on a topic that was deleted
-        meanwhile. `starts` is asked for places only when it is made and begins with `latest`. Raises ALREADY_EXISTS
-        when there is another one of this name.
+        `stored_topic` returns the topic's record or raises NOT_FOUND; nothing is created on a topic that has been
+        deleted meanwhile. `starts` is only called if the subscription is created and begins with `latest`. Raises
+        ALREADY_EXISTS if there is a different subscription of this name.
         """
         key = paths.subscription(topic, name)
         while True:
@@ -127,9 +130,9 @@ class Definitions:
             return Definition(topic, name, record, AtVersion(key, applied.revision))
 
     async def drop(self, topic: str, name: str) -> Definition:
-        """From now on nothing of it can be stored. Answers what was dropped, also when it was dropped before.
+        """Drop the subscription: from now on nothing of it can be stored. Returns what was dropped, now or earlier.
 
-        Raises NOT_FOUND for one that never was.
+        Raises NOT_FOUND if it never existed.
         """
         while True:
             known = await self._store.get(paths.subscription(topic, name))

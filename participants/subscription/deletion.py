@@ -1,4 +1,4 @@
-"""Deleting what subscriptions have left in the store, in slices; whatever it stops at, it is begun again."""
+"""Deleting the records of dropped subscriptions in slices. An interrupted deletion is started again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from metastore.txn.records.operations import AckOp, decode_op
 from metastore.types import AtVersion, Record
 
 RECORDS_PER_APPLY = 40
-"""Each deletion is a check, a record and an index entry: this stays below etcd's 128 operations per transaction."""
+"""Each deletion is a check, a record and an index entry, so this stays below etcd's limit of 128 operations per
+transaction."""
 RECORDS_PER_READ = 4_000
 
 
 async def delete_records(store: MetadataStore, owner: AtVersion, records: Sequence[Record]) -> None:
-    """Raises `CheckFailed` on `owner` when this broker was deposed, on a record when somebody else was faster."""
+    """Delete these records. Raises `CheckFailed` on `owner` if this broker was deposed, and on a record if it was
+    deleted by another process."""
     for start in range(0, len(records), RECORDS_PER_APPLY):
         batch = store.batch().check(owner)
         for record in records[start : start + RECORDS_PER_APPLY]:
@@ -25,7 +27,7 @@ async def delete_records(store: MetadataStore, owner: AtVersion, records: Sequen
 
 
 async def delete_keys(store: MetadataStore, owner: AtVersion, start: str, end: str) -> None:
-    """Raises as `delete_records`."""
+    """Delete the records of a range of keys. Raises as `delete_records`."""
     more = True
     while more:
         found = await store.range(start, end, limit=RECORDS_PER_READ)
@@ -36,8 +38,8 @@ async def delete_keys(store: MetadataStore, owner: AtVersion, start: str, end: s
 async def delete_incarnations(
     store: MetadataStore, owner: AtVersion, segment: str, subscription: str, last: int
 ) -> None:
-    """Every trace on one segment of a subscription's incarnations up to `last`, which are dropped: nothing is added
-    any more. Raises as `delete_records`."""
+    """Delete every record on one segment of a subscription's incarnations up to `last`, which are dropped, so that none
+    can be added. Raises as `delete_records`."""
     prefix = paths.acks_by_subscription(segment, subscription)
     entries = await store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
     for start in range(0, len(entries), RECORDS_PER_APPLY):

@@ -1,13 +1,14 @@
-"""What one subscription has taken from a segment and not seen acknowledged yet: who has it, and how often it was given.
+"""The unacknowledged messages that one subscription has read from a segment: which consumer has each, and how often it
+was delivered.
 
-Pure: no I/O, no clock. Messages are read once, in order, up to `next_read`; everything before that is acknowledged or
-outstanding here, in one of these states:
+There is no I/O and no clock. Messages are read once, in order, up to `next_read`. Everything before that is
+acknowledged, or outstanding in one of these states:
 
-    held by a consumer ──returned──▶ waiting to be given again ──▶ held …
+    held by a consumer ──returned──▶ waiting for redelivery    ──▶ held …
          │       ▲                        │
-         └───────┴──── PENDING_ACK ───────┘      decided by `PendingAcks`, not here: nobody holds it, nor does it wait
+         └───────┴──── PENDING_ACK ───────┘      decided by `PendingAcks`, not here: it is neither held nor waiting
 
-A message that was returned more often than `max_redeliveries` allows does not wait: `returned` hands it out as dead.
+A message that was returned more often than `max_redeliveries` does not wait: `returned` reports it as dead.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from metatxn.wire.position import Position
 from participants.subscription.places import Place, Span
 
 MAX_OUTSTANDING = 50_000
-"""Messages of one segment that may be unacknowledged before no more are read: what bounds the memory."""
+"""The most unacknowledged messages of one segment. No more are read then, which bounds the memory."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """One message, of an entry that holds `size`. `times` it was given to a consumer."""
+    """A message of an entry that has `size` messages. It was delivered `times` times."""
 
     size: int
     times: int
     consumer: int | None = None
-    """The number of its session, see `Sessions`."""
+    """The number of its consumer's session, see `Sessions`."""
     dead: bool = False
-    """It is on its way to the dead-letter topic and nowhere else."""
+    """It is being sent to the dead-letter topic, and to nobody else."""
 
 
 class Deliveries:
@@ -43,10 +44,10 @@ class Deliveries:
         self._outstanding: SortedDict[Place, Delivery] = SortedDict()
         self._waiting: SortedSet[Place] = SortedSet()
         self._held: dict[int, set[Place]] = {}
-        """By consumer."""
+        """Keyed by consumer."""
 
     def __len__(self) -> int:
-        """How many messages are outstanding."""
+        """The number of outstanding messages."""
         return len(self._outstanding)
 
     @property
@@ -60,7 +61,7 @@ class Deliveries:
         return self._outstanding.get(place)
 
     def size_of(self, position: Position) -> int | None:
-        """How many messages the entry holds, if one of them is outstanding."""
+        """The number of messages of an entry, if one of them is outstanding."""
         first = next(self._within(Span(Place.at(position), Place.behind(position))), None)
         return self._outstanding[first].size if first is not None else None
 
@@ -70,11 +71,11 @@ class Deliveries:
         return self._waiting[0] if self._waiting else None
 
     def waiting_in(self, position: Position) -> list[Place]:
-        """The messages of one entry that wait to be given again, in order."""
+        """The messages of one entry that wait for redelivery, in order."""
         return list(self._waiting.irange(Place.at(position), Place.behind(position), inclusive=(True, False)))
 
     def give(self, place: Place, size: int, consumer: int) -> int:
-        """To `consumer`. Answers how often it was given before."""
+        """Deliver a message to `consumer`. Returns how often it was delivered before."""
         delivery = self._outstanding.setdefault(place, Delivery(size, 0))
         delivery.times += 1
         self._hold(place, delivery, consumer)
@@ -82,20 +83,22 @@ class Deliveries:
         return delivery.times - 1
 
     def pass_over(self, place: Place, size: int) -> None:
-        """It is PENDING_ACK when it is read for the first time: somebody was given it in an earlier life."""
+        """Record a message that is PENDING_ACK when it is read for the first time: it was delivered by an earlier
+        owner."""
         self._outstanding.setdefault(place, Delivery(size, 1))
 
     # -- taking back -------------------------------------------------------------------------------------------
 
     def gone(self, span: Span) -> None:
-        """Acknowledged."""
+        """These messages are acknowledged."""
         for place in list(self._within(span)):
             self._hold(place, self._outstanding[place], None)
             del self._outstanding[place]
             self._waiting.discard(place)
 
     def reserved(self, span: Span) -> None:
-        """PENDING_ACK: whoever holds it keeps it, but nobody is given it until its transaction ends."""
+        """These messages are PENDING_ACK: their consumer keeps them, but nobody receives them until the transaction
+        ends."""
         for place in self._within(span):
             self._waiting.discard(place)
 
@@ -103,30 +106,31 @@ class Deliveries:
         return list(self._within(span))
 
     def count(self, span: Span) -> int:
-        """How many are outstanding in `span`."""
+        """The number of outstanding messages in `span`."""
         return self._outstanding.bisect_left(span.end) - self._outstanding.bisect_left(span.start)
 
     @property
     def consumers(self) -> list[int]:
-        """Those that hold anything."""
+        """The consumers that hold messages."""
         return list(self._held)
 
     def held_by(self, consumer: int) -> list[Place]:
         return sorted(self._held.get(consumer, ()))
 
     def let_go(self, place: Place) -> None:
-        """Its consumer is gone while it is PENDING_ACK."""
+        """The consumer of this message is gone while it is PENDING_ACK."""
         self._hold(place, self._outstanding[place], None)
 
     def held(self) -> list[Place]:
-        """By any consumer."""
+        """The messages that any consumer holds."""
         return sorted(place for places in self._held.values() for place in places)
 
     def has_dead(self, span: Span) -> bool:
         return any(self._outstanding[place].dead for place in self._within(span))
 
     def returned(self, places: Iterable[Place]) -> list[Place]:
-        """They wait to be given again. Answers those that were given too often and are dead from now on."""
+        """Return messages, which then wait for redelivery. Returns those that were delivered too often and are dead
+        from now on."""
         dead = []
         for place in places:
             delivery = self._outstanding.get(place)
@@ -141,7 +145,7 @@ class Deliveries:
         return dead
 
     def _hold(self, place: Place, delivery: Delivery, consumer: int | None) -> None:
-        """From now on it is this consumer that has it, or nobody."""
+        """Assign the message to this consumer, or to nobody."""
         if delivery.consumer is not None:
             held = self._held[delivery.consumer]
             held.discard(place)

@@ -1,6 +1,6 @@
-"""Handing out the messages of one subscription on one owned segment: giving, taking back, and counting what is left.
+"""Dispatch of the messages of one subscription on one owned segment: delivering, returning, and counting what is left.
 
-Touched only from the event loop of its process. What is PENDING_ACK, in the words of PIP-31, is given to nobody.
+Used only from the event loop of its process. Messages that are PENDING_ACK (the term of PIP-31) are not delivered.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class DeliveredMessage:
 
 @dataclass(slots=True)
 class Counts:
-    """Messages that can be read and are not acknowledged: all of them, those that were given to somebody and are not
-    PENDING_ACK, and those that are, by transaction."""
+    """The number of messages that can be read and are not acknowledged: all of them, those that were delivered and are
+    not PENDING_ACK, and those that are PENDING_ACK, by transaction."""
 
     mark_delete: Position
     backlog: int = 0
@@ -48,7 +48,8 @@ class Counts:
 
 
 class Dispatch:
-    """What consumers hold is in `deliveries`; the cursor and the pending acknowledgements say what is left to give."""
+    """`deliveries` has what consumers hold; the cursor and the pending acknowledgements determine what is left to
+    deliver."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Dispatch:
         assert_serving: Callable[[], None],
         on_dead: Callable[[Sequence[Place]], None],
     ) -> None:
-        """`name` is that of the subscription; `on_dead` is told of messages that were given too often."""
+        """`name` is that of the subscription. `on_dead` is called with messages that were delivered too often."""
         self._segment = segment
         self._name = name
         self._cursor = cursor
@@ -77,14 +78,14 @@ class Dispatch:
     # -- giving ------------------------------------------------------------------------------------------------
 
     def serve(self, home: int, consumers: Collection[int], newest: int) -> None:
-        """The home of the subscription at this generation hands the messages out now, up to the consumer `newest` to
-        these and no others: what anybody else holds returns.
+        """The home of the subscription at this generation now delivers the messages: of all consumers up to `newest`,
+        only to `consumers`. What any other consumer holds returns.
 
-        Raises STORE_UNAVAILABLE for a home that has been succeeded.
+        Raises STORE_UNAVAILABLE for a home that has been replaced.
         """
         if home < self._home:
             raise errors.StoreUnavailable(
-                f"another broker hands out subscription {self._name} by now",
+                f"another broker delivers subscription {self._name} now",
                 action="Try again in a moment; nothing happened.",
                 subscription=self._name,
             )
@@ -94,12 +95,12 @@ class Dispatch:
                 self._consumer_gone(consumer)
 
     def knows_home(self, home: int) -> bool:
-        """It has served this one."""
+        """Whether it has served this home."""
         return self._home == home
 
     async def take(self, consumer: int, limit: int, max_bytes: int) -> list[DeliveredMessage]:
-        """Messages for `consumer`: those that wait to be given again first, then new ones, in order. May be one entry
-        more than `max_bytes`."""
+        """Messages for `consumer`: first those that wait for redelivery, and then new ones, in order. They may exceed
+        `max_bytes` by one entry."""
         given: list[DeliveredMessage] = []
 
         def room() -> int:
@@ -115,29 +116,29 @@ class Dispatch:
                     more = await self._read_on(given, room, consumer)
             except errors.MetatxnError:
                 if not given:
-                    raise  # else it is told next time: what was given must reach the consumer
-        # What somebody gives back while an entry is read may be given to this very consumer again: in one transaction
-        # it would count twice, as the second acknowledgement succeeds like the first.
+                    raise  # raised next time: delivered messages must reach the consumer
+        # A message that is returned while an entry is read may be delivered to this very consumer again. In one
+        # transaction it would count twice, because the second acknowledgement succeeds like the first.
         return list({each.message.message_id: each for each in given}.values())
 
     async def _give_again(self, given: list[DeliveredMessage], room: Callable[[], int], consumer: int) -> None:
         while room() and (place := self._deliveries.first_waiting()) is not None:
             frame = await self.frame(place.position)
-            if frame is None:  # trimmed away meanwhile
+            if frame is None:  # it has been trimmed meanwhile
                 self.delete(entry_span(place.position))
                 continue
             again = self._deliveries.waiting_in(place.position)[: room()]
             given += self._give(frame, [place.message for place in again], consumer)
 
     async def _read_on(self, given: list[DeliveredMessage], room: Callable[[], int], consumer: int) -> bool:
-        """Give messages of the next page; whether there is more to read."""
+        """Deliver messages of the next page. Returns whether there is more to read."""
         at = self._skip_to(
             max(self._deliveries.next_read, self._cursor.mark_delete), Place.behind(self._segment.ledgers.start)
         )
         try:
             page = await self._segment.reader.read_committed(at.read_after, READ_BYTES)
         except errors.PositionTrimmed:
-            return True  # meanwhile: go on behind it
+            return True  # it was trimmed meanwhile; continue after it
         for frame in page.frames:
             at = self._skip_to(at, Place.at(frame.position))
             size = message_count(frame)
@@ -153,7 +154,7 @@ class Dispatch:
     def _next_of_entry(
         self, frame: RawFrame, at: Place, given: list[DeliveredMessage], room: int, consumer: int
     ) -> Place:
-        """Give up to `room` messages of an entry, from `at` on. Answers the place behind them."""
+        """Deliver up to `room` messages of an entry, from `at` on. Returns the place after them."""
         position, size = frame.position, message_count(frame)
         indexes: list[int] = []
         index = at.message
@@ -181,7 +182,8 @@ class Dispatch:
         ]
 
     def _skip_to(self, at: Place, end: Place) -> Place:
-        """What lies in between is never shown to readers: it counts as acknowledged."""
+        """Skip to `end`, and return the later place. What is in between is never shown to readers, so it counts as
+        acknowledged."""
         if at < end:
             self.delete(Span(at, end))
         return max(at, end)
@@ -191,7 +193,7 @@ class Dispatch:
         self._deliveries.gone(span)
 
     async def frame(self, position: Position) -> RawFrame | None:
-        """The entry at `position`; None unless readers may see it."""
+        """The entry at `position`, or None if readers may not see it."""
         if position <= self._segment.ledgers.start or position.entry < 0:
             return None
         try:
@@ -204,7 +206,8 @@ class Dispatch:
     # -- taking back -------------------------------------------------------------------------------------------
 
     def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None) -> int:
-        """Messages that a consumer holds wait to be given again: these, or all. What is PENDING_ACK stays put."""
+        """Redeliver these messages, or all that consumers hold. Those that are PENDING_ACK are not affected. Returns
+        how many."""
         if ids is None:
             places = self._deliveries.held()
         else:
@@ -233,7 +236,7 @@ class Dispatch:
     # -- looking -----------------------------------------------------------------------------------------------
 
     async def counts(self) -> Counts:
-        """As they are now. What was read is counted in memory, the rest by `MessageCounts`."""
+        """The current counts. What was read is counted in memory, and the rest by `MessageCounts`."""
         while True:
             with suppress(errors.PositionTrimmed):
                 return await self._counts()
@@ -264,14 +267,14 @@ class Dispatch:
 
     @property
     def has_more(self) -> bool:
-        """A message waits to be given again, or there is something that was not read yet."""
+        """Whether a message waits for redelivery or something was not read yet."""
         at = max(self._deliveries.next_read, self._cursor.mark_delete)
         unread = at < Place.behind(self._segment.buffer.max_read_position)
         return self._deliveries.first_waiting() is not None or (unread and not self._deliveries.full)
 
     @property
     def ended(self) -> bool:
-        """Everything that the segment will ever hold was given to somebody, once at least."""
+        """Whether everything that the segment will ever contain was delivered at least once."""
         return self._segment.ended_at(max(self._deliveries.next_read, self._cursor.mark_delete).last_before)
 
 

@@ -1,6 +1,6 @@
-"""The pending-ack store that is built in: reserved ranges lie in their order, so a conflict is found at once.
+"""The built-in pending-ack store. Reserved ranges are sorted, so a conflict is found at once.
 
-Pure: no I/O, no clock.
+It does no I/O and has no clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class MemoryPendingAcks(PendingAckStore):
     def __init__(self) -> None:
         self._transactions: dict[TxnId, PendingTransaction] = {}
         self._holders: SortedDict[Place, tuple[Place, TxnId]] = SortedDict()
-        """Start → end and holder of every range of single acknowledgements. No two overlap."""
+        """The start of each range of single acknowledgements, with its end and its holder. No two overlap."""
         self._cumulative_holder: TxnId | None = None
 
     def __iter__(self) -> Iterator[PendingTransaction]:
@@ -131,7 +131,7 @@ class MemoryPendingAcks(PendingAckStore):
         return self._transactions[holder].cumulative if holder is not None else None
 
     def _held(self, span: Span) -> Iterable[tuple[Place, TxnId]]:
-        """Where single acknowledgements in `span` begin, and who holds them."""
+        """The starts of the single acknowledgements in `span`, and their holders."""
         at = self._holders.bisect_right(span.start) - 1
         if at < 0 or self._holders.peekitem(at)[1][0] <= span.start:
             at += 1
@@ -144,5 +144,5 @@ class MemoryPendingAcks(PendingAckStore):
 
 
 def open_memory_pending_acks(segment: str, subscription: str) -> PendingAckStore:
-    """As `OpenPendingAcks`."""
+    """See `OpenPendingAcks`."""
     return MemoryPendingAcks()

@@ -1,4 +1,4 @@
-"""How many messages of a segment readers can see before a place, without reading all of them each time.
+"""Counts the messages of a segment that readers can see before a place, without reading all of them each time.
 
 What readers may see up to the horizon never changes, so it is counted once, a page at a time, and the sum is remembered
 at the end of each page, at a *checkpoint*:
@@ -6,8 +6,8 @@ at the end of each page, at a *checkpoint*:
       checkpoint            checkpoint            checkpoint      horizon
     ──────┤ 412 messages ├──────┤ 97 messages  ├──────┤ ………………………┤
 
-The sum at a place between two of them is that of the later one less what lies in between: nothing below the place is
-read, for it may be trimmed by then. Sums count from wherever counting began: only their differences mean anything.
+The sum at a place between two of them is that of the later one minus what is in between: nothing below the place is
+read, because it may have been trimmed. Sums count from where the counting began, so only their differences matter.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from participants.subscription.places import Place
 
 PAGE_BYTES = 1 << 20
 MAX_CHECKPOINTS = 4_096
-"""Above it every second one is forgotten, so that memory stays bounded however long the backlog is."""
+"""If there are more checkpoints, every second one is forgotten, so that the memory is bounded for any backlog."""
 
 PageReader = Callable[[Position, int], Awaitable[Page]]
 
 
 @dataclass(slots=True)
 class _Block:
-    """Visible entries up to and including `end`: where each one lies, what it holds, and the sum before it."""
+    """Visible entries up to and including `end`: the place and the number of messages of each one, and the sum before
+    it."""
 
     end: Position
     sum: int = 0
-    """At the end."""
+    """The sum at the end."""
     positions: list[Position] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
 
     def add(self, page: Page, up_to: Position | None = None) -> None:
-        """What `page` holds, up to and including `up_to`."""
+        """Add the entries of `page`, up to and including `up_to`."""
         for frame in page.frames:
             if up_to is not None and frame.position > up_to:
                 break
@@ -59,7 +60,7 @@ class _Block:
         self.sums = [each + by for each in self.sums]
 
     def reaches(self, place: Place) -> bool:
-        """What lies before `place` is known: to the message, if it stands inside an entry."""
+        """Whether everything before `place` is known, up to the message if the place is inside an entry."""
         return (place.position if place.message else place.last_before) <= self.end
 
     def before(self, place: Place) -> int:
@@ -70,17 +71,18 @@ class _Block:
 
 
 class MessageCounts:
-    """Of one segment. `read` answers visible entries behind a position, as `SegmentReader.read_committed` does."""
+    """The counts of one segment. `read` returns the visible entries after a position, as `SegmentReader.read_committed`
+    does."""
 
     def __init__(self, read: PageReader) -> None:
         self._read = read
         self._sums: SortedDict[Position, int] = SortedDict()
-        """Messages up to and including each checkpoint."""
+        """The number of messages up to and including each checkpoint."""
         self._counting = asyncio.Lock()
 
     async def before(self, places: Iterable[Place], start: Position) -> dict[Place, int]:
-        """The sum of the messages before each place. None lies before `start`, behind which entries can be read, nor
-        behind the horizon. Raises POSITION_TRIMMED when the start has moved meanwhile."""
+        """The number of messages before each place. No place may be before `start`, after which entries can be read, or
+        after the horizon. Raises POSITION_TRIMMED if the start has moved meanwhile."""
         found: dict[Place, int] = {}
         left = deque(sorted(places))
         async with self._counting:
@@ -96,7 +98,7 @@ class MessageCounts:
         return found
 
     async def _begin_at(self, after: Position) -> None:
-        """No place lies before the first checkpoint then."""
+        """Begin counting at `after`, if it is before the first checkpoint."""
         if not self._sums:
             self._sums[after] = 0
         first, its_sum = self._sums.peekitem(0)
@@ -109,7 +111,8 @@ class MessageCounts:
             self._remember(position, its_sum - counted.sum + before)
 
     async def _block_behind(self, place: Place) -> _Block:
-        """Up to the next checkpoint; behind the last one it begins there, and is a page. Empty at a checkpoint."""
+        """The block that contains the entries between `place` and the next checkpoint. After the last checkpoint it
+        begins there and is one page. It is empty at a checkpoint."""
         after = place.read_after
         if not place.message and after in self._sums:
             return _Block(after, self._sums[after])

@@ -1,9 +1,8 @@
-"""The pending-ack store of one subscription on one segment: who has reserved what until a transaction is decided.
+"""The pending-ack store of one subscription on one segment: what transactions have reserved until they are decided.
 
-This is what each one promises, as `tests/participants/subscription/test_pending_acks.py` asks all of them;
-`memory_pending_acks` has the one that is built in, and `participants.broker.providers` says how a namespace gets
-another one.
-Together with the cursor it is the state machine of PIP-31 (DESIGN §5.10), for every message:
+This module states what every store promises, and `tests/participants/subscription/test_pending_acks.py` tests all
+stores for it. The built-in one is in `memory_pending_acks`; `participants.broker.providers` describes how a namespace
+gets another one. Together with the cursor it is the state machine of PIP-31 (DESIGN §5.10), for every message:
 
     PENDING ──reserve──▶ PENDING_ACK ──the transaction commits──▶ DELETED
        ▲                      │
@@ -13,9 +12,8 @@ The owner of the segment decides conflicts here, in memory, before anything is s
 then its operation is stored, and only a definite failure releases it. So the loser of a conflict leaves no trace in
 the store, and what is in the store never conflicts.
 
-One transaction holds two sets that live and end independently: single ranges, and everything up to a place. Several
-of its writers may acknowledge the same message; each one leaves an operation of its own, because which of them count
-is only known at the commit.
+A transaction has two independent sets: single ranges, and everything up to a place. Several of its writers may
+acknowledge the same message. Each stores an operation of its own, because only the commit says which writers count.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ from participants.subscription.ranges import RangeSet
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """One acknowledgement: of message `index` of an entry that holds `size`, or of the whole entry when there is no
-    index; a cumulative one of everything before it too."""
+    """An acknowledgement of message `index` of an entry that has `size` messages, or of the whole entry if there is no
+    index. A cumulative one includes everything before it."""
 
     position: Position
     index: int | None = None
@@ -54,7 +52,8 @@ class Ack:
 
 
 class AckState(Enum):
-    """Of the operation behind an acknowledgement. Only a stored one may be answered without sending it again."""
+    """The state of the operation of an acknowledgement. Only a stored one may be acknowledged again without sending
+    it."""
 
     SENT = auto()
     STORED = auto()
@@ -62,7 +61,8 @@ class AckState(Enum):
 
 
 class AckConflict(Exception):
-    """The acknowledgement loses. `holder` is the transaction that has it, None when it is acknowledged already."""
+    """The acknowledgement conflicts. `holder` is the transaction that has reserved the message, or None if it is
+    already acknowledged."""
 
     def __init__(self, place: Place, reason: str, holder: TxnId | None = None) -> None:
         super().__init__(reason)
@@ -73,29 +73,29 @@ class AckConflict(Exception):
 
 @dataclass(slots=True, eq=False)
 class PendingTransaction:
-    """What one undecided transaction has reserved here."""
+    """What one undecided transaction has reserved on this segment."""
 
     txn_id: TxnId
     acks: dict[Ack, AckState] = field(default_factory=dict)
     ranges: RangeSet = field(default_factory=RangeSet)
-    """Of its single acknowledgements."""
+    """The ranges of its single acknowledgements."""
     cumulative: Place | None = None
-    """Everything before it is reserved by its cumulative ones."""
+    """Everything before this place is reserved by its cumulative acknowledgements."""
 
     def spans(self) -> Iterable[Span]:
-        """All of it, nothing twice."""
+        """All reserved ranges, without overlaps."""
         if self.cumulative is None:
             return self.ranges
         return RangeSet([*self.ranges, Span(START, self.cumulative)])
 
 
 class PendingAckStore(ABC):
-    """Of one subscription on one segment. Calls come from one event loop; none may wait for anything. See the module
-    docstring."""
+    """The pending-ack store of one subscription on one segment. It is called from one event loop, and none of its
+    methods may wait for anything. See the module docstring."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[PendingTransaction]:
-        """All transactions that hold something; the caller may change the store meanwhile."""
+        """All transactions that have reserved something. The caller may change the store while iterating."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -105,19 +105,19 @@ class PendingAckStore(ABC):
 
     @abstractmethod
     def holder(self, place: Place) -> TxnId | None:
-        """The transaction that has reserved the message; None when it is not PENDING_ACK."""
+        """The transaction that has reserved the message, or None if it is not PENDING_ACK."""
 
     @abstractmethod
     def check(self, txn_id: TxnId | None, ack: Ack, cursor: Cursor) -> None:
-        """Raises `AckConflict` when `ack`, of this transaction or outside of any, loses. Changes nothing."""
+        """Raises `AckConflict` if `ack`, of this transaction or of none, conflicts. Changes nothing."""
 
     @abstractmethod
     def reserve(self, txn_id: TxnId, ack: Ack) -> None:
-        """After `check`: until its operation is known to be stored, or not."""
+        """Reserve the acknowledgement, after `check`, until it is known whether its operation is stored."""
 
     @abstractmethod
     def stored(self, txn_id: TxnId, ack: Ack) -> None:
-        """Its operation is in the store. The transaction may have ended meanwhile."""
+        """Its operation is stored. The transaction may have ended meanwhile."""
 
     @abstractmethod
     def restore(self, txn_id: TxnId, ack: Ack) -> None:
@@ -125,20 +125,21 @@ class PendingAckStore(ABC):
 
     @abstractmethod
     def unknown(self, txn_id: TxnId, ack: Ack) -> None:
-        """Its operation may be in the store: the reservation stays."""
+        """Its operation may be stored, so the reservation stays."""
 
     @abstractmethod
     def release(self, txn_id: TxnId, ack: Ack) -> None:
-        """Its operation is certainly not in the store. It stays if an earlier attempt may have left one."""
+        """Its operation is certainly not stored. The reservation stays if an earlier attempt may have stored one."""
 
     @abstractmethod
     def state(self, txn_id: TxnId, ack: Ack) -> AckState | None:
-        """None when nothing of it is reserved."""
+        """The state of the acknowledgement, or None if nothing of it is reserved."""
 
     @abstractmethod
     def end(self, txn_id: TxnId) -> PendingTransaction | None:
-        """The transaction is over: whatever it held is free, unless it has been deleted or another one holds it."""
+        """The transaction has ended. Everything that it had reserved is free, unless it has been deleted or another
+        transaction has reserved it."""
 
 
 OpenPendingAcks = Callable[[str, str], PendingAckStore]
-"""Of a segment, by its id, and a subscription, by its name."""
+"""Opens the store of a subscription on a segment, given the segment's id and the subscription's name."""

@@ -1,9 +1,9 @@
 """Places between the messages of a segment: `ledger:entry:message`, in their order.
 
-A place stands just before the message it names. What is acknowledged, pending or skipped is a half-open range of
-places, so that the messages of one entry, whole entries, and everything up to an entry are all the same thing:
+A place is just before the message that it names. What is acknowledged, pending or skipped is a half-open range of
+places, so that single messages, whole entries, and everything up to an entry all have the same form:
 
-    message 2 of entry 1:7, which holds 10       [1:7:2, 1:7:3)
+    message 2 of entry 1:7, which has 10         [1:7:2, 1:7:3)
     the last message of it                       [1:7:9, 1:8:0)     so that it touches the next entry
     the whole entry                              [1:7:0, 1:8:0)
     everything up to message 2                   [0:0:0, 1:7:3)
@@ -26,33 +26,33 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads what `str` wrote. Raises `ValueError`."""
+        """Parse the text of a place. Raises `ValueError`."""
         ledger, entry, message = map(int, text.split(":"))
         return cls(ledger, entry, message)
 
     @classmethod
     def at(cls, position: Position) -> Self:
-        """Before the first message of the entry at `position`."""
+        """The place before the first message of the entry at `position`."""
         return cls(position.ledger, position.entry, 0)
 
     @classmethod
     def behind(cls, position: Position) -> Self:
-        """Before the first message of the entry that follows `position`, which may be a bound."""
+        """The place before the first message of the entry after `position`, which may be a bound."""
         return cls(position.ledger, position.entry + 1, 0)
 
     @property
     def position(self) -> Position:
-        """Of the entry that the message lies in."""
+        """The position of the entry of the message."""
         return Position(self.ledger, self.entry)
 
     @property
     def read_after(self) -> Position:
-        """Reading behind it begins with the entry that the message lies in."""
+        """A read after this position begins with the entry of the message."""
         return Position(self.ledger, self.entry - 1)
 
     @property
     def last_before(self) -> Position:
-        """The last entry that lies wholly before this place; a bound when there is none in its ledger."""
+        """The last entry that is completely before this place, or a bound if there is none in its ledger."""
         return Position(self.ledger, self.entry - 1)
 
 
@@ -60,14 +60,14 @@ START = Place(0, 0, 0)
 
 
 class Span(NamedTuple):
-    """The places from `start` up to before `end`."""
+    """The places from `start` up to, but not including, `end`."""
 
     start: Place
     end: Place
 
 
 def message_span(position: Position, index: int, size: int) -> Span:
-    """One message of an entry that holds `size` of them."""
+    """The span of one message of an entry that has `size` messages."""
     assert 0 <= index < size
     start = Place(position.ledger, position.entry, index)
     return Span(start, Place.behind(position) if index == size - 1 else start._replace(message=index + 1))

@@ -1,4 +1,4 @@
-"""A set of places, kept as disjoint ranges that do not touch, in order."""
+"""A set of places, stored as sorted, disjoint ranges that do not touch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from participants.subscription.places import Place, Span
 
 
 class RangeSet:
-    """Memory grows with the number of gaps, not with what is in the set."""
+    """The memory depends on the number of gaps, not on the number of places."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._ends: SortedDict[Place, Place] = SortedDict()
@@ -39,16 +39,16 @@ class RangeSet:
         return self.count(span.start, span.end) > 0
 
     def count(self, start: Place, end: Place | None) -> int:
-        """How many ranges have a place at or behind `start` and before `end` (None: no bound)."""
+        """The number of ranges that have a place at or after `start` and before `end` (None means no bound)."""
         return self._before(end) - self._reaching(start)
 
     def between(self, start: Place, end: Place | None) -> list[Span]:
-        """The ranges from `start` to before `end`, cut at these bounds."""
+        """The ranges from `start` up to `end`, cut at these bounds."""
         found = [self._at(at) for at in range(self._reaching(start), self._before(end))]
         return [Span(max(a, start), b if end is None else min(b, end)) for a, b in found]
 
     def add(self, span: Span) -> tuple[Span, list[Place]]:
-        """The range that holds `span` now, and the starts of those that it has swallowed."""
+        """Add `span`. Returns the range that now contains it, and the starts of the ranges that were merged into it."""
         start, end = span
         swallowed = []
         at = self._ends.bisect_left(start)
@@ -71,7 +71,7 @@ class RangeSet:
         return Span(*self._ends.peekitem(number))
 
     def _reaching(self, start: Place) -> int:
-        """The number of the first range that has a place at or behind `start`."""
+        """The index of the first range that has a place at or after `start`."""
         at = self._ends.bisect_left(start)
         return at - 1 if at and self._at(at - 1).end > start else at
 

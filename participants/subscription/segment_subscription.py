@@ -1,14 +1,14 @@
-"""One subscription on one owned segment: acknowledges, and carries decisions into the cursor. `Dispatch` hands its
-messages out.
+"""One subscription on one owned segment. It acknowledges messages and applies decisions to the cursor; `Dispatch`
+delivers its messages.
 
-Touched only from the event loop of its process. The order of steps is the protocol (DESIGN §5.10):
+Used only from the event loop of its process. The order of the steps is the protocol (DESIGN §5.10):
 
     check ─▶ reserve ─▶ operation (one guarded apply) ─▶ stored ─▶ acknowledged
-    decision ─▶ operations read, then into the cursor ─▶ reservations end ─▶ cursor durable ─▶ operations deleted
+    decision ─▶ operations read and added to the cursor ─▶ reservations end ─▶ cursor durable ─▶ operations deleted
 
-Between `check` and `reserve` nothing is awaited. What a commit acknowledges is found by a range read begun after the
-decision, never from memory: no operation can be added behind it. Any step may crash or be done twice; header, cursor
-and operations still say it all.
+Between `check` and `reserve` nothing is awaited. What a commit acknowledges is found by a range read that begins after
+the decision, never in memory: no operation can be added later. Any step may crash or be repeated, because the header,
+the cursor and the operations still contain everything.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ log = structlog.get_logger()
 
 
 class NotGiven(AckConflict):
-    """As far as is known here, nobody was given the message: it is not PENDING in the words of PIP-31."""
+    """As far as this broker knows, the message was not delivered, so it is not PENDING (the term of PIP-31)."""
 
     def __init__(self, place: Place) -> None:
-        super().__init__(place, "it was given to no consumer since its segment was opened")
+        super().__init__(place, "it was not delivered to any consumer since its segment was opened")
 
 
 class AckRefused(errors.TransactionConflict):
-    """TXN_CONFLICT: `holder` has the message, an undecided transaction as far as `part` knows. None: it is
-    acknowledged already, or was never given (`never_given` in the problem)."""
+    """TXN_CONFLICT. `holder` is the undecided transaction that has reserved the message, as far as `part` knows. None
+    means that the message is already acknowledged, or was never delivered (`never_given` in the problem)."""
 
     def __init__(self, part: SegmentSubscription, ack: Ack, conflict: AckConflict) -> None:
         holder = conflict.holder
@@ -96,14 +96,14 @@ class SegmentSubscription:
         metrics: BrokerMetrics,
         message_counts: MessageCounts,
     ) -> None:
-        """`op_numbers` never repeat while this broker owns the segment, whatever becomes of this object."""
+        """`op_numbers` never repeat while this broker owns the segment, even if this object is replaced."""
         self.segment = segment
         self.definition = definition
         self.cursor = cursor
         self.pending = pending
         self.deliveries = Deliveries(cursor.mark_delete, definition.record.max_redeliveries)
         self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
-        """Told of messages that were given too often; they are `buried` once they are published elsewhere."""
+        """Called with messages that were delivered too often. They are `buried` once they are published elsewhere."""
         self.dropped = False
         self.dispatch = Dispatch(
             segment,
@@ -136,7 +136,7 @@ class SegmentSubscription:
     # -- acknowledging -----------------------------------------------------------------------------------------
 
     async def single_acks(self, ids: Iterable[tuple[Position, int]], writer: str | None) -> list[Ack]:
-        """The acknowledgements of these messages: all messages of an entry together are one.
+        """The acknowledgements of these messages. All messages of one entry together become one acknowledgement.
 
         Raises INVALID_ARGUMENT for a message that cannot be read.
         """
@@ -153,18 +153,18 @@ class SegmentSubscription:
         return acks
 
     async def cumulative_ack(self, position: Position, index: int, writer: str | None) -> Ack:
-        """Raises as `single_acks`."""
+        """The cumulative acknowledgement up to this message. Raises as `single_acks`."""
         size = await self._size_of(position, index)
         last = index == size - 1
         return Ack(position, None if last else index, None if last else size, cumulative=True, writer=writer)
 
     def acks_up_to(self, place: Position, writer: str | None) -> list[Ack]:
-        """One of everything up to a place that readers have been shown; none when nothing is before it.
+        """The acknowledgement of everything up to a place that readers could see, or none if nothing is before it.
 
-        Raises INVALID_ARGUMENT for a place further on.
+        Raises INVALID_ARGUMENT for a later place.
         """
         if place > self.segment.buffer.max_read_position:
-            problem = f"positions: {place} of segment {self.segment.id} is behind what can be read"
+            problem = f"positions: {place} of segment {self.segment.id} is after everything that can be read"
             raise errors.InvalidArgument(problem, field="positions")
         last = self.segment.ledgers.shown(place)
         return [Ack(last, cumulative=True, writer=writer)] if last.entry >= 0 else []
@@ -180,36 +180,37 @@ class SegmentSubscription:
         return size
 
     def check(self, txn_id: TxnId | None, acks: Iterable[Ack], for_all: bool = False) -> None:
-        """Raises `AckRefused`, or why the transaction takes no acks, when any of `acks` loses; also, unless `for_all`,
-        when it is in a transaction and nobody was given the message. Changes nothing."""
+        """Raises `AckRefused` if any of `acks` conflicts, or, unless `for_all`, if it is inside a transaction and the
+        message was not delivered; and the error of a transaction that accepts no acknowledgements. Changes nothing."""
         self._assert_serving()
         if txn_id is not None and (final := self._mirror.final(txn_id)) is not None:
             raise refusal(txn_id, final[0])
         for ack in acks:
             if txn_id is None and self.cursor.covers(ack.span):
-                continue  # acknowledged again
+                continue  # it is acknowledged again
             try:
                 self.pending.check(txn_id, ack, self.cursor)
                 if txn_id is not None and not ack.cumulative and self.deliveries.has_dead(ack.span):
-                    raise AckConflict(ack.span.start, "it is on its way to the dead-letter topic")
+                    raise AckConflict(ack.span.start, "it is being sent to the dead-letter topic")
                 if txn_id is not None and not for_all and not self._was_given(txn_id, ack):
                     raise NotGiven(ack.span.end)
             except AckConflict as conflict:
                 raise AckRefused(self, ack, conflict) from None
 
     def _was_given(self, txn_id: TxnId, ack: Ack) -> bool:
-        """What is acknowledged in this transaction already was: that may have been before the segment was opened."""
+        """Whether the message was delivered. What this transaction has acknowledged was delivered, perhaps before the
+        segment was opened."""
         return ack.span.end <= self.deliveries.next_read or self.pending.state(txn_id, ack) is not None
 
     def reserve(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
-        """Right after `check`, with nothing awaited in between."""
+        """Reserve the acknowledgements, directly after `check` and with nothing awaited in between."""
         self._headers.follow(txn_id)  # before anything is stored, so that no decision is missed
         for ack in acks:
             self.pending.reserve(txn_id, ack)
             self.deliveries.reserved(ack.span)
 
     async def store_acks(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
-        """Store the operations of reserved acknowledgements. What is stored, or on its way, is not sent again.
+        """Store the operations of reserved acknowledgements. Those that are stored or in flight are not sent again.
 
         Raises `errors.MetatxnError` and the store's errors.
         """
@@ -265,7 +266,7 @@ class SegmentSubscription:
         )
 
     def _release(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
-        """They certainly left nothing in the store. Whoever was given the messages still has them."""
+        """Release the acknowledgements, of which nothing is stored. The consumers still have the messages."""
         for ack in acks:
             self.pending.release(txn_id, ack)
         self._settle([ack.span for ack in acks], keep_held=True)
@@ -276,9 +277,9 @@ class SegmentSubscription:
             self._headers.unfollow(txn_id)
 
     async def acknowledge(self, acks: Iterable[Ack]) -> None:
-        """Outside of a transaction, right after `check`. Returns once it is durable.
+        """Acknowledge outside transactions, directly after `check`. Returns once the acknowledgements are durable.
 
-        Raises OUTCOME_UNKNOWN while it is not: this broker gives the messages to nobody, and goes on trying.
+        Raises OUTCOME_UNKNOWN if they are not: this broker delivers the messages to nobody, and keeps trying.
         """
         for ack in acks:
             self.dispatch.delete(ack.span)
@@ -290,11 +291,11 @@ class SegmentSubscription:
     # -- decisions ---------------------------------------------------------------------------------------------
 
     async def adopt(self) -> None:
-        """Take up the operations in the store that memory lacks: all of them at recovery.
+        """Take up the stored operations that are missing in memory; at recovery these are all.
 
-        The headers are followed before they are read, so that no decision falls in between; in the end only those of
-        what was taken up. Other operations, as those of an earlier subscription of this name, may go without a
-        decision, and the next listing need not show again what this one did. Raises the store's errors.
+        The headers are followed before they are read, so that no decision falls in between; at the end only those of
+        the adopted operations are followed. Other operations, such as those of an earlier subscription of this name,
+        may be deleted without a decision, and may be missing in the next listing. Raises the store's errors.
         """
         name = self.definition.name
         prefix = paths.acks_by_subscription(self.segment.id, name)
@@ -325,7 +326,8 @@ class SegmentSubscription:
                 self._decide(txn_id, final[0])
 
     async def _stored_acks(self, txn_id: TxnId, counted: Sequence[str] | None = None) -> list[Ack]:
-        """From the operations in the store, those of this incarnation; with `counted`, of these writers and of none."""
+        """The acknowledgements of the stored operations of this incarnation; with `counted`, only those of these
+        writers and of no writer."""
         prefix = paths.ack_ops_of_subscription(txn_id, self.segment.id, self.definition.name)
         start, acks, more = prefix, [], True
         while more:
@@ -346,8 +348,8 @@ class SegmentSubscription:
             self._decide(txn_id, header)
 
     async def freed_by_abort(self, txn_id: TxnId) -> bool:
-        """Whether the transaction turns out to be aborted: then it holds nothing here any more. Asks the store, because
-        the mirror may lag behind a decision that others have been told. Raises the store's errors."""
+        """Whether the transaction is aborted, so that it has nothing reserved any more. This reads the store, because
+        the mirror may lag behind a decision that others already know. Raises the store's errors."""
         record = (await self._mirror.read([txn_id]))[txn_id]
         header = Header.decode(record.value) if record is not None else None
         if header is None or header.state is not TxnState.ABORTED:
@@ -356,9 +358,9 @@ class SegmentSubscription:
         return True
 
     def _decide(self, txn_id: TxnId, header: Header | None) -> None:
-        """`header` None: collected long ago, which counts as committed (DESIGN §5.6)."""
+        """Apply a decision. `header` is None if it was collected long ago, which counts as committed (DESIGN §5.6)."""
         if header is not None and header.state is TxnState.ABORTED:
-            self._end(txn_id)  # again, if an acknowledgement that the store will refuse has come since
+            self._end(txn_id)  # repeated, if an acknowledgement that the store will refuse has arrived since
         if txn_id in self._finishing:
             return
         self._finishing.add(txn_id)
@@ -384,21 +386,22 @@ class SegmentSubscription:
         self._headers.unfollow(txn_id)
 
     async def _commit(self, txn_id: TxnId, counted: Sequence[str] | None) -> None:
-        """The cursor is durable before this returns, and only then may the operations go (DESIGN §5.10)."""
+        """Apply a commit. The cursor is durable before this returns, and only then may the operations be deleted
+        (DESIGN §5.10)."""
         for ack in await self._stored_acks(txn_id, counted):
             self.dispatch.delete(ack.span)
         self._end(txn_id)
         await self._cursor_store.persist()
 
     def _end(self, txn_id: TxnId) -> None:
-        """What it held is deleted by now, or returns."""
+        """End the reservations of a transaction. Its messages are deleted by now, or return."""
         ended = self.pending.end(txn_id)
         if ended is not None:
             self._settle(ended.spans())
 
     def _settle(self, spans: Iterable[Span], *, keep_held: bool = False) -> None:
-        """Messages that were PENDING_ACK and are not deleted wait to be given again: unless another transaction holds
-        them."""
+        """Messages that were PENDING_ACK and are not deleted wait for redelivery, unless another transaction has
+        reserved them."""
         back = []
         for span in spans:
             for place in self.deliveries.places_in(span):
@@ -409,7 +412,7 @@ class SegmentSubscription:
         self.dispatch.give_back(back)
 
     async def reconcile(self) -> None:
-        """Find decisions that no watch has told, and operations that memory lacks (DESIGN §5.8)."""
+        """Find decisions that no watch event has reported, and operations that are missing in memory (DESIGN §5.8)."""
         await self.adopt()
         candidates = {each.txn_id: len(each.acks) for each in self.pending if not self._is_sending(each.txn_id)}
         headers = await self._mirror.read(candidates)
@@ -429,12 +432,12 @@ class SegmentSubscription:
     # -- dead letters ------------------------------------------------------------------------------------------
 
     async def dead_message(self, place: Place) -> ReadMessage | None:
-        """None when it cannot be read any more."""
+        """The message, or None if it can no longer be read."""
         frame = await self.dispatch.frame(place.position)
         return read_messages(self.segment.id, frame, [place.message])[0] if frame is not None else None
 
     async def bury(self, place: Place) -> None:
-        """It is in the dead-letter topic: acknowledge it. Raises the store's errors."""
+        """Acknowledge a message that is in the dead-letter topic. Raises the store's errors."""
         delivery = self.deliveries.get(place)
         if delivery is not None:
             self.dispatch.delete(message_span(place.position, place.message, delivery.size))
@@ -443,16 +446,16 @@ class SegmentSubscription:
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Its tasks belong to the segment and end with it."""
+        """Close the subscription. Its tasks belong to the segment and end with it."""
         self._headers.close()
 
     @property
     def is_gone(self) -> bool:
-        """It serves nobody any more."""
+        """Whether it no longer serves."""
         return self.dropped or self.segment.lost is not None
 
     def drop(self) -> None:
-        """The subscription is dropped: nothing of it can be stored any more."""
+        """The subscription is dropped, so nothing of it can be stored any more."""
         self.dropped = True
         self.close()
         self.segment.changed.notify()
@@ -469,7 +472,7 @@ class SegmentSubscription:
             self.segment.deposed_by(lost)
 
     def _refused(self, txn_id: TxnId, lost: CheckFailed) -> Exception:
-        """What a guard of the operation that did not hold means to whoever acknowledges."""
+        """The error for the caller when a guard of the operation did not hold."""
         if lost.check == self.segment.ownership.check:
             self._guard_lost(lost)
             return self.segment.not_serving()
@@ -497,19 +500,19 @@ class SegmentSubscription:
 
 def _action_after(conflict: AckConflict) -> str:
     if isinstance(conflict, NotGiven):
-        return "Abort, receive the message again, and do the work in a new transaction; or say `for_all`."
+        return "Abort, receive the message again, and do the work in a new transaction; or set `for_all`."
     if conflict.holder is None:
         return "Abort, and do the work again in a new transaction without this message."
     return "Wait until that transaction ends, or abort."
 
 
 def acks_error(errors: Sequence[BaseException], parts: int) -> BaseException:
-    """What an acknowledgement answers when some of its parts failed. What is final comes first: the transaction has to
-    be aborted then, and outside of one the rest may be acknowledged."""
+    """The answer to an acknowledgement of which some parts failed. Final errors come first: they mean that the
+    transaction must be aborted, or outside transactions that the rest may be acknowledged."""
     return one_error(
         errors,
         parts,
         lambda error: not problem_of(error).retriable,
-        "parts of the messages are acknowledged",
+        "some of the messages are acknowledged",
         "Send all of it again.",
     )

@@ -1,5 +1,5 @@
-"""The subscriptions of one owned segment. Recovery reads their cursors and pending acks before the segment is ready;
-one that is created later is read when it is first asked for."""
+"""The subscriptions of one owned segment. Recovery reads their cursors and pending acks before the segment is ready.
+Those of a subscription that is created later are read when it is first used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SegmentSubscriptions:
         self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
         self.on_close: dict[str, Callable[[], None]] = {}
-        """For each subscription whose home is this segment: what goes with it."""
+        """The objects of the subscriptions whose home is this segment."""
         self._opening = asyncio.Lock()
         self._message_counts = MessageCounts(segment.reader.read_committed)
 
@@ -50,7 +50,7 @@ class SegmentSubscriptions:
         return iter(list(self._open.values()))
 
     async def recover(self) -> None:
-        """Open all of the topic's, and delete what dropped ones have left. Raises the store's errors."""
+        """Open all subscriptions of the topic, and delete the records of dropped ones. Raises the store's errors."""
         for definition in await Definitions(self._store).of_topic(self._segment.record.topic):
             if not definition.record.deleted:
                 await self.get(definition)
@@ -58,7 +58,7 @@ class SegmentSubscriptions:
                 self._segment.spawn(self._delete(definition.name, definition.last_dropped))
 
     async def get(self, definition: Definition) -> SegmentSubscription:
-        """This incarnation on this segment. Raises NOT_FOUND when it is dropped, and the store's errors."""
+        """This incarnation on this segment. Raises NOT_FOUND if it is dropped, and the store's errors."""
         async with self._opening:
             known = self._open.get(definition.name)
             if known is not None and known.definition == definition and not known.dropped:
@@ -66,7 +66,7 @@ class SegmentSubscriptions:
             stored = await self._store.get(definition.check.key)
             if stored is None or stored.version != definition.check.version:
                 raise definition.missing()
-            if known is not None:  # an earlier incarnation, whose end nobody has told
+            if known is not None:  # an earlier incarnation, whose end was not reported
                 known.drop()
                 self._segment.spawn(self._delete(definition.name, definition.record.incarnation - 1))
             cursor, versions = await CursorStore.load(self._store, self._segment.id, definition)
@@ -91,8 +91,8 @@ class SegmentSubscriptions:
             return found
 
     async def drop(self, name: str, last: int) -> None:
-        """After incarnations up to `last` were dropped: delete their traces here. Raises the store's errors; what is
-        left goes when the segment is opened again."""
+        """Delete the records of dropped incarnations up to `last` on this segment. Raises the store's errors; then the
+        rest is deleted when the segment is opened again."""
         known = self._open.get(name)
         if known is not None and known.definition.record.incarnation <= last:
             known.drop()
@@ -118,7 +118,7 @@ class SegmentSubscriptions:
         await until_it_succeeds(once, MetastoreError, report)
 
     async def reconcile(self) -> None:
-        """Find decisions that no watch has told, and subscriptions whose end nobody has."""
+        """Find decisions and dropped subscriptions that no watch event has reported."""
         for definition in await Definitions(self._store).of_topic(self._segment.record.topic) if self._open else ():
             known = self._open.get(definition.name)
             if known is not None and known.definition.record.incarnation <= definition.last_dropped:
@@ -134,6 +134,6 @@ class SegmentSubscriptions:
 
 
 def subscriptions_of(segment: Segment) -> SegmentSubscriptions:
-    """Those that the opener of the segment has attached to it."""
+    """The subscriptions that the opener of the segment has attached to it."""
     assert isinstance(segment.attached, SegmentSubscriptions), f"{segment.id} was opened without subscriptions"
     return segment.attached

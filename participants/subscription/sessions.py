@@ -1,12 +1,12 @@
-"""Who consumes a subscription now. Pure: the time is handed in, in seconds.
+"""The current consumers of a subscription. The time is passed in, in seconds.
 
     exclusive   one consumer; a second one is refused until it is gone
     failover    the first one is active, the others wait in the order they came
     shared      all of them
 
-A consumer is there from its first `receive` until it leaves, or until it was silent for the session timeout. While its
-`receive` is waiting it is not silent. Each time it comes it has a session with another number: under that it holds
-messages, so that what it held in an earlier one returns also when it comes back under the same name.
+A consumer is present from its first `receive` until it leaves, or until it was silent for the session timeout. While a
+`receive` of it waits, it is not silent. Each time it arrives it gets a session with a new number, under which it holds
+messages, so that those of an earlier session return even if it arrives under the same name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SubscriptionType = Literal["exclusive", "failover", "shared"]
 
 
 class ConsumerBusy(Exception):
-    """The subscription is exclusive, and `holder` has it."""
+    """The subscription is exclusive, and `holder` is its consumer."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
@@ -38,20 +38,20 @@ class Sessions:
         self._timeout_s = timeout_s
         self._sessions: dict[str, Session] = {}
         self.newest = 0
-        """The number of the session that began last; they grow."""
+        """The number of the session that began last. Numbers only grow."""
 
     @property
     def consumers(self) -> list[str]:
-        """In the order in which they came."""
+        """The consumers in the order in which they arrived."""
         return list(self._sessions)
 
     @property
     def numbers(self) -> list[int]:
-        """Of all sessions, in the same order."""
+        """The numbers of all sessions, in the same order."""
         return [session.number for session in self._sessions.values()]
 
     def enter(self, consumer: str, now_s: float) -> int:
-        """A `receive` begins. Answers the number of the session. Raises `ConsumerBusy`."""
+        """A `receive` begins. Returns the number of the session. Raises `ConsumerBusy`."""
         if self._kind == "exclusive" and (others := [name for name in self._sessions if name != consumer]):
             raise ConsumerBusy(others[0])
         session = self._sessions.get(consumer)
@@ -73,11 +73,11 @@ class Sessions:
         return number in numbers if self._kind == "shared" else numbers[:1] == [number]
 
     def leave(self, consumer: str) -> bool:
-        """Whether it was there."""
+        """Remove a consumer. Returns whether it was present."""
         return self._sessions.pop(consumer, None) is not None
 
     def expire(self, now_s: float) -> list[str]:
-        """Those that are gone now."""
+        """Remove and return the consumers whose sessions have timed out."""
         silent = [
             name for name, each in self._sessions.items() if (end := self._end(each)) is not None and end <= now_s
         ]

@@ -1,6 +1,6 @@
-"""What one broker has of a subscription: the segments of its topic that are owned there.
+"""The share of a subscription at one broker: the segments of its topic that this broker owns.
 
-`LocalShare` is that of this broker; `RemoteShare` asks another one for the same. Neither ever asks anybody else.
+`LocalShare` is that of this broker; `RemoteShare` asks another broker for the same. Neither asks any further broker.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from participants.subscription.segment_subscription import AckRefused, SegmentSu
 
 @dataclass(frozen=True, slots=True)
 class AckRequest:
-    """Messages, or with `up_to` everything up to a place of each segment; the latter is always cumulative. With
-    `for_all` it speaks for all consumers of the subscription, whoever was given the messages, if anybody was; without
-    it for the one that was."""
+    """An acknowledgement of messages, or with `up_to` of everything up to a place of each segment, which is always
+    cumulative. With `for_all` it stands for all consumers of the subscription, whether or not the messages were
+    delivered; otherwise for the one consumer that received them."""
 
     ids: Sequence[MessageId] = ()
     cumulative: bool = False
@@ -36,11 +36,11 @@ class AckRequest:
 
     @property
     def segments(self) -> list[str]:
-        """In the order in which they were asked for."""
+        """The segments in the order of the request."""
         return list(dict.fromkeys([*(each.segment for each in self.ids), *self.up_to]))
 
     def within(self, segments: Iterable[str]) -> AckRequest:
-        """The part of it that concerns these segments."""
+        """The part of the request that concerns these segments."""
         wanted = frozenset(segments)
         ids = [each for each in self.ids if each.segment in wanted]
         return replace(self, ids=ids, up_to={name: place for name, place in self.up_to.items() if name in wanted})
@@ -48,9 +48,9 @@ class AckRequest:
 
 @dataclass(frozen=True, slots=True)
 class TakeRequest:
-    """What the home of a subscription, at the generation `home`, wants for the consumer `session`: up to `limit`
-    messages and about `max_bytes`, of `segments` in this order. Of all consumers up to the one numbered `newest` only
-    `sessions` are there; of later ones it was not known yet when this was written."""
+    """A request of the home of a subscription, at the generation `home`, for messages for the consumer `session`: up to
+    `limit` messages and about `max_bytes`, of `segments` in this order. Of all consumers up to the number `newest`,
+    only `sessions` are present; later ones were unknown when this request was made."""
 
     home: int
     session: int
@@ -63,14 +63,14 @@ class TakeRequest:
 
 @dataclass(slots=True)
 class TakeAnswer:
-    """`ended`: segments that had nothing left, and never will."""
+    """`ended` are segments that have nothing left, and never will."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
 
 
 class LocalShare:
-    """Of this broker, as it is at this moment. `parts` by segment."""
+    """The share of this broker as it is now. `parts` is keyed by segment."""
 
     def __init__(self, parts: Mapping[str, SegmentSubscription]) -> None:
         self._parts = parts
@@ -82,7 +82,8 @@ class LocalShare:
     # -- receiving ---------------------------------------------------------------------------------------------
 
     async def take(self, wanted: TakeRequest) -> TakeAnswer:
-        """Raises the failure of a segment only when nothing was given: what was given must reach the consumer."""
+        """Take messages. Raises the failure of a segment only if nothing was taken, because delivered messages must
+        reach the consumer."""
         answer, failure = TakeAnswer(), None
         for part in self._parts.values():
             part.dispatch.serve(wanted.home, wanted.sessions, wanted.newest)
@@ -103,11 +104,11 @@ class LocalShare:
         return answer
 
     def knows_home(self, home: int) -> bool:
-        """All of it has served this one."""
+        """Whether every part has served this home."""
         return all(part.dispatch.knows_home(home) for part in self._parts.values())
 
     def assert_serves(self, segments: Iterable[str]) -> None:
-        """Raises STORE_UNAVAILABLE when one of these is not here any more."""
+        """Raises STORE_UNAVAILABLE if one of these is no longer here."""
         for segment_id in segments:
             if segment_id not in self._parts:
                 raise errors.StoreUnavailable(
@@ -117,7 +118,7 @@ class LocalShare:
                 )
 
     async def wait(self, segments: Sequence[str], wait_s: float) -> None:
-        """Until one of these segments has something to give, or `wait_s` is over."""
+        """Wait until one of these segments has a message to deliver, or `wait_s` has passed."""
         parts = [self._parts[segment_id] for segment_id in segments]
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -130,11 +131,12 @@ class LocalShare:
     # -- acknowledging -----------------------------------------------------------------------------------------
 
     async def acknowledge(self, request: AckRequest) -> None:
-        """All of it, or nothing when any message conflicts, or its kind does not fit the subscription."""
+        """Acknowledge all of the request, or nothing if any message conflicts or the kind does not fit the
+        subscription."""
         self._assert_fits(request)
         acks = await self._acks(request)
         await self._check(request, acks)
-        # From the last check to the reservations nothing is awaited: who comes first wins, on all segments.
+        # Nothing is awaited between the last check and the reservations: the first one wins, on all segments.
         if request.txn_id is not None:
             for part, wanted in acks:
                 part.reserve(request.txn_id, wanted)
@@ -149,26 +151,27 @@ class LocalShare:
             raise acks_error(errors, len(outcomes))
 
     def _assert_fits(self, request: AckRequest) -> None:
-        """Raises INVALID_ARGUMENT for one that covers what other consumers have: where messages of one segment are
-        given to several of them, none can tell what it would lose for the others. Pulsar refuses it likewise."""
+        """Raises INVALID_ARGUMENT for an acknowledgement that covers messages of other consumers: if messages of one
+        segment are delivered to several consumers, none of them can know what it would acknowledge for the others.
+        Pulsar refuses it, too."""
         if request.for_all or not (request.cumulative or request.up_to):
             return
         for part in map(self._parts.__getitem__, request.segments):
             if part.definition.record.type == "shared":
                 raise errors.InvalidArgument(
                     f"kind: subscription {part.definition.name} is shared, so a cumulative acknowledgement would cover "
-                    "what other consumers have",
-                    action="Acknowledge each message, with kind `individual`; or, to speak for all consumers, say "
+                    "messages of other consumers",
+                    action="Acknowledge each message with kind `individual`; or, to acknowledge for all consumers, set "
                     "`for_all`.",
                     field="kind",
                     subscription=part.definition.name,
                 )
 
     async def _check(self, request: AckRequest, acks: Iterable[tuple[SegmentSubscription, list[Ack]]]) -> None:
-        """Raises what `SegmentSubscription.check` does. Nothing is awaited behind the last check.
+        """Raises as `SegmentSubscription.check` does. Nothing is awaited after the last check.
 
-        The header of a transaction that is in the way is read before anybody is refused because of it: a successor
-        whose connect aborted it acknowledges the same messages at once, and may be faster than the watch that tells us.
+        The header of a transaction that conflicts is read before anybody is refused because of it: a successor whose
+        connect aborted it acknowledges the same messages at once, and may be faster than the watch event.
         """
         asked = {request.txn_id}
         while True:
