@@ -1,17 +1,17 @@
-"""The compacted view of a topic: of each key the latest visible value, in the order in which these were written.
+"""The compacted view of a topic: the latest visible value of each key, in the order in which the values were written.
 
     scan ─▶ per segment: where the kept messages are, and the end up to which they are the latest ─▶ pages ─▶ tail
 
 A later message replaces an earlier one of the same key; one without a value (null, or no bytes) deletes the key. What
-is aborted, void or not readable yet replaces nothing. A message without a key is left out: nothing says what it would
-replace. Behind the last page the reader goes on with every message behind those ends, as they come.
+is aborted, void or not readable yet replaces nothing. A message without a key is left out, because it is unknown what
+it would replace. After the last page the reader continues with every message after those ends.
 
-The view is a function of the ends and the isolation: what is visible up to there stays as it is, whatever is decided,
-split, merged or restarted later. So the token of a page holds the ends, and a broker that does not have the view any
-more makes the same one again. Only a trim takes entries away: then the read fails, to be begun again.
+The view is a function of the ends and the isolation: what is visible up to there does not change, whatever is decided,
+split, merged or restarted later. So the token of a page contains the ends, and a broker that no longer has the view
+builds the same one again. Only a trim removes entries: then the read fails, and must be started again.
 
-Cost: to begin a view every readable entry is read once, and the pages together read it at most once more. In memory:
-every key once while it is made, then a place per key for as long as the view is among the last used ones.
+Cost: to begin a view, every readable entry is read once, and all pages together read it at most once more. The memory
+is every key once while the view is built, and then a place per key as long as the view is among the last used ones.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from participants.messages.pieces import in_turns
 from participants.topic.reading import BROWSE_BYTES, AnySegment, read_page, start_of
 
 REMEMBERED_KEYS = 1_000_000
-"""Of all views that are kept; the one used last is kept in any case."""
+"""The most keys of all views that are kept. The last used view is kept in any case."""
 _SCANS_AT_ONCE = 2
 
 Ends = dict[str, Position]
 Kept = dict[str, list[tuple[Position, int]]]
-"""By segment, in order: the entry of each kept message, and its index there."""
+"""For each segment in order: the entry of each kept message, and the message's index in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class CompactedView:
 
 
 class CompactedViews:
-    """Those of one broker. `segments` are always all of the topic's, parents before their children."""
+    """The compacted views of one broker. `segments` are always all segments of the topic, parents before their
+    children."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[_Name, CompactedView] = OrderedDict()
@@ -59,7 +60,7 @@ class CompactedViews:
     async def begin(
         self, segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None
     ) -> BrowseToken:
-        """A view up to what is readable now; its first page is behind this token."""
+        """Begin a view of what is readable now. Returns the token of its first page."""
         async with self._scanning:
             view = await _scan(segments, isolation, revision, None)
         self._remember(view, isolation, revision)
@@ -69,7 +70,7 @@ class CompactedViews:
     async def page(
         self, segments: Sequence[AnySegment], token: BrowseToken, limit: int, isolation: Isolation
     ) -> tuple[list[ReadMessage], BrowseToken]:
-        """Up to `limit` messages behind `token`, and where to go on. Raises POSITION_TRIMMED."""
+        """Up to `limit` messages after `token`, and the token to continue with. Raises POSITION_TRIMMED."""
         assert token.ends is not None
         view = await self._view(segments, token, token.ends, isolation)
         places = dict(token.places)
@@ -131,8 +132,8 @@ def _name(ends: Ends, isolation: Isolation, revision: Revision | None) -> _Name:
 async def _scan(
     segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None, ends: Ends | None
 ) -> CompactedView:
-    """The view up to `ends`; None: up to what is readable now, and of a segment whose parents are not read to their end
-    nothing, as in any other browse."""
+    """Build the view up to `ends`. None means up to what is readable now, and nothing of a segment whose parents are
+    not read to their end, as in any other browse."""
     latest: dict[str, tuple[str, Position, int]] = {}
     reached: Ends = {}
     unread: set[str] = set()

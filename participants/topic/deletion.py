@@ -1,13 +1,13 @@
-"""Deleting topics, with everything of theirs in the store (DESIGN §5.7).
+"""Deleting topics with all of their records in the store (DESIGN §5.7).
 
     topic ─▶ tombstone │ per segment: deleted, its owner's generation bumped ─▶ traces in slices ─▶ bytes ─▶ record gone
 
-Nobody's consent is needed: from the bump on no former owner can store anything, and whoever reads the segment's record
-leaves it alone. What stays are tombstones of the topic (the numbers of its segments go on), of the owners and of the
-subscriptions. Every step may be done twice. What a crash interrupts is finished by asking again, or by a broker that
-starts; the bytes by a broker that has their storage.
+No other broker needs to agree: once the generation is bumped, no former owner can store anything, and every broker that
+reads the segment's record leaves it alone. What remains are tombstones of the topic (so that the numbers of its
+segments continue), of the owners and of the subscriptions. Every step may be repeated. After a crash the deletion is
+finished by another request or by a broker that starts, and that of the bytes by a broker that has their storage.
 
-An open transaction that wrote there loses its operations here and ends as any other (scenario 38).
+An open transaction that wrote to the topic loses its operations there and ends like any other (scenario 38).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from participants.subscription.deletion import delete_keys, delete_records
 
 log = structlog.get_logger()
 _OPS_PER_READ = 90
-"""How many are read and deleted at a time."""
+"""The number of records that are read and deleted at a time."""
 
 
 class Deletion:
@@ -40,9 +40,10 @@ class Deletion:
         self._store = broker.store
 
     async def delete(self, name: str) -> None:
-        """The topic is gone, and everything of it but its tombstones. Gone already is success.
+        """Delete the topic and all of its records but the tombstones, unless that is already done.
 
-        Raises NOT_FOUND for one that never was; STORE_UNAVAILABLE, store errors: then ask again.
+        Raises NOT_FOUND if it never existed. After STORE_UNAVAILABLE or an error of the store the request can be
+        repeated.
         """
         topics = self._broker.topics
         while True:
@@ -72,10 +73,10 @@ class Deletion:
             try:
                 await self._store.apply(self._store.batch().replace(tombstone.record, empty.encode()))
             except CheckFailed:
-                log.info("somebody else has finished the deletion", topic=name)
+                log.info("another broker has finished the deletion", topic=name)
 
     async def finish_all(self) -> None:
-        """At the start of a broker: what an earlier one has left half deleted. Raises as `delete`."""
+        """At the start of a broker, finish the deletions that an earlier one has begun. Raises as `delete`."""
         after: str | None = None
         more = True
         while more:
@@ -97,11 +98,11 @@ class Deletion:
         def report(error: Exception) -> None:
             log.info("delete again", segment=segment_id, error=str(error))
 
-        # Another broker may be at the same work: what it has deleted is found missing, and looked at again.
+        # Another broker may do the same: what it has deleted is found missing, and read again.
         await until_it_succeeds(once, CheckFailed, report)
 
     async def _retire(self, segment_id: str) -> AtVersion:
-        """One apply: the segment is deleted, and nobody is its owner. Answers the check that holds for ever."""
+        """Mark the segment as deleted and without an owner, in one apply. Returns a check that holds forever."""
         segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
         records = (await self._store.get_many([segment_key, owner_key])).records
         stored, owner = records[segment_key], records[owner_key]
@@ -140,7 +141,7 @@ class Deletion:
         except LedgerError as error:
             raise errors.StoreUnavailable(
                 f"the bytes of segment {segment_id} cannot be deleted: {error}",
-                action="Delete it once more; nothing of it is readable any more.",
+                action="Delete the topic once more. Nothing of it is readable any more.",
                 segment=segment_id,
             ) from error
         await self._store.apply(self._store.batch().remove(stored))

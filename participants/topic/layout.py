@@ -1,12 +1,13 @@
 """Changes of a topic's segments: split, merge, seal. Each is a few applies; one of them is the change (DESIGN §5.14).
 
-    seal    the owner seals it, and it has no children: it takes no more messages
+    seal    the owner seals it without children: it accepts no more messages
     split   the owner's seal, and in the same apply two children that share its part of the hash range
     merge   claim both ─▶ each owner seals its own ─▶ one apply: the child, and both name it
 
-A claim stands in the records of both segments, which split, seal and merge all check. Whoever dies in the middle of a
-merge leaves a claim that the owners of the two find when they reconcile: they seal and finish it, or, when one of them
-is not to be had for `CLAIM_PATIENCE_MS`, give it up. Then a segment that was sealed for it gets a child of its own.
+A claim is in the records of both segments, which split, seal and merge all check. A broker that dies in the middle of a
+merge leaves a claim that the owners of the two segments find when they reconcile: they seal and finish the merge, or,
+if one of them is unavailable for `CLAIM_PATIENCE_MS`, give it up. Then a segment that was sealed for it gets its own
+child.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StoredSegment:
 
 
 class LayoutUpkeep:
-    """The `Upkeep` of its broker."""
+    """The `Upkeep` of a broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -55,30 +56,32 @@ class LayoutUpkeep:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What goes on in the background."""
+        """The tasks that run in the background."""
         return list(self._settling.values())
 
     # -- seal and split ----------------------------------------------------------------------------------------
 
     async def seal(self, segment_id: str) -> tuple[str, ...]:
-        """The segment takes no more messages. Answers its children: none, unless it was split or merged before."""
+        """Seal the segment, so that it accepts no more messages. Returns its children: none, unless it was already
+        split or merged."""
         segment = await self._broker.segment(segment_id)
         if segment.record.state == "active":
             await self._seal_unclaimed(segment, None)
         return segment.record.children
 
     async def split(self, segment_id: str, at: int | None) -> tuple[str, ...]:
-        """Two children: hashes below `at`, and from `at` on; in the middle when it is None. Split so already is
-        success.
+        """Split the segment into two children: hashes below `at`, and from `at` on (None means the middle). An equal
+        split that is already done is no error.
 
-        Raises INVALID_ARGUMENT when `at` leaves nothing for one of them, SEGMENT_SEALED when it was sealed otherwise.
+        Raises INVALID_ARGUMENT if `at` leaves no hash for one of them, and SEGMENT_SEALED if the segment was sealed
+        differently.
         """
         segment = await self._broker.segment(segment_id)
         low, high = segment.record.range
         upper = (low + high) // 2 + 1 if at is None else at
         if not low < upper <= high:
             raise errors.InvalidArgument(
-                f"at: {upper} does not lie in {low + 1}…{high}, so one half would hold no hash",
+                f"at: {upper} is not in {low + 1}…{high}, so one child would have no hash",
                 field="at",
             )
         ranges = ((low, upper - 1), (upper, high))
@@ -102,14 +105,14 @@ class LayoutUpkeep:
         await seal(segment, self._store, succession, self._install)
 
     async def _install(self, sealed: SegmentRecord) -> None:
-        """Nobody here is sent to the children before they serve."""
+        """Open the children before callers are sent to them."""
         await self._broker.until_opened(sealed.children)
         self._broker.forget_topic(sealed.topic)
 
     def _with_children(
         self, batch: Batch, topic: StoredTopic, parents: dict[str, SegmentRecord], ranges: tuple[HashRange, ...]
     ) -> dict[str, SegmentRecord]:
-        """Adds the children to the batch and to the topic; answers the parents' records, which name them."""
+        """Add the children to the batch and to the topic. Returns the parents' records, which name them."""
         first = topic.topic.next_segment
         created = tuple(
             new_segment_id(topic.topic.name, low, high, first + number) for number, (low, high) in enumerate(ranges)
@@ -129,12 +132,12 @@ class LayoutUpkeep:
     # -- merge -------------------------------------------------------------------------------------------------
 
     async def merge(self, segment_id: str, other_id: str) -> tuple[str, ...]:
-        """One child for both, which must be neighbours. Merged so already is success.
+        """Merge the segment and its neighbour into one child. A merge that is already done is no error.
 
-        Raises INVALID_ARGUMENT when they are no neighbours, SEGMENT_SEALED when one of them was sealed otherwise,
-        STORE_UNAVAILABLE when the owner of the other one is not to be had.
+        Raises INVALID_ARGUMENT if they are not neighbours, SEGMENT_SEALED if one of them was sealed differently, and
+        STORE_UNAVAILABLE if the owner of the other one is unavailable.
         """
-        await self._broker.segment(segment_id)  # only an owner begins
+        await self._broker.segment(segment_id)  # only an owner may begin
         await self._claim(segment_id, other_id)
         while True:
             if (child := await self._child_of(segment_id, other_id)) is not None:
@@ -146,14 +149,14 @@ class LayoutUpkeep:
             if claim is None or claim.other != other_id:
                 raise errors.StoreUnavailable(
                     f"the merge with {other_id} was given up: its owner did not seal it",
-                    action="Look at the topic and try again: what was sealed for the merge has a child of its own now.",
+                    action="Look at the topic and try again: a segment sealed for the merge now has its own child.",
                     segment=segment_id,
                 )
             await self._settle(segment_id)
             await self._until_changed(other_id, revision, claim)
 
     async def _until_changed(self, segment_id: str, revision: int, claim: MergeClaim) -> None:
-        """Until the segment's record may have been written behind `revision`, or the claim is too old."""
+        """Wait until the segment's record may have been written after `revision`, or the claim is too old."""
         left_ms = claim.claimed_ms + CLAIM_PATIENCE_MS - self._broker.clock()
         async with self._store.watch(paths.segment(segment_id), revision + 1) as watch:
             try:
@@ -167,13 +170,13 @@ class LayoutUpkeep:
         return next(iter(shared), None)
 
     async def _claim(self, segment_id: str, other_id: str) -> None:
-        """Both segments are claimed for this merge, or merged already."""
+        """Claim both segments for this merge, unless they are already merged."""
         while True:
             one, other = await self._read(segment_id), await self._read(other_id)
             low, high = sorted((one, other), key=lambda segment: segment.record.range)
             topic = await self._broker.topics.get(one.record.topic)
             if other.record.topic != one.record.topic or low.record.range[1] + 1 != high.record.range[0]:
-                raise errors.InvalidArgument(f"with: {other_id} is no neighbour of {segment_id}", field="with")
+                raise errors.InvalidArgument(f"with: {other_id} is not a neighbour of {segment_id}", field="with")
             if one.record.merge is not None and one.record.merge.other == other_id:
                 return
             if set(one.record.children) & set(other.record.children):
@@ -196,7 +199,8 @@ class LayoutUpkeep:
             return
 
     def claimed(self, segment_id: str) -> None:
-        """The store shows a claim of a segment that is served here: whoever began that merge waits for us to seal."""
+        """The store shows a claim of a segment that is served here: the broker that began the merge waits until we seal
+        it."""
         if segment_id not in self._settling:
             self._settling[segment_id] = in_background(self._settle_claimed(segment_id), f"merge {segment_id}")
 
@@ -204,14 +208,15 @@ class LayoutUpkeep:
         try:
             await self._settle(segment_id)
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:
-            log.warning("a merge does not go on, that is tried again later", segment=segment_id, error=str(error))
+            log.warning("a merge does not continue and will be tried again", segment=segment_id, error=str(error))
         finally:
             del self._settling[segment_id]
 
     async def _settle(self, segment_id: str) -> None:
-        """Bring the merge that has claimed the segment as far as it goes from here. Anybody may; the records decide.
+        """Continue the merge that has claimed the segment, as far as possible from here. Any broker may do so; the
+        records decide.
 
-        Raises store errors, and `errors.MetatxnError` when a segment cannot be sealed now.
+        Raises the store's errors, and `errors.MetatxnError` if a segment cannot be sealed now.
         """
         one = await self._read(segment_id)
         claim = one.record.merge
@@ -238,7 +243,7 @@ class LayoutUpkeep:
         await seal(segment, self._store, succession, self._install)
 
     async def _end_merge(self, one: StoredSegment, other: StoredSegment) -> None:
-        """One apply: both are sealed, and the child takes over."""
+        """End the merge in one apply: both segments are sealed, and the child takes over."""
         low, high = sorted((one, other), key=lambda segment: segment.record.range)
         claim = one.record.merge
         assert claim is not None
@@ -256,7 +261,8 @@ class LayoutUpkeep:
         await self._apply_unless_changed(batch)
 
     async def _give_up(self, one: StoredSegment, other: StoredSegment) -> None:
-        """One apply: neither is claimed any more, and what was sealed for it has a child."""
+        """Give up the merge in one apply: neither segment is claimed any more, and one that was sealed for it has a
+        child."""
         topic = await self._broker.topics.get(one.record.topic)
         batch = self._store.batch()
         for segment in (one, other):
@@ -271,7 +277,7 @@ class LayoutUpkeep:
         try:
             await self._store.apply(batch)
         except CheckFailed as lost:
-            log.info("somebody else changed the layout first", check=str(lost.check))
+            log.info("another broker has changed the layout first", check=str(lost.check))
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
@@ -279,8 +285,8 @@ class LayoutUpkeep:
         await self.deletion.finish_all()
 
     async def reconcile(self, deleted: set[str]) -> None:
-        """Go on with what others have begun on the segments served here, merges and deletions, and with `deleted` ones
-        whose storage is here; those that are finished are taken out of it."""
+        """Continue the merges and deletions that others have begun on the segments served here, and delete the
+        `deleted` ones whose storage is here, from which the finished ones are removed."""
         try:
             for segment_id, record in await self._records(list(self._broker.served)):
                 if record is None or record.state == "deleted":
@@ -291,7 +297,7 @@ class LayoutUpkeep:
                 await self.deletion.finish_segment(segment_id)
                 deleted.discard(segment_id)
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:
-            log.warning("layout not reconciled, it is done again later", error=str(error))
+            log.warning("layout not reconciled, which will be repeated", error=str(error))
 
     async def _records(self, segment_ids: list[str]) -> list[tuple[str, SegmentRecord | None]]:
         records = await self._store.get_each(map(paths.segment, segment_ids))
@@ -304,7 +310,7 @@ class LayoutUpkeep:
         return [await self._read(child) for child in segment.record.children]
 
     async def _read(self, segment_id: str) -> StoredSegment:
-        """Raises NOT_FOUND."""
+        """Read the segment's record. Raises NOT_FOUND."""
         stored = await self._store.get(paths.segment(segment_id))
         record = SegmentRecord.decode(stored.value) if stored else None
         if stored is None or record is None or record.state == "deleted":
@@ -323,7 +329,7 @@ def _refuse_claimed(segment_id: str, record: SegmentRecord) -> None:
 
 def _sealed_otherwise(segment_id: str, record: SegmentRecord) -> errors.MetatxnError:
     return errors.SegmentSealed(
-        f"segment {segment_id} was sealed before, and not so",
+        f"segment {segment_id} is already sealed, with other children",
         action="Change the layout of its children instead.",
         segment=segment_id,
         children=list(record.children),

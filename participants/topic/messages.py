@@ -1,4 +1,4 @@
-"""Messages for people: publish JSON by key, browse without a subscription."""
+"""Single messages of a topic: publish JSON by key, and browse without a subscription."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.
 
 
 async def check_values(broker: Broker, topic_name: str, values: list[object]) -> TopicRecord:
-    """The topic that these JSON values can be rows of. Raises SCHEMA_MISMATCH, but not before the topic was looked at
-    as it is now: another broker may have added columns to it."""
+    """Check the JSON values against the topic's columns and return the topic. Raises SCHEMA_MISMATCH, but only after
+    reading the current topic, because another broker may have added columns."""
     topic = await broker.topic(topic_name)
     try:
         schemas.check_values_fit(topic, values)
@@ -51,7 +51,7 @@ class PublishOptions:
     producer: str | None
     sequence: int | None
     authorization: str | None = None
-    """What the caller showed, for the owners of other segments."""
+    """The caller's `Authorization`, for the owners of other segments."""
 
 
 class Messages:
@@ -61,11 +61,12 @@ class Messages:
         self._compacted = CompactedViews()
 
     async def publish(self, topic_name: str, messages: Sequence[Message], options: PublishOptions) -> list[str]:
-        """One entry per segment that the keys fall into; messages without a key go to one segment together.
+        """Publish one entry to each segment into which the keys fall. All messages without a key go to one segment.
 
-        Message ids in the order sent. When one segment refuses although others have taken theirs, that is
-        OUTCOME_UNKNOWN: send again under the same producer and sequence, or abort the transaction. A retry falls into
-        the same segments, or into those that took over from them and know what had been appended (DESIGN §5.13).
+        Returns the message ids in the order of the messages. If one segment refuses its entry although others have
+        accepted theirs, the error is OUTCOME_UNKNOWN: publish again under the same producer and sequence, or abort the
+        transaction. A retry goes to the same segments, or to those that took over from them and know what had been
+        appended (DESIGN §5.13).
         """
         values = [message.value for message in messages]
 
@@ -107,7 +108,8 @@ class Messages:
         return _ids([places[index] for index in range(len(messages))], options)
 
     async def _moved_to(self, topic_name: str, options: PublishOptions, *, taken: bool) -> list[AnySegment]:
-        """The segments now, for what others did not take. `taken`: a part of the messages was appended."""
+        """The current segments, for the messages that were not accepted. `taken` tells whether some messages were
+        appended."""
         try:
             self._broker.forget_topic(topic_name)
             topic = await self._broker.topic(topic_name)
@@ -137,17 +139,17 @@ class Messages:
         compacted: bool = False,
         latest: bool = False,
     ) -> ReadMessagesAnswer:
-        """Up to `limit` messages behind `token`, fewer when they are large. Waits up to `wait_ms` for the first one.
+        """Up to `limit` messages after `token`, or fewer if they are large. Waits up to `wait_ms` for the first one.
 
-        Without a token, `latest` answers at once with the place behind all that can be read now, and `compacted` begins
-        with the compacted view (see `compaction`); later pages go on as their token says.
+        Without a token, `latest` returns at once with the place after everything readable, and `compacted` begins with
+        the compacted view (see `compaction`). Later pages continue as their token says.
         """
         places = dict(token.places) if token else {}
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
             revision = await self._broker.store.current_revision()
         if token is None and (isolation == "snapshot" or latest):
-            self._broker.forget_topic(topic_name)  # the layout is taken after the revision (DESIGN §7)
+            self._broker.forget_topic(topic_name)  # the layout is read after the revision (DESIGN §7)
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
 
         async def look() -> list[AnySegment]:
@@ -166,7 +168,7 @@ class Messages:
                 found, token = await self._compacted.page(segments, token, limit, isolation)
                 if found or token.ends is not None:
                     return ReadMessagesAnswer(messages=found, next=str(token), revision=revision)
-                places = dict(token.places)  # nothing is kept behind it: go on with what comes
+                places = dict(token.places)  # the view has no more pages: continue with what comes
             changes = [segment.changed.next() for segment in segments if isinstance(segment, Segment)]
             found = await self._collect(segments, places, limit, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
@@ -183,8 +185,9 @@ class Messages:
         isolation: Isolation,
         revision: Revision | None,
     ) -> list[ReadMessage]:
-        """In the order of the layout, in which parents are before their children: so that a key's messages come in
-        the order in which they were written, a child is read once its parents have been read to their end."""
+        """Read the segments in the order of the layout, in which parents come before their children. A child is read
+        once its parents have been read to their end, so that the messages of a key come in the order in which they were
+        written."""
         found: list[ReadMessage] = []
         room_bytes = BROWSE_BYTES
         unread: set[str] = set()
@@ -216,12 +219,12 @@ class Messages:
     async def _ends(
         self, segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None
     ) -> dict[str, tuple[Position, int]]:
-        """Where `_collect` would come to, without reading what is before it. A child whose parents cannot be read to
-        their end yet is entered at its beginning later: nothing of it can be read now."""
+        """The places that `_collect` would reach, without reading what is before them. A child whose parents cannot be
+        read to their end yet is later read from its beginning, because nothing of it can be read now."""
 
         async def end(segment: AnySegment) -> Position:
             at = max(start_of(segment), await end_of(segment, isolation))
-            page = await read_page(segment, at, 1, isolation, revision)  # of the owner, at the snapshot
+            page = await read_page(segment, at, 1, isolation, revision)  # this asks the owner, at the snapshot
             return at if page.frames else max(at, page.next)
 
         ends = await asyncio.gather(*(end(segment) for segment in segments))
@@ -238,8 +241,8 @@ class Messages:
     async def _segments(
         self, topic: TopicRecord, wanted: Iterable[str] = (), authorization: str | None = None
     ) -> list[AnySegment]:
-        """All of the topic's, parents before their children. What is cached may lack children that another broker has
-        made."""
+        """All segments of the topic, parents before their children. The cached topic may lack children that another
+        broker has created."""
         known = set(topic.segments)
         anywhere = self._broker.anywhere
         segments = [await anywhere(segment_id, authorization) for segment_id in topic.segments]
@@ -257,7 +260,7 @@ async def _first_change(
     isolation: Isolation,
     timeout_s: float,
 ) -> None:
-    """Until a segment here has changed, another broker has something new, or `timeout_s` is over."""
+    """Wait until a segment here has changed, another broker has something new, or `timeout_s` has passed."""
     asked = [
         asyncio.ensure_future(segment.read(places[segment.id][0], 1, isolation, None, timeout_s))
         for segment in remote
@@ -268,7 +271,7 @@ async def _first_change(
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         else:
-            await asyncio.sleep(timeout_s)  # all of it is sealed and was read
+            await asyncio.sleep(timeout_s)  # everything is sealed and was read
     finally:
         for request in asked:
             request.cancel()
@@ -288,7 +291,7 @@ def _entry(messages: Sequence[Message], options: PublishOptions) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An entry of so many messages."""
+    """An entry with `count` messages."""
 
     segment: str
     position: Position
@@ -296,7 +299,7 @@ class _Place:
 
 
 def _told(before: AppendedBefore, hashes: Sequence[int], indexes: Sequence[int]) -> dict[int, _Place]:
-    """Where those of the messages stand that were appended before."""
+    """The places of the messages that had already been appended."""
     return {
         index: _Place(part.segment or "", part.position, part.count)
         for index in indexes
@@ -306,8 +309,8 @@ def _told(before: AppendedBefore, hashes: Sequence[int], indexes: Sequence[int])
 
 
 def _ids(places: Sequence[_Place], options: PublishOptions) -> list[str]:
-    """In an entry the messages stand in the order in which they were sent. Raises INVALID_ARGUMENT when there are more,
-    or fewer, than it has: then it was not of these messages."""
+    """The ids of the messages; in an entry they are in the order in which they were sent. Raises INVALID_ARGUMENT if an
+    entry has more or fewer messages, because then it was an entry of other messages."""
     counts = Counter(places)
     for place, found in counts.items():
         if found != place.count:
@@ -321,25 +324,25 @@ def _ids(places: Sequence[_Place], options: PublishOptions) -> list[str]:
 
 
 def _moved_on(error: BaseException) -> bool:
-    """The segment took nothing, and others have taken over from it."""
+    """Whether the segment accepted nothing because others have taken over from it."""
     return isinstance(error, errors.SegmentSealed) and bool(error.children)
 
 
 def _one_error(failures: Sequence[BaseException], parts: int, options: PublishOptions) -> BaseException:
-    """What a publish to several segments answers when some of them refused. A transaction that takes no more decides
-    about what was taken, too."""
+    """The answer to a publish to several segments if some of them refused. If the transaction accepts no more
+    operations, its decision also applies to what was accepted."""
     return one_error(
         failures,
         parts,
         lambda error: options.txn_id is not None and isinstance(error, _TAKES_NO_MORE),
-        "segments took their messages",
+        "segments accepted their messages",
         "Send all of it again under the same producer and sequence"
         + (", or abort the transaction." if options.txn_id is not None else "."),
     )
 
 
 def _covering(segments: Sequence[AnySegment], hashed: int) -> AnySegment:
-    """The active segment that takes the key, else the last sealed one, which says why it does not."""
+    """The active segment of the key, or else the last sealed one, whose error says why it accepts nothing."""
     holding = [segment for segment in segments if _holds(segment.record, hashed)]
     return next((segment for segment in holding if segment.record.state == "active"), holding[-1])
 

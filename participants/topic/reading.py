@@ -1,4 +1,4 @@
-"""Reading one segment of a topic, served here or by another broker, at any isolation."""
+"""Reading one segment of a topic, served here or by another broker, with any isolation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from participants.segment.reading import Page
 from participants.segment.segment import Segment
 
 BROWSE_BYTES = 1 << 20
-"""What a browse reads at once of a segment, and about what it answers."""
+"""The number of bytes that a browse reads of a segment at once, which is about the size of its answer."""
 AnySegment = Segment | RemoteSegment
 """A segment of the topic, served here or by another broker."""
 
 
 def start_of(segment: AnySegment) -> Position:
-    """The place before the first entry that may be read."""
+    """The position before the first entry that may be read."""
     return segment.start if isinstance(segment, RemoteSegment) else segment.ledgers.start
 
 
 async def end_of(segment: AnySegment, isolation: Isolation) -> Position:
-    """The last entry that may be read now, or a bound."""
+    """The position of the last entry that may be read now, or a bound."""
     if isinstance(segment, RemoteSegment):
         return await segment.end(isolation)
     return segment.buffer.max_read_position if isolation == "read_committed" else segment.buffer.last_durable
@@ -35,7 +35,7 @@ async def read_page(
         return await segment.read(after, max_bytes, isolation, revision)
     if after > segment.buffer.last_durable:
         raise errors.InvalidArgument(
-            f"after: {after} is behind the end of segment {segment.id}, {segment.buffer.last_durable}",
+            f"after: {after} is after the end of segment {segment.id}, {segment.buffer.last_durable}",
             field="after",
         )
     match isolation:
@@ -48,17 +48,17 @@ async def read_page(
 
 
 def snapshot_revision(isolation: Isolation, revision: Revision | None, place: Revision | None) -> Revision | None:
-    """The revision to read at: the one asked for, else the one that the place to go on from holds.
+    """The revision at which to read: the requested one, or else that of the place from which to continue.
 
-    Raises INVALID_ARGUMENT for a revision without a snapshot, and for a snapshot's place in any other read: that
-    read would never see what was undecided then.
+    Raises INVALID_ARGUMENT for a revision without a snapshot, and for a snapshot's place in any other read, which would
+    never see what was undecided then.
     """
     if isolation != "snapshot" and revision is not None:
         raise errors.InvalidArgument(f"revision: has no meaning with isolation={isolation}", field="revision")
     if place is not None and (isolation != "snapshot" or revision not in (None, place)):
         raise errors.InvalidArgument(
-            f"after: was given by a snapshot at revision {place} and goes on with that snapshot only",
-            action="Start another read from the beginning, or go on with isolation=snapshot.",
+            f"after: comes from a snapshot at revision {place} and can only continue that snapshot",
+            action="Start another read from the beginning, or continue with isolation=snapshot.",
             field="after",
         )
     return revision if revision is not None else place

@@ -1,4 +1,4 @@
-"""What another broker has of a subscription: `Share`, asked for over HTTP."""
+"""The share of a subscription at another broker: the methods of `LocalShare`, over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEGMENTS = TypeAdapter(list[SubscriptionSegment])
 
 
 class RemoteShare:
-    """`segments` are those that the broker has, as far as is known here. Raises what `Peer.request` does."""
+    """`segments` are those that the broker owns, as far as is known here. Raises as `Peer.request` does."""
 
     def __init__(self, peer: Peer, definition: Definition, segments: Iterable[str]) -> None:
         self._peer = peer
@@ -33,7 +33,8 @@ class RemoteShare:
         return self._peer.url
 
     async def take(self, wanted: TakeRequest) -> TakeAnswer:
-        """OUTCOME_UNKNOWN: the consumer may have been given messages that are lost on their way."""
+        """Take messages. OUTCOME_UNKNOWN means that messages may have been delivered to the consumer and lost on the
+        way."""
         request = ShareTakeRequest(
             incarnation=self._definition.record.incarnation,
             home=wanted.home,

@@ -1,4 +1,5 @@
-"""What brokers ask each other about a subscription. Not for clients: they ask any broker for all of it."""
+"""The requests between brokers about a subscription. They are not for clients, who ask any broker for the whole
+subscription."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ _SEGMENT = "segment://public/default/orders/0000-ffff-0"
 
 
 class ShareTakeRequest(RequestBody):
-    """The subscription's home, at this generation of its segment, asks for messages for one consumer. Of the
-    consumers up to the one numbered `newest` only `sessions` are there: what others of them hold returns. `segments` in
-    the order in which they are to be asked."""
+    """A request of the subscription's home, at this generation of its segment, for messages for one consumer. Of the
+    consumers up to the number `newest`, only `sessions` are present: what the others hold returns. `segments` are in
+    the order in which they are to be read."""
 
     model_config = example(
         incarnation=1, home=3, session=7, sessions=[6, 7], newest=7, segments=[_SEGMENT], max=100, max_bytes=4194304
@@ -32,7 +33,7 @@ class ShareTakeRequest(RequestBody):
 
 
 class ShareTakeAnswer(BaseModel):
-    """`ended`: segments that have nothing left, and never will."""
+    """`ended` are segments that have nothing left, and never will."""
 
     model_config = example(messages=[], ended=[_SEGMENT])
 
@@ -41,7 +42,7 @@ class ShareTakeAnswer(BaseModel):
 
 
 class ShareWaitRequest(RequestBody):
-    """Answered once one of these segments has something to give."""
+    """A request that is answered once one of these segments has a message to deliver."""
 
     model_config = example(incarnation=1, segments=[_SEGMENT], wait_ms=10_000)
 

@@ -1,4 +1,4 @@
-"""Where the segments of a subscription are: here, at other brokers, or nowhere for the moment."""
+"""The shares of a subscription: which brokers serve its segments, if any."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from participants.topic.remote_share import RemoteShare
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionShares:
-    """One look at it. `missing` are segments that nobody serves now, and why."""
+    """The shares as they were found at one time. `missing` are segments that are not served now, with the reason."""
 
     definition: Definition
     parts: Mapping[str, SegmentSubscription]
@@ -32,17 +32,18 @@ class SubscriptionShares:
 
     @property
     def all(self) -> list[LocalShare | RemoteShare]:
-        """Those that have any segments, this broker's first."""
+        """The shares that have any segments, this broker's first."""
         return [*([self.here] if self.parts else []), *self.elsewhere]
 
     def knows(self, segments: Iterable[str]) -> bool:
-        """They are all of this topic, as far as was seen."""
+        """Whether all of these segments belong to the topic, as far as is known here."""
         return {*self.missing, *(each for share in self.all for each in share.segments)}.issuperset(segments)
 
     def having(self, segments: Iterable[str], named: str) -> dict[LocalShare | RemoteShare, list[str]]:
-        """The shares that have these, and which of them each has.
+        """The shares of these segments, with the segments of each.
 
-        Raises INVALID_ARGUMENT for the field `named` when one is no segment of this topic, and why one is missing.
+        Raises INVALID_ARGUMENT for the field `named` if one is not a segment of this topic, and the error of a missing
+        one.
         """
         found: defaultdict[LocalShare | RemoteShare, list[str]] = defaultdict(list)
         owners = {segment_id: share for share in self.all for segment_id in share.segments}
@@ -56,13 +57,13 @@ class SubscriptionShares:
         return found
 
     def assert_complete(self) -> None:
-        """Raises why a segment is missing."""
+        """Raises the error of a missing segment."""
         for error in self.missing.values():
             raise error
 
 
 def ids_within(ids: Iterable[MessageId], segments: Iterable[str]) -> list[MessageId]:
-    """Those that lie in these segments."""
+    """The ids of messages in these segments."""
     wanted = frozenset(segments)
     return [each for each in ids if each.segment in wanted]
 
@@ -70,7 +71,7 @@ def ids_within(ids: Iterable[MessageId], segments: Iterable[str]) -> list[Messag
 async def shares_of(
     broker: Broker, definition: Definition, dead_letters: DeadLetters, authorization: str | None = None
 ) -> SubscriptionShares:
-    """Raises NOT_FOUND when the topic or the subscription is gone, and the store's errors."""
+    """Find the shares. Raises NOT_FOUND if the topic or the subscription is gone, and the store's errors."""
 
     async def once() -> SubscriptionShares:
         return await _look(broker, definition, dead_letters, authorization)

@@ -1,13 +1,13 @@
-"""A subscription at its home, the broker that hands its messages out, of all segments of the topic.
+"""A subscription at its home, the broker that delivers its messages, from all segments of the topic.
 
     consumer ──▶ home ─┬─▶ its own share
                        └─▶ the shares of other brokers
 
-The home is the owner of the topic's first segment, which is there for as long as the topic is. Nobody else knows who
-consumes, so that *exclusive* and *failover* hold for the whole topic, wherever its segments are served. What the home
-asks of a share bears the generation at which it owns that segment, and a share that has served a later one refuses it;
-what an earlier home has given returns then. So a home that was frozen, or does not know that it has been succeeded,
-gives nothing to its consumers any more, as soon as its successor has asked.
+The home is the owner of the topic's first segment, which exists as long as the topic does. Only the home knows the
+consumers, so that *exclusive* and *failover* hold for the whole topic, wherever its segments are served. Its requests
+to the shares contain the generation at which it owns that segment. A share that has served a later one refuses them,
+and what an earlier home has delivered then returns. So a home that was frozen, or does not know that it has been
+replaced, delivers nothing to its consumers as soon as its successor has sent a request.
 
 Acknowledging needs no home: the owner of each segment decides (see `Subscriptions.acknowledge`).
 """
@@ -39,16 +39,16 @@ from participants.topic.shares import SubscriptionShares, shares_of
 
 T = TypeVar("T")
 RECEIVE_BYTES = 4 << 20
-"""What one `receive` answers at most, but at least one message."""
+"""The most bytes in the answer to one `receive`, but at least one message."""
 REMOTE_WAIT_S = 20.0
 RETRY_S = 1.0
-"""How soon what could not be asked is asked again, unless an event tells that it can be."""
+"""The time after which a failed request is repeated, unless an event says earlier that it can succeed."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """What one look at every share has brought. Nothing new can come but from `waiting`, remote shares with those of
-    their segments that were asked, from what `failed`, and from this broker's own segments."""
+    """The result of one round over all shares. New messages can only come from `waiting` (remote shares, with those of
+    their segments that were asked), from what `failed`, and from this broker's own segments."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
     waiting: list[tuple[RemoteShare, list[str]]] = field(default_factory=list)
@@ -56,10 +56,10 @@ class _Round:
 
 
 class Subscription:
-    """One incarnation at one generation of its home. Made by `Subscriptions`.
+    """One incarnation of a subscription at one generation of its home. Made by `Subscriptions`.
 
-    Raises, in every method: NOT_OWNER when another broker has become the home, STORE_UNAVAILABLE while a segment is not
-    served anywhere, NOT_FOUND once the subscription is dropped.
+    Every method raises NOT_OWNER if another broker has become the home, STORE_UNAVAILABLE while a segment is not served
+    anywhere, and NOT_FOUND once the subscription is dropped.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Subscription:
         self._closed: errors.MetatxnError | None = None
         self._parents: dict[str, Sequence[str]] = {}
         self._segment: Segment | None = None
-        """That makes this broker the home."""
+        """The segment that makes this broker the home."""
         self._waits: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._unsure: set[int] = set()
-        """Sessions that may have been given something in an answer that was lost."""
+        """The sessions that may have been given messages in an answer that was lost."""
 
     @property
     def consumers(self) -> list[str]:
@@ -95,10 +95,10 @@ class Subscription:
         self, consumer: str, limit: int, wait_ms: int, authorization: str | None = None
     ) -> list[DeliveredMessage]:
         """Up to `limit` messages, waiting up to `wait_ms` for the first one. With a `limit` of 0 the consumer only
-        shows that it is there.
+        shows that it is present.
 
-        Raises ALREADY_EXISTS when the subscription is exclusive and another consumer has it; OUTCOME_UNKNOWN when
-        messages for the consumer may have been lost on their way here: they return when it leaves.
+        Raises ALREADY_EXISTS if the subscription is exclusive and has another consumer, and OUTCOME_UNKNOWN if messages
+        for the consumer may have been lost on their way here: they return when it leaves.
         """
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         with self._present(consumer) as session:
@@ -121,7 +121,7 @@ class Subscription:
 
     @contextmanager
     def _present(self, consumer: str) -> Iterator[int]:
-        """Its session, for as long as its request is here."""
+        """The consumer's session, which cannot expire during its request."""
         time = asyncio.get_running_loop().time
         try:
             session = self._sessions.enter(consumer, time())
@@ -141,8 +141,8 @@ class Subscription:
             self._watch_silence()
 
     async def _round(self, shares: SubscriptionShares, session: int, limit: int) -> _Round:
-        """From every share in turn, so that none starves; where order is promised, from a segment once its parents have
-        been read to their end."""
+        """Take messages from every share in turn, so that none starves. Where order is promised, a segment is read once
+        its parents have been read to their end."""
         self._turn += 1
         found = _Round(failed=next(iter(shares.missing.values()), None))
         parents = await self._parents_of(shares)
@@ -177,8 +177,8 @@ class Subscription:
         return found
 
     def _may_go_on(self, error: errors.MetatxnError | MetastoreError, found: _Round, session: int) -> bool:
-        """A share has failed. When it is just not to be had, others may have something; otherwise it is raised, unless
-        something was given: that must reach the consumer."""
+        """Whether to continue after a share has failed. If it is only unavailable, others may have messages; otherwise
+        the error is raised, unless messages were taken, which must reach the consumer."""
         code = error.code if isinstance(error, errors.MetatxnError) else None
         if isinstance(error, errors.MetatxnError) and code is ErrorCode.STORE_UNAVAILABLE:
             found.failed = error
@@ -190,7 +190,7 @@ class Subscription:
         return False
 
     async def _parents_of(self, shares: SubscriptionShares) -> dict[str, Sequence[str]]:
-        """By segment; they never change. Where no order is promised nobody has any."""
+        """The parents of each segment, which never change. Where no order is promised there are none."""
         if self.definition.record.type == "shared":
             return {}
         segments = [*shares.parts, *shares.missing, *(each for share in shares.elsewhere for each in share.segments)]
@@ -200,8 +200,8 @@ class Subscription:
         return self._parents
 
     def _wait_at(self, share: RemoteShare, segments: Sequence[str]) -> asyncio.Task[None]:
-        """Until the share has something to give. All consumers who wait for the same share one request. It ends with
-        the home's segment."""
+        """Wait until the share has a message to deliver. All consumers that wait for the same share have one request in
+        common. It ends with the home's segment."""
         assert self._segment is not None
         key = (share.url, *sorted(segments))
         waiting = self._waits.get(key)
@@ -225,12 +225,12 @@ class Subscription:
     # -- consumers ---------------------------------------------------------------------------------------------
 
     def leave(self, consumer: str) -> None:
-        """The consumer is gone: what it holds goes to whoever asks next. Idempotent."""
+        """The consumer is gone, and its messages go to the next request. Idempotent."""
         if self._sessions.leave(consumer):
             self._gone()
 
     def _watch_silence(self) -> None:
-        """One timer, for whoever is silent for the longest time."""
+        """Set the timer for the consumer that has been silent for the longest time."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -250,7 +250,7 @@ class Subscription:
     # -- looking -----------------------------------------------------------------------------------------------
 
     async def segments(self, authorization: str | None = None) -> list[SubscriptionSegment]:
-        """Of the whole topic, in its order."""
+        """The segments of the whole topic, in its order."""
         shares = await self._look(authorization)
         shares.assert_complete()
         shown = [each for part in await asyncio.gather(*(share.look() for share in shares.all)) for each in part]
@@ -260,7 +260,7 @@ class Subscription:
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self, why: errors.MetatxnError | None = None) -> None:
-        """Whoever waits is told `why`: unless given, that another home has succeeded this one."""
+        """End all waiting requests with `why`; by default, that another home has replaced this one."""
         self._closed = self._closed or why or self._succeeded()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -269,21 +269,21 @@ class Subscription:
     def _succeeded(self) -> errors.MetatxnError:
         return errors.StoreUnavailable(
             f"subscription {self.definition.name} is handed out anew",
-            action="Try again in a moment; what was given and is not acknowledged is given again.",
+            action="Try again in a moment; unacknowledged messages are redelivered.",
             subscription=self.definition.name,
         )
 
     def _lost_on_the_way(self, reason: str) -> errors.MetatxnError:
         return errors.OutcomeUnknown(
             f"messages for this consumer may have been lost on their way: {reason}",
-            action="Leave, and come back: then everything that this consumer was given is given again.",
+            action="Leave and return: then all messages of this consumer are redelivered.",
             subscription=self.definition.name,
         )
 
 
 async def home_of(broker: Broker, topic: str) -> Segment:
-    """The segment that makes this broker the home of the topic's subscriptions. Raises NOT_OWNER when another one is,
-    STORE_UNAVAILABLE while nobody is, NOT_FOUND."""
+    """The segment that makes this broker the home of the topic's subscriptions. Raises NOT_OWNER if another broker is
+    the home, STORE_UNAVAILABLE while there is none, and NOT_FOUND."""
 
     async def first() -> Segment:
         return await broker.segment((await broker.topic(topic)).segments[0])

@@ -1,7 +1,8 @@
-"""The subscriptions that this broker serves: at home, where their messages are handed out, and its share of others.
+"""The subscriptions that this broker serves: as the home of some, whose messages it delivers, and with its share of
+others.
 
-Who asks a broker that is not the home of the topic's subscriptions is sent there, except to acknowledge and to give
-back: any broker takes that to the owners of the segments.
+A request to a broker that is not the home is redirected to it, except for acknowledging and redelivering: any broker
+passes these on to the owners of the segments.
 """
 
 from __future__ import annotations
@@ -42,24 +43,26 @@ class Subscriptions:
         self._definitions = Definitions(broker.store)
         self._dead_letters = DeadLetters(self._publish)
         self._known: dict[tuple[str, str], Definition] = {}
-        """As they were found last. Who finds one to be dropped looks again."""
+        """The definitions as they were last read. If one turns out to be dropped, it is read again."""
         self._at_home: dict[tuple[str, str], Subscription] = {}
 
     # -- at home -----------------------------------------------------------------------------------------------
 
     async def assert_home(self, topic: str) -> None:
-        """Raises NOT_OWNER when another broker hands out the topic's subscriptions, NOT_FOUND without the topic."""
+        """Raises NOT_OWNER if another broker is the home of the topic's subscriptions, and NOT_FOUND without the
+        topic."""
         await self._broker.topics.get(topic)
         await home_of(self._broker, topic)
 
     async def create(
         self, topic: str, name: str, wanted: SubscriptionRecord, authorization: str | None = None
     ) -> Subscription:
-        """The subscription as `wanted` describes it (its incarnation aside). Raises ALREADY_EXISTS when another one
-        has the name, NOT_FOUND without the topic, NOT_OWNER."""
+        """Create the subscription that `wanted` describes (except for its incarnation). Raises ALREADY_EXISTS if
+        another one has the name, NOT_FOUND without the topic, and NOT_OWNER."""
 
         async def ends() -> Mapping[str, Place]:
-            """`latest`: behind what readers can see. What becomes visible later belongs to the subscription."""
+            """The places of `latest`: after everything that readers can see. What becomes visible later belongs to the
+            subscription."""
             self._broker.forget_topic(topic)
             segments = (await self._broker.topic(topic)).segments
             found = await asyncio.gather(*(self._broker.anywhere(each, authorization) for each in segments))
@@ -72,7 +75,7 @@ class Subscriptions:
         return self._serve(await self._definitions.create(topic, name, wanted, stored, ends), home)
 
     async def at_home(self, topic: str, name: str) -> Subscription:
-        """Raises NOT_OWNER when another broker is its home, NOT_FOUND."""
+        """The subscription, if this broker is its home. Raises NOT_OWNER if another one is, and NOT_FOUND."""
         home = await home_of(self._broker, topic)
         known = self._at_home.get((topic, name))
         if known is not None and known.home == home.ownership.generation and not known.closed:
@@ -80,8 +83,8 @@ class Subscriptions:
         return self._serve(await self._definitions.get(topic, name), home)
 
     def _serve(self, definition: Definition, home: Segment) -> Subscription:
-        """The one object of this incarnation at this generation: it alone knows the consumers. It goes with the segment
-        that makes this broker the home. Raises STORE_UNAVAILABLE."""
+        """The only object of this incarnation at this generation, which alone knows the consumers. It ends with the
+        segment that makes this broker the home. Raises STORE_UNAVAILABLE."""
         home.assert_serving()
         key = (definition.topic, definition.name)
         known = self._at_home.get(key)
@@ -102,8 +105,8 @@ class Subscriptions:
             del self._at_home[key]
 
     async def drop(self, topic: str, name: str, authorization: str | None = None) -> None:
-        """It is gone at once; what it left in the store goes before this returns, where the owners of the segments are
-        to be had. Who is not finds it by himself. Raises NOT_FOUND."""
+        """Drop the subscription. It is gone at once, and its records are deleted before this returns, as far as the
+        owners of the segments are available; the others delete them later. Raises NOT_FOUND."""
         await self._definitions.drop(topic, name)
         dropped = await self._definitions.get_or_tombstone(topic, name)
         others = {error.owner_url for error in await self._drop_here(dropped) if isinstance(error, errors.NotOwner)}
@@ -114,11 +117,11 @@ class Subscriptions:
     # -- anywhere ----------------------------------------------------------------------------------------------
 
     async def acknowledge(self, topic: str, name: str, request: AckRequest, authorization: str | None = None) -> None:
-        """Returns once it is durable; inside a transaction, once its operations are. What one broker owns is taken as a
-        whole, or not when any of it conflicts.
+        """Acknowledge. Returns once that is durable; inside a transaction, once its operations are. At each broker
+        either the whole request is accepted, or nothing if any of it conflicts.
 
-        Raises INVALID_ARGUMENT for what is no message of this topic, TXN_CONFLICT, EXPIRED_TRANSACTION, TXN_NOT_FOUND,
-        STORE_UNAVAILABLE, OUTCOME_UNKNOWN: send it again, that is harmless.
+        Raises INVALID_ARGUMENT for messages of another topic, TXN_CONFLICT, EXPIRED_TRANSACTION and TXN_NOT_FOUND.
+        After STORE_UNAVAILABLE and OUTCOME_UNKNOWN the request can be repeated without harm.
         """
         field = "positions" if request.up_to else "message_ids"
         having = await self._having(topic, name, request.segments, field, authorization)
@@ -132,7 +135,7 @@ class Subscriptions:
     async def redeliver(
         self, topic: str, name: str, ids: Sequence[MessageId] | None, authorization: str | None = None
     ) -> int:
-        """Messages that consumers hold, these or all, are given again. Answers how many. Raises INVALID_ARGUMENT,
+        """Redeliver these messages, or all that consumers hold. Returns how many. Raises INVALID_ARGUMENT,
         STORE_UNAVAILABLE."""
         if ids is None:
             shares = await self._shares(topic, name, authorization)
@@ -146,8 +149,8 @@ class Subscriptions:
     async def _having(
         self, topic: str, name: str, segments: Collection[str], field: str, authorization: str | None
     ) -> dict[LocalShare | RemoteShare, list[str]]:
-        """As `SubscriptionShares.having`. That a segment is none of the topic is believed only of the layout that
-        the store has: another broker may have delivered a message of a child that this broker has not heard of."""
+        """See `SubscriptionShares.having`. That a segment is not of the topic is only believed of the layout in the
+        store: another broker may have delivered a message of a child that this broker has not heard of."""
         shares = await self._shares(topic, name, authorization)
         if not shares.knows(segments):
             self._broker.forget_topic(topic)
@@ -169,7 +172,7 @@ class Subscriptions:
     async def share(
         self, topic: str, name: str, segments: Sequence[str] | None = None, incarnation: int | None = None
     ) -> LocalShare:
-        """What this broker has of it. Raises NOT_FOUND for an `incarnation` that is gone, STORE_UNAVAILABLE when one of
+        """This broker's share. Raises NOT_FOUND if the `incarnation` is gone, and STORE_UNAVAILABLE if one of
         `segments` is not here."""
         shares = await self._shares(topic, name)
         if incarnation is not None and shares.definition.record.incarnation != incarnation:
@@ -181,7 +184,8 @@ class Subscriptions:
         return shares.here
 
     async def take(self, topic: str, name: str, incarnation: int, wanted: TakeRequest) -> TakeAnswer:
-        """For its home. Raises as `share`, and STORE_UNAVAILABLE for a home that is not the home now."""
+        """Take messages for the subscription's home. Raises as `share`, and STORE_UNAVAILABLE for a broker that is not
+        the home."""
         share = await self.share(topic, name, wanted.segments, incarnation)
         if not share.knows_home(wanted.home):
             await self._assert_home(topic, wanted.home)
@@ -192,24 +196,24 @@ class Subscriptions:
         owner = await self._broker.store.get(paths.segment_owner(first))
         if owner is None or OwnerRecord.decode(owner.value).generation != home:
             raise errors.StoreUnavailable(
-                f"nobody hands out the subscriptions of topic {topic} at generation {home} of segment {first}",
+                f"no broker is the home of the subscriptions of topic {topic} at generation {home} of segment {first}",
                 action="Try again in a moment; nothing happened.",
                 topic=topic,
             )
 
     async def drop_share(self, topic: str, name: str) -> None:
-        """Delete what dropped incarnations have left on segments that are here. Raises NOT_FOUND for one that never
-        was."""
+        """Delete the records of dropped incarnations on segments that are served here. Raises NOT_FOUND if the
+        subscription never existed."""
         await self._drop_here(await self._definitions.get_or_tombstone(topic, name))
 
     async def _drop_here(self, definition: Definition) -> list[errors.MetatxnError]:
-        """Answers why segments are not here."""
+        """Returns the errors of segments that are not here."""
         topic, name, last = definition.topic, definition.name, definition.last_dropped
         known = self._at_home.get((topic, name))
         if known is not None and known.definition.record.incarnation <= last:
             self._at_home.pop((topic, name)).close(definition.missing())
         elsewhere = []
-        self._broker.forget_topic(topic)  # it may have been made again, with other segments
+        self._broker.forget_topic(topic)  # it may have been created again, with other segments
         for segment_id in (await self._broker.topic(topic)).segments:
             try:
                 segment = await self._broker.segment(segment_id)
@@ -222,6 +226,6 @@ class Subscriptions:
     # -- dead letters ------------------------------------------------------------------------------------------
 
     async def _publish(self, topic: str, message: Message, producer: str, sequence: int) -> object:
-        """In nobody's name but the broker's own: whoever made the subscription had the right, then."""
+        """Publish as the broker itself: the creator of the subscription had the right to produce to the topic."""
         options = PublishOptions(None, producer, sequence, self._broker.authorization)
         return await self._messages.publish(topic, [message], options)
