@@ -1,4 +1,4 @@
-"""What is inside an entry: bytes, an Arrow stream, or a JSON list of messages."""
+"""The content of an entry: bytes, an Arrow stream, or a JSON list of messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from metatxn.wire.names import MessageId
 from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 
 KEY_COLUMN = b"metatxn.key"
-"""Metadata of an entry's Arrow schema: the name of the column that holds the key of each row."""
+"""The key in the metadata of an entry's Arrow schema that names the column with the key of each row."""
 
 _MESSAGES = TypeAdapter(list[Message])
 _VALUES = TypeAdapter(list[Any], config=ConfigDict(ser_json_inf_nan="constants"))
@@ -32,7 +32,8 @@ class ArrowPayload:
 
 
 def encode_messages(messages: Sequence[Message]) -> bytes:
-    """Raises INVALID_ARGUMENT for values that JSON cannot express: what is taken must be readable again."""
+    """Encode messages. Raises INVALID_ARGUMENT for values that JSON cannot express, because what is accepted must be
+    readable."""
     _check_readable(messages)
     return json.dumps(
         [{name: getattr(message, name) for name in message.model_fields_set} for message in messages],
@@ -42,24 +43,25 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _check_readable(messages: Sequence[Message]) -> None:
-    """Values are not too deep, hold no half of a surrogate pair, and no number that JSON has no form for."""
+    """Raises INVALID_ARGUMENT for a value that is too deep, or contains half of a surrogate pair or a number that JSON
+    cannot express."""
     values = [message.value for message in messages]
     try:
         written = _VALUES.dump_json(values)
-        if b"NaN" in written or b"Infinity" in written:  # such a number, or a text with this word in it
+        if b"NaN" in written or b"Infinity" in written:  # such a number, or a text that contains this word
             json.dumps(values, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise errors.InvalidArgument(f"messages: a value is not plain JSON: {error}", field="messages") from None
 
 
 def decode_messages(payload: bytes | memoryview) -> list[Message]:
-    """Raises INVALID_ARGUMENT unless it is a JSON list of messages that can be read again, PAYLOAD_TOO_LARGE when there
-    are more than `MAX_ENTRY_MESSAGES`."""
+    """Decode messages. Raises INVALID_ARGUMENT unless the payload is a JSON list of messages that can be read again,
+    and PAYLOAD_TOO_LARGE if there are more than `MAX_ENTRY_MESSAGES`."""
     return [message for piece in _decoded(payload) for message in piece]
 
 
 async def decode_messages_in_turns(payload: bytes | memoryview) -> list[Message]:
-    """As `decode_messages`, with a turn for everybody else behind each piece."""
+    """Like `decode_messages`, but lets other tasks run after each piece."""
     return [message async for piece in in_turns(_decoded(payload)) for message in piece]
 
 
@@ -80,7 +82,8 @@ def _decoded(payload: bytes | memoryview) -> Iterator[list[Message]]:
 
 
 def _validated(piece: str, before: int) -> list[Message]:
-    """`before`: how many messages stand before this piece. Raises `ValueError` when it is no list at all."""
+    """The messages of a piece; `before` is the number of messages before it. Raises `ValueError` if it is not a
+    list."""
     try:
         return _MESSAGES.validate_json(piece)
     except ValidationError as error:
@@ -93,18 +96,19 @@ def _validated(piece: str, before: int) -> list[Message]:
 
 
 def hashes_of(messages: Sequence[Message], producer: str | None, sequence: int | None) -> list[int]:
-    """Where each of them goes. Those without a key go together, to where a retry goes too."""
+    """The hash that determines the segment of each message. Messages without a key share one, which is the same in a
+    retry."""
     default = hash_of_key(f"{producer}/{sequence}")
     return [default if message.key is None else hash_of_key(message.key) for message in messages]
 
 
 def inspect_arrow(payload: bytes) -> ArrowPayload:
-    """Schema and row count of an Arrow stream. Raises INVALID_ARGUMENT when it is not one."""
+    """The schema and the row count of an Arrow stream. Raises INVALID_ARGUMENT if it is not one."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             rows = 0
             for batch in reader:
-                batch.validate(full=True)  # what lies about its own buffers would crash whoever reads it
+                batch.validate(full=True)  # invalid buffers would crash every reader
                 rows += batch.num_rows
             return ArrowPayload(reader.schema, rows)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -117,7 +121,7 @@ def message_count(entry: Entry) -> int:
 
 
 def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = None) -> list[ReadMessage]:
-    """The messages of one entry, as people read them: these, or all."""
+    """The messages of one entry in their REST form: those with these indexes, or all."""
     wanted = range(message_count(frame)) if indexes is None else indexes
     match frame.kind:
         case PayloadKind.MESSAGES:
@@ -141,8 +145,8 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
 
 
 def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
-    """Index and key of every message of an entry that has a key, and whether it deletes the key: its value is null or
-    has no bytes, or the row has other columns than the key's and all of them are null. In pieces."""
+    """The index and the key of every message that has a key, and whether it deletes the key: its value is null or
+    empty, or the row has other columns than the key's and all of them are null. The result comes in pieces."""
     match frame.kind:
         case PayloadKind.MESSAGES:
             before = 0
@@ -189,7 +193,8 @@ def _rows(payload: bytes | memoryview, indexes: Sequence[int]) -> list[Mapping[s
 
 
 def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """The values of a column; those that Python has no type for (nanoseconds, years beyond 9999) as text or numbers."""
+    """The values of a column. Those for which Python has no type (nanoseconds, years beyond 9999) become text or
+    numbers."""
     try:
         return column.to_pylist()
     except (pa.ArrowException, ValueError, OverflowError):
@@ -203,7 +208,7 @@ def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrow values that JSON has no form for become text."""
+    """A value that JSON can express; other Arrow values become text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

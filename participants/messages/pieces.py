@@ -1,7 +1,7 @@
-"""Large entries in pieces: whoever works through one on the event loop lets everybody else have a turn in between.
+"""Large entries in pieces, so that work on one on the event loop lets other tasks run in between.
 
-A thread would not help: what parses JSON or makes Python values of columns holds the interpreter's lock all the while.
-A piece is bounded by its number of items and by its length, but for a single item that is longer.
+A thread would not help, because parsing JSON and converting columns to Python values hold the interpreter's lock all
+the time. A piece is bounded by its number of items and by its length, except for a single longer item.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _ITEM = json.JSONDecoder()
 
 
 async def in_turns(pieces: Iterable[T]) -> AsyncIterator[T]:
-    """The same, with a turn for everybody else behind each."""
+    """The same pieces, letting other tasks run after each."""
     for piece in pieces:
         yield piece
         await asyncio.sleep(0)
 
 
 def is_one_piece(text: str) -> bool:
-    """Whether the list in `text` needs no cutting: a list has no more items than commas, and one. Looking for the ends
-    of items means parsing them, which costs half as much as working through them."""
+    """Whether the list in `text` needs no cutting: a list has at most one item more than commas. To find the ends of
+    items they must be parsed, which costs half as much as the work on them."""
     return len(text) <= PIECE_CHARACTERS and text.count(",") < PIECE_ITEMS
 
 
 def json_pieces(text: str) -> Iterator[str]:
-    """JSON lists that put together are the list in `text`. Raises `ValueError` or `RecursionError` when it is none."""
+    """JSON lists that together are the list in `text`. Raises `ValueError` or `RecursionError` if it is not a list."""
     start = at = _behind(text, _skipped(text, 0), "[")
     items, ended = 0, text[at : at + 1] == "]"
     if ended:
@@ -47,7 +47,7 @@ def json_pieces(text: str) -> Iterator[str]:
             yield f"[{text[start:end]}]"
             start, items = at, 0
     if _skipped(text, at + 1) != len(text):
-        raise ValueError(f"more behind the end of the list, at character {at + 1}")
+        raise ValueError(f"there is more text after the end of the list, at character {at + 1}")
 
 
 def _skipped(text: str, at: int) -> int:
@@ -57,7 +57,7 @@ def _skipped(text: str, at: int) -> int:
 
 
 def _behind(text: str, at: int, sign: str) -> int:
-    """Behind `sign`, which is to stand at `at`, and the space that follows."""
+    """The index after `sign`, which must be at `at`, and the white space that follows."""
     if text[at : at + 1] != sign:
         raise ValueError(f"no {sign!r} at character {at}")
     return _skipped(text, at + 1)

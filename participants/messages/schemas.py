@@ -1,4 +1,4 @@
-"""Topic schemas: what columns a topic has, and whether what arrives fits."""
+"""Topic schemas: the columns of a topic, and whether data fits them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encode_schema(schema: pa.Schema) -> str:
 
 
 def decode_schema(text: str) -> pa.Schema:
-    """Raises `ValueError` for anything but a serialized Arrow schema in base64."""
+    """Decode a schema. Raises `ValueError` for anything but a serialized Arrow schema in base64."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (binascii.Error, pa.ArrowException, OSError) as error:
@@ -26,12 +26,12 @@ def decode_schema(text: str) -> pa.Schema:
 
 
 def bare(schema: pa.Schema) -> pa.Schema:
-    """Without metadata and with every column nullable: what two writers of one topic must agree on."""
+    """The schema without metadata and with every column nullable, on which all writers of a topic must agree."""
     return pa.schema([pa.field(field.name, field.type, nullable=True) for field in schema])
 
 
 def from_wire(schema: TopicSchema) -> pa.Schema:
-    """Raises INVALID_ARGUMENT for an unknown type or a malformed `arrow`."""
+    """Convert a schema from its REST form. Raises INVALID_ARGUMENT for an unknown type or a malformed `arrow`."""
     try:
         if schema.arrow is not None:
             return bare(decode_schema(schema.arrow))
@@ -44,7 +44,7 @@ def from_wire(schema: TopicSchema) -> pa.Schema:
 
 
 def _type(name: str) -> pa.DataType:
-    """Raises `ValueError` for a name that Arrow does not know."""
+    """The type of this name. Raises `ValueError` for a name that Arrow does not know."""
     timestamp: Callable[[str, str | None], pa.DataType] = pa.timestamp  # type: ignore[assignment]
     type_for_alias: Callable[[str], pa.DataType] = pa.type_for_alias  # type: ignore[assignment]
     if name.startswith("timestamp[") and name.endswith("]"):
@@ -60,14 +60,14 @@ def to_wire(arrow_schema: str) -> TopicSchema:
 
 
 def adds_columns(expected: pa.Schema, found: pa.Schema) -> bool:
-    """Whether `found` is `expected` and further columns behind it."""
+    """Whether `found` is `expected` with further columns after it."""
     return len(found) > len(expected) and bare(found).equals(
         pa.schema([*expected, *list(bare(found))[len(expected) :]])
     )
 
 
 def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
-    """Raises SCHEMA_MISMATCH naming the columns, before any row is taken."""
+    """Raises SCHEMA_MISMATCH, which names the columns, before any row is accepted."""
     if bare(found).equals(expected):
         return
     wanted = {field.name: field.type for field in expected}
@@ -89,7 +89,7 @@ def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
 
 
 def check_values_fit(topic: TopicRecord, values: list[object]) -> None:
-    """Whether JSON values can be rows of the topic. Raises SCHEMA_MISMATCH."""
+    """Raises SCHEMA_MISMATCH if the JSON values cannot be rows of the topic."""
     if topic.arrow_schema is None:
         return
     expected = decode_schema(topic.arrow_schema)

@@ -1,4 +1,4 @@
-"""Topics and their records: create, list, describe, and the schema set by the first write."""
+"""Topics and their records: create, list, describe, and the schema that the first write sets."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Topics:
     async def create(
         self, name: str, segments: int, schema: pa.Schema | None, storage: str, created_ms: int
     ) -> TopicRecord:
-        """The topic and its segments in one apply; the segments belong to `storage` from the start. One that was
-        deleted goes on with the numbers of its segments.
+        """Create the topic and its segments in one apply. The segments belong to `storage` from the start. A topic that
+        was deleted continues with its numbers of segments.
 
-        Raises ALREADY_EXISTS; STORE_UNAVAILABLE while the one before is being deleted.
+        Raises ALREADY_EXISTS, and STORE_UNAVAILABLE while an earlier topic of this name is being deleted.
         """
         tombstone = await self._store.get(paths.topic(name))
         first = _next_segment(name, tombstone) if tombstone else await first_number(self._store)
@@ -68,7 +68,7 @@ class Topics:
         return topic
 
     async def get(self, name: str) -> StoredTopic:
-        """Raises NOT_FOUND."""
+        """The topic. Raises NOT_FOUND."""
         stored = await self.get_or_tombstone(name)
         if stored is None or stored.topic.deleted:
             raise not_found(name)
@@ -79,13 +79,15 @@ class Topics:
         return StoredTopic(record, TopicRecord.decode(record.value)) if record else None
 
     async def page(self, after: str | None, limit: int) -> tuple[list[TopicRecord], bool]:
-        """Topics in key order behind the one named `after`, tombstones too; whether there are more."""
+        """The topics after the one named `after` in the order of the keys, including tombstones; and whether there are
+        more."""
         start = paths.topic(after) + "\0" if after is not None else paths.TOPICS
         found = await self._store.range(start, prefix_end(paths.TOPICS), limit=limit)
         return [TopicRecord.decode(record.value) for record in found.records], found.more
 
     async def describe(self, topic: TopicRecord) -> TopicInfo:
-        """Raises NOT_FOUND for one that was deleted since it was read: of a topic all segments stay."""
+        """The topic in its REST form. Raises NOT_FOUND if it was deleted since it was read: all segments of a topic
+        stay."""
         segments = []
         keys = [key(segment) for segment in topic.segments for key in (paths.segment, paths.segment_owner)]
         records = (await self._store.get_many(keys)).records
@@ -108,9 +110,9 @@ class Topics:
         return TopicInfo(name=topic.name, topic_schema=schema, segments=segments)
 
     async def set_schema(self, segment_id: str, schema: pa.Schema) -> TopicRecord:
-        """The first writer's schema becomes that of the segment's topic, and so does one that adds columns behind those
-        that are there: what was written before has nulls in them. Where another writer was faster, its schema is
-        answered. Raises NOT_FOUND, also when there is another topic of that name now."""
+        """Set the schema of the segment's topic, for its first writer or for one that adds columns after the existing
+        ones: earlier rows have nulls in them. If another writer was faster, its schema is returned. Raises NOT_FOUND,
+        also if there is now another topic of that name."""
         name = topic_of_segment(segment_id)
         while True:
             stored = await self.get(name)
@@ -147,7 +149,7 @@ def _next_segment(name: str, stored: Record) -> int:
     if topic.segments:
         raise errors.StoreUnavailable(
             f"topic {name} is being deleted",
-            action="Try again in a moment; if it stays so, delete it once more.",
+            action="Try again in a moment. If the error persists, delete the topic once more.",
             topic=name,
         )
     return topic.next_segment

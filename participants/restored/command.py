@@ -1,4 +1,4 @@
-"""The recovery as the command line uses it: its storages are opened here, and closed again."""
+"""The recovery for the command line, which opens the storages and closes them again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OpenRecovery:
         return self._recovery.differences(self._wishes)
 
     async def recover(self) -> dict[str, Any]:
-        """What was done, by the name it is shown under."""
+        """What was done, keyed by the name under which it is shown."""
         done = await self._recovery.recover(self._wishes)
         return {
             "incarnation": done.incarnation,
@@ -45,7 +45,7 @@ class OpenRecovery:
 async def open_recovery(
     store: MetadataStore, data_dirs: Sequence[Path], urls: Sequence[str], wishes: Mapping[str, Any]
 ) -> OpenRecovery:
-    """`wishes` are the fields of `Wishes`, with `commit` in the place of `undecided`. Raises `LedgerError`."""
+    """`wishes` are the fields of `Wishes`, with `commit` instead of `undecided`. Raises `LedgerError`."""
     undecided = TxnState.COMMITTED if wishes["commit"] else TxnState.ABORTED
     others = {name: value for name, value in wishes.items() if name != "commit"}
     async with AsyncExitStack() as stack:

@@ -1,13 +1,13 @@
-"""What the ledgers of a storage and the records of a restored store say of each other.
+"""The differences between the ledgers of a storage and the records of a restored store.
 
     in the store   in the storage
     no             yes              written after the backup: adopted, or set aside
     yes            no               trimmed after the backup, or lost
-    unsealed       longer           the open ledger of the backup: it is sealed as it is now
+    unsealed       longer           the open ledger of the backup: sealed at its present length
 
-The segment of a ledger may be unknown, too: it was made by a split or a merge after the backup, or its topic was made
-then. Adopted, it joins its topic as a sealed segment without parents; so what it holds is read, and only the order of a
-key between it and the segment that it had come from is not known any more.
+The segment of a ledger may be unknown, too, if it was created by a split or a merge after the backup, or its topic was
+created then. An adopted segment joins its topic as a sealed segment without parents. So its messages are read, and only
+the order of a key between it and its former parent is lost.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _SEGMENT = re.compile(r"segment://.+/([0-9a-f]{4})-([0-9a-f]{4})-\d+")
 
 @dataclass(slots=True)
 class FoundSegment:
-    """A segment with ledgers in one storage. `stored` is its record; None: the store does not know it.
+    """A segment with ledgers in one storage. `stored` is its record, or None if the store does not know it.
 
-    `unknown` are ledgers that the record does not list, `missing` those that it lists and the storage does not have.
+    `unknown` are ledgers that the record does not list, and `missing` those that it lists and the storage does not
+    have.
     """
 
     id: str
@@ -51,7 +52,7 @@ class FoundSegment:
 
     @property
     def lost(self) -> bool:
-        """Whether ledgers are missing that no trim has taken: it takes the oldest ones, and never all."""
+        """Whether ledgers are missing that were not trimmed: a trim takes the oldest ones, and never all."""
         listed = [ledger.id for ledger in self.record.ledgers] if self.record is not None else []
         trimmed = listed[: len(self.missing)] == self.missing and len(self.missing) < len(listed) + len(self.unknown)
         return bool(self.missing) and not trimmed
@@ -59,14 +60,14 @@ class FoundSegment:
 
 @dataclass(slots=True)
 class LedgerSurvey:
-    """`unnamed` are directories of segments whose names are too long to be read from them, and unknown."""
+    """`unnamed` are unknown directories of segments whose names are too long to be read from them."""
 
     segments: list[FoundSegment] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
 
 
 async def survey(store: MetadataStore, storage: LedgerStorage) -> LedgerSurvey:
-    """Changes nothing. Raises the errors of the store and the storage."""
+    """Compare the store with the storage. Changes nothing. Raises the errors of both."""
     directories = set(await storage.directories())
     found = LedgerSurvey()
     async for segment_id, stored in _segments(store):
@@ -111,33 +112,33 @@ async def _was_deleted(store: MetadataStore, segment: str) -> bool:
 
 
 class Ledgers:
-    """Brings the records of segments and topics in line with one storage, a segment at a time."""
+    """Brings the records of segments and topics in line with one storage, one segment at a time."""
 
     def __init__(self, store: MetadataStore, storage: LedgerStorage, aside: str, now_ms: int) -> None:
-        """`aside` names the place for what is set aside."""
+        """`aside` names the place for ledgers that are set aside."""
         self._store = store
         self._storage = storage
         self._aside = aside
         self._now_ms = now_ms
 
     async def sealed(self, segment: FoundSegment) -> list[SealedLedger]:
-        """The ledgers that may hold what was written after the backup: those that the store does not know, and those
-        that were open. Raises the errors of the storage."""
+        """The ledgers that may contain what was written after the backup: unknown ones, and those that were open.
+        Raises the errors of the storage."""
         record = segment.record
         listed = record.ledgers if record is not None else ()
         unsealed = [ledger.id for ledger in listed if ledger.entries is None and ledger.id not in segment.missing]
         return await self._sealed(segment.id, [*unsealed, *segment.unknown])
 
     async def adopt(self, segment: FoundSegment, sealed: Sequence[SealedLedger]) -> None:
-        """The store knows the segment as it is in the storage. Raises `CheckFailed` when somebody writes meanwhile, and
-        the store's errors."""
+        """Update the store to the segment as it is in the storage. Raises `CheckFailed` if another process writes
+        meanwhile, and the store's errors."""
         if segment.record is not None:
             await self._list_ledgers(segment, segment.record, sealed)
         elif sealed:
             await self._make_segment(segment, sealed)
 
     async def set_aside(self, directory: str, numbers: Sequence[int]) -> None:
-        """Raises the errors of the storage."""
+        """Set these ledgers aside. Raises the errors of the storage."""
         for number in numbers:
             await self._storage.set_aside(directory, number, self._aside)
 
@@ -171,7 +172,7 @@ class Ledgers:
         await self._store.apply(batch)
 
     def _make_topic(self, batch: Batch, segment: str, name: str) -> None:
-        """With `segment`, and one that takes what is written from now on."""
+        """Create the topic with `segment`, and with another segment for new messages."""
         fresh = new_segment_id(name, *HASHES, self._now_ms)
         active = SegmentRecord(topic=name, range=HASHES, storage=self._storage.storage_id)
         batch.create(paths.segment(fresh), active.encode())
@@ -180,7 +181,7 @@ class Ledgers:
         batch.create(paths.topic(name), topic.encode())
 
     async def _sealed(self, segment: str, numbers: Iterable[int]) -> list[SealedLedger]:
-        """Those that are there: of a deleted ledger a fence may be left."""
+        """Those of the ledgers that exist: of a deleted one, a fence may be left."""
         found = []
         for number in numbers:
             try:
@@ -201,7 +202,8 @@ def _range_of(segment: str) -> tuple[int, int]:
 
 
 def _first_position(record: SegmentRecord, ledgers: tuple[LedgerRecord, ...], missing: list[int]) -> str:
-    """What was trimmed is not read any more. A ledger that is lost from the middle is only left out."""
+    """The first readable position. What was trimmed is not read any more; a ledger that is lost from the middle is only
+    left out."""
     if not missing or (ledgers and ledgers[0].id < min(missing)):
         return record.first_position
     first = Position(ledgers[0].id if ledgers else max(missing) + 1, 0)

@@ -1,7 +1,7 @@
-"""Merges that were under way when the backup was made are given up: their child may have been made since.
+"""Merges in progress at the time of the backup are given up, because their child may have been created since.
 
-Neither segment is claimed any more. One that was sealed for the merge gets a child of its own, as when its brokers give
-a merge up (see `participants.topic.layout`).
+Neither segment is claimed any more. One that was sealed for the merge gets its own child, as when its brokers give up a
+merge (see `participants.topic.layout`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from metatxn.wire.names import segment_id as new_segment_id
 
 
 async def give_up_merges(store: MetadataStore) -> None:
-    """Raises `CheckFailed` when somebody writes meanwhile, and the store's errors: do it again."""
+    """Give up all merges. After `CheckFailed` (another process writes meanwhile) or an error of the store the call can
+    be repeated."""
     stored = {unescape(record.key.removeprefix(paths.SEGMENTS)): record async for record in dump(store, paths.SEGMENTS)}
     records = {segment: SegmentRecord.decode(record.value) for segment, record in stored.items()}
     for one, claimed in records.items():

@@ -1,19 +1,19 @@
-"""`metatxn store recover`: makes a cluster whole again whose metadata store was restored from a backup.
+"""`metatxn store recover` repairs a cluster whose metadata store was restored from a backup.
 
-Everything is stopped. The steps, in this order; whatever it stops at, it is begun again, and no step does harm when it
-is done twice:
+All processes are stopped. The steps are done in this order. If the recovery is interrupted, it is started again, and no
+step does harm if it is repeated:
 
-    1. nobody is announced     what the backup brought back of announcements runs out by itself
-    2. a new incarnation       marked as recovering: who still runs stops, and nobody starts
-    3. counters leap           nothing that was given out since the backup is given out again; merges are given up
+    1. nothing is announced    announcements that the backup brought back expire by themselves
+    2. a new incarnation       marked as recovering: processes that still run stop, and none can start
+    3. counters leap           no number that was assigned since the backup is assigned again; merges are given up
     4. open transactions       are decided as the operator says
-    5. ledgers, by segment     what the store does not know is adopted, or set aside; what was trimmed is left out; and
-                               before the store knows it, what is aborted in them is hidden
-    6. the storages            remember the new incarnation: brokers serve them again
+    5. ledgers, by segment     unknown ones are adopted or set aside; trimmed ones are left out; and before an adopted
+                               one is recorded, its aborted entries are hidden
+    6. the storages            remember the new incarnation, so that brokers serve them again
     7. the incarnation         is no longer marked
 
-**A storage that was not at hand** is recovered later, by the same command: the store has an incarnation that is newer
-than what the storage remembers, and names that one among its earlier ones. Until then brokers refuse the storage.
+**A storage that was not available** is recovered later, by the same command: the incarnation of the store is newer than
+the one that the storage remembers, and names it among its earlier ones. Until then brokers refuse the storage.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ from participants.restored.transactions import FrameSurvey, RestoredTransactions
 
 INCARNATIONS_KEPT = 64
 SILENT_WITHIN_S = 30.0
-"""How long an announcement lives at most that nobody keeps alive: a session of ZooKeeper or a lease of etcd."""
+"""The longest time that an announcement lives if its process is gone: that of a session of ZooKeeper or a lease of
+etcd."""
 _LOOK_EVERY_S = 0.5
 LATE_MS = 1_000
-"""How far the clocks of two processes may be apart, unless told otherwise."""
+"""The default of the maximum difference between the clocks of two processes."""
 
 log = structlog.get_logger()
 
 
 class StillServed(Exception):
-    """A process of the cluster is announced: it has to be stopped first. Nothing was changed."""
+    """A process of the cluster is still announced, and must be stopped first. Nothing was changed."""
 
 
 class OtherCluster(Exception):
-    """A storage holds no segment that this store knows of, and has seen another one. Nothing was changed."""
+    """A storage has no segment that this store knows, and has seen another store. Nothing was changed."""
 
 
 class Difference(NamedTuple):
-    """One thing that store and storages do not agree on, or that is not decided, and what is done about it."""
+    """One difference between the store and the storages, or one undecided transaction, and what is done about it."""
 
     what: str
     where: str
@@ -68,8 +69,8 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """`undecided`: what becomes of transactions whose decision is not known. `adopt` ledgers that the store does not
-    know, or set them aside. `accept_loss`: segments of which ledgers are lost serve what is left."""
+    """`undecided` is the decision of transactions whose decision is not known. `adopt` tells whether to adopt unknown
+    ledgers or to set them aside. With `accept_loss`, segments that have lost ledgers serve what is left."""
 
     undecided: TxnState = TxnState.ABORTED
     adopt: bool = True
@@ -82,18 +83,18 @@ class Wishes:
 class Recovered:
     incarnation: str = ""
     ledgers: int = 0
-    """That hold what was written after the backup, and are served again."""
+    """The ledgers that contain what was written after the backup, and are served again."""
     unavailable: list[str] = field(default_factory=list)
-    """Segments that have lost ledgers."""
+    """The segments that have lost ledgers."""
     decided: int = 0
     prepared: int = 0
     hidden: int = 0
-    """Transactions that were decided, that wait for an external coordinator, and that are hidden on a segment although
-    they have no header."""
+    """The numbers of transactions that were decided, that wait for an external coordinator, and that are hidden on a
+    segment although they have no header."""
 
 
 class StoreRecovery:
-    """Of one store, with the storages that are at hand."""
+    """The recovery of one store, with the available storages."""
 
     def __init__(self, store: MetadataStore, storages: Sequence[LedgerStorage], clock: Callable[[], int]) -> None:
         self._store = store
@@ -101,7 +102,7 @@ class StoreRecovery:
         self._clock = clock
 
     async def differences(self, wishes: Wishes) -> AsyncIterator[Difference]:
-        """What `recover` would do, of all that shows without reading ledgers. Changes nothing."""
+        """What `recover` would do, as far as this shows without reading ledgers. Changes nothing."""
         for storage in self._storages:
             found = await survey(self._store, storage)
             for segment in found.segments:
@@ -116,8 +117,8 @@ class StoreRecovery:
             yield Difference("prepared transaction" if prepared else "open transaction", txn_id, then)
 
     async def recover(self, wishes: Wishes) -> Recovered:
-        """Raises `StillServed`, `OtherCluster`, `BackupTimeNeeded`; `CheckFailed` when somebody writes meanwhile, and
-        the errors of the store and the storages: then do it again."""
+        """Recover the store. Raises `StillServed`, `OtherCluster` and `BackupTimeNeeded`. After `CheckFailed` (another
+        process writes meanwhile) or an error of the store or the storages it can be repeated."""
         await self._until_nobody_is_announced()
         joined = await self._may_join()
         record, incarnation = await (self._reopened() if joined else self._begun())
@@ -158,7 +159,7 @@ class StoreRecovery:
     # -- incarnations ------------------------------------------------------------------------------------------
 
     async def _may_join(self) -> bool:
-        """Whether the store was recovered already, and only these storages were not. Raises `OtherCluster`."""
+        """Whether the store is already recovered, and only these storages are not. Raises `OtherCluster`."""
         _, current = await self._read()
         seen = [await SeenStore.read(storage) for storage in self._storages]
         for storage, note in zip(self._storages, seen, strict=True):
@@ -169,13 +170,14 @@ class StoreRecovery:
         return all(note is not None and note.incarnation in (current.earlier or ()) for note in seen)
 
     async def _assert_of_this_cluster(self, storage: LedgerStorage, note: SeenStore, current: Incarnation) -> None:
-        """It may have seen a later incarnation than the backup knows of, but then its segments are known."""
+        """Raises `OtherCluster` for a storage of another cluster. It may have seen a later incarnation than the backup
+        has, but then its segments are known."""
         if note.incarnation in (current.id, *(current.earlier or ())):
             return
         known = (await survey(self._store, storage)).segments
         if not any(segment.stored is not None for segment in known):
             raise OtherCluster(
-                f"storage {storage.storage_id} holds no segment that this store knows, "
+                f"storage {storage.storage_id} has no segment that this store knows, "
                 f"and has seen another store: {note.incarnation}"
             )
 
@@ -184,7 +186,7 @@ class StoreRecovery:
         return record, Incarnation.decode(record.value) if record is not None else None
 
     async def _begun(self) -> tuple[Record, Incarnation]:
-        """A new incarnation, or the one whose recovery was interrupted."""
+        """A new incarnation, or that of the interrupted recovery."""
         record, current = await self._read()
         if record is not None and current is not None and current.recovering:
             return record, current
@@ -204,7 +206,7 @@ class StoreRecovery:
         return await self._put(record, new), new
 
     async def _reopened(self) -> tuple[Record, Incarnation]:
-        """The incarnation of a recovery that has ended, which a further storage joins."""
+        """The incarnation of a finished recovery, which another storage joins."""
         record, current = await self._read()
         assert record is not None and current is not None
         reopened = current.model_copy(update={"recovering": True})

@@ -1,15 +1,15 @@
-"""`store.json`: how far brokers have seen the metadata store, remembered beside their ledgers.
+"""`store.json` is the last state of the metadata store that brokers have seen, stored beside their ledgers.
 
     {"format": 1, "incarnation": "<32 hex digits>", "revision": 4711, "crc32": "<8 hex digits>"}
 
-A broker that starts compares it with the store, before it opens any ledger:
+A starting broker compares it with the store before it opens any ledger:
 
     same incarnation, not behind     the store of these ledgers
-    same incarnation, behind         the store was restored from a backup: nobody serves it before its recovery
-    an earlier incarnation           it was recovered without these ledgers: recover them, too
-    another one                      not the store of these ledgers at all
+    same incarnation, behind         the store was restored from a backup: not served before it is recovered
+    an earlier incarnation           the store was recovered without these ledgers: recover them, too
+    another one                      not the store of these ledgers
 
-Without the comparison a restored store would take ledgers that it does not know for garbage. The sum is that of
+Without this comparison a restored store would take unknown ledgers for garbage. The checksum is that of
 `<incarnation>@<revision>`.
 """
 
@@ -49,7 +49,7 @@ class SeenStore:
 
     @classmethod
     def decode(cls, content: bytes) -> SeenStore:
-        """Raises `StorageRefused`."""
+        """Parse the file. Raises `StorageRefused`."""
         try:
             match json.loads(content):
                 case {"format": 1, "incarnation": str(incarnation), "revision": int(revision), "crc32": str(total)}:
@@ -62,12 +62,13 @@ class SeenStore:
 
     @classmethod
     async def read(cls, storage: LedgerStorage) -> SeenStore | None:
-        """None when no broker has ever opened the storage. Raises `StorageRefused`, `StorageFailed`."""
+        """The content of the file, or None if no broker has ever opened the storage. Raises `StorageRefused`,
+        `StorageFailed`."""
         content = await storage.read_note(NOTE)
         return None if content is None else cls.decode(content)
 
     async def write(self, storage: LedgerStorage) -> None:
-        """Raises `StorageFull`, `StorageFailed`."""
+        """Write the file. Raises `StorageFull`, `StorageFailed`."""
         await storage.write_note(NOTE, self.encode())
 
     @property
@@ -76,9 +77,9 @@ class SeenStore:
 
 
 class StoreMemory:
-    """Of one broker: compares at the start, and remembers from then on.
+    """The memory of one broker: it compares at the start, and writes the file from then on.
 
-    Brokers that share a storage write one note, so one that is a little behind may take back some seconds of it.
+    Brokers that share a storage write one file, so a broker that lags a little may move it back by some seconds.
     """
 
     def __init__(self, storage: LedgerStorage, store: MetadataStore, guard: IncarnationGuard) -> None:
@@ -89,13 +90,14 @@ class StoreMemory:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises `StoreWentBack`, `StorageRefused`, the errors of store and storage."""
+        """Compare the store with the file. Raises `StoreWentBack`, `StorageRefused`, and the errors of the store and
+        the storage."""
         await self._compare()
         await self._remember()
         self._task = in_background(self._keep_remembering(), "memory of the store")
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Stop writing the file. Idempotent."""
         if self._task is None:
             return
         self._task.cancel()
@@ -108,7 +110,7 @@ class StoreMemory:
             return
         if seen.incarnation != self._guard.id:
             raise StorageRefused(await self._other_incarnation(seen))
-        await self._guard.look()  # another broker may have moved the store, and written this, since this one began
+        await self._guard.look()  # another broker may have changed the store and the file since this one started
         if self._guard.revision < seen.revision:
             how = f"brokers have seen its revision {seen.revision}, and it is at {self._guard.revision} now"
             raise StoreWentBack(await self._guard.went_back(how))

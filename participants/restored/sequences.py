@@ -1,12 +1,13 @@
-"""Counters of a restored store are moved far ahead, so that nothing that was given out after the backup comes again.
+"""The counters of a restored store are moved far ahead, so that no number that was assigned after the backup is
+assigned again.
 
     /txn-seq/<coordinator>   ids of transactions          /txn-key/…         epochs
     /seq/…                   numbers of `put_sequential`  /segment-owner/…   generations, which also number ledgers
     /topic/…                 numbers of segments
 
-How much was given out since is not known. But no counter counts faster than the clock, ids not faster than
-`IDS_PER_MS`: so each leaps to the time of the recovery, in these units, unless it is ahead of that. Counters that were
-made after the backup begin there, too (`metastore.incarnation.first_number`).
+It is not known how many numbers were assigned since. But no counter grows faster than the clock, and ids no faster than
+`IDS_PER_MS`, so each counter leaps to the time of the recovery, in these units, unless it is ahead of that. Counters
+that were created after the backup begin there, too (`metastore.incarnation.first_number`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _TOGETHER = 20
 
 
 async def leap(store: MetadataStore, now_ms: int) -> None:
-    """Raises `CheckFailed` when somebody writes meanwhile, and the store's errors: then do it again."""
+    """Move all counters. After `CheckFailed` (another process writes meanwhile) or an error of the store the call can
+    be repeated."""
     for prefix, leapt in _LEAPS:
         records = [record async for record in dump(store, prefix)]
         for first in range(0, len(records), _TOGETHER):
@@ -45,7 +47,7 @@ def _key(value: bytes, now_ms: int) -> bytes:
 
 
 def _owner(value: bytes, now_ms: int) -> bytes:
-    """Nobody owns it, at a generation that nobody has had. A deleted one stays deleted."""
+    """The owner's record, without an owner and at an unused generation. A deleted one stays deleted."""
     owner = OwnerRecord.decode(value)
     generation = max(owner.generation, now_ms)
     return owner.model_copy(update={"broker": "", "url": "", "generation": generation}).encode()

@@ -1,20 +1,20 @@
-"""What becomes of transactions when the store was restored from a backup.
+"""The decisions of transactions after the store was restored from a backup.
 
-The backup knows nothing of what was decided after it, and the streams hold no decision. So the operator says what
-becomes of every transaction whose decision is not known, all alike:
+The backup does not have the decisions that were made after it, and the streams have none. So the operator gives one
+decision for all transactions whose decision is not known:
 
     header OPEN                       it was open at the time of the backup          decided as the operator says
     no header, in frames of now       it began after the backup                      the same; aborted, it gets outcomes
     no header, in frames of before    it was collected before the backup             as before: visible, or an outcome
     prepared                          an external coordinator decides it             left as it is
 
-`abort` shows nobody what was not committed, and hides what was committed after the backup. `commit` keeps that, and
-also shows what was written by transactions that had been aborted, or by writers that did not count.
+`abort` shows nothing that was not committed, and hides what was committed after the backup. `commit` keeps the latter,
+and also shows what was written by transactions that had been aborted, or by writers that did not count.
 
-**Now and before.** A header is collected some time after its decision, an hour unless told otherwise. So everything of
-a collected transaction was published before the latest decision that was collected (`GcHorizon.finalized_ms`), and
-everything of a transaction that began after the backup was published at least that hour later. Where nothing was ever
-collected no header can be missing for that reason.
+**Now and before.** A header is collected some time after its decision, by default an hour. So everything of a collected
+transaction was published before the latest decision that was collected (`GcHorizon.finalized_ms`), and everything of a
+transaction that began after the backup was published at least that hour later. If nothing was ever collected, no header
+can be missing for that reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REASON = "the metadata store was restored from a backup"
 
 
 class BackupTimeNeeded(Exception):
-    """The store does not tell when the backup was made: somebody has to."""
+    """The store does not contain the time of the backup, so the operator must give it."""
 
     def __init__(self) -> None:
         super().__init__("the backup is of version 0.1, which did not record when headers were collected")
@@ -48,14 +48,15 @@ class BackupTimeNeeded(Exception):
 
 @dataclass(slots=True)
 class FrameSurvey:
-    """What the frames of one segment tell of transactions: when each was written to last, and where the ledgers end."""
+    """What the frames of one segment say about transactions: the time of the last write of each, and the end of the
+    ledgers."""
 
     segment: str
     published_ms: dict[TxnId, int] = field(default_factory=dict)
     end: Position = field(default_factory=lambda: Position(0, -1))
 
     async def read(self, ledger: SealedLedger) -> None:
-        """Raises `LedgerCorrupt`, `StorageFailed`."""
+        """Read a ledger. Raises `LedgerCorrupt`, `StorageFailed`."""
         self.end = max(self.end, ledger.last)
         entry = 0
         while frames := await ledger.read(entry, READ_BYTES):
@@ -68,7 +69,7 @@ class FrameSurvey:
 
 class RestoredTransactions:
     def __init__(self, store: MetadataStore, now_ms: int, max_clock_skew_ms: int, backup_ms: int | None) -> None:
-        """`backup_ms` is when the backup was made. It is needed only where the store does not tell until when headers
+        """`backup_ms` is the time of the backup. It is only needed if the store does not contain until when headers
         were collected, because the collector was of version 0.1."""
         self._store = store
         self._now_ms = now_ms
@@ -76,9 +77,9 @@ class RestoredTransactions:
         self._backup_ms = backup_ms
 
     async def decide(self, decision: TxnState) -> tuple[int, int]:
-        """Every open transaction becomes `decision`, but those that are prepared. Answers how many of each there were.
+        """Decide every open transaction as `decision`, except for prepared ones. Returns the numbers of both.
 
-        Raises `CheckFailed` when somebody writes meanwhile, and the store's errors: do it again.
+        After `CheckFailed` (another process writes meanwhile) or an error of the store the call can be repeated.
         """
         decided = prepared = 0
         async for records in self._open():
@@ -97,7 +98,8 @@ class RestoredTransactions:
                 yield records
 
     async def _decide(self, records: TransactionRecords, decision: TxnState) -> None:
-        """As the coordinator does, under its key: a transaction that its key holds no more cannot be committed."""
+        """Decide as the coordinator does, under the transaction's key: a transaction that its key no longer holds
+        cannot be committed."""
         header = records.header
         batch = self._store.batch()
         if header.key is not None:
@@ -113,10 +115,10 @@ class RestoredTransactions:
         await self._store.apply(finalize(batch, [records], header.model_copy(update=final)))
 
     async def hide(self, found: FrameSurvey, decision: TxnState) -> int:
-        """Outcomes for what is aborted, or becomes so by `decision`, and may have no operation on this segment that
-        would bring them about. Answers how many of these transactions have no header.
+        """Write outcomes for transactions that are aborted, or will be by `decision`, and may have no operation on this
+        segment that would lead to an outcome. Returns how many of these transactions have no header.
 
-        Raises `BackupTimeNeeded`, and the store's errors: do it again.
+        Raises `BackupTimeNeeded`. After an error of the store the call can be repeated.
         """
         if not found.published_ms:
             return 0
@@ -131,12 +133,13 @@ class RestoredTransactions:
                 try:
                     await self._store.apply(batch)
                 except CheckFailed:
-                    continue  # it is hidden already
+                    continue  # it is already hidden
                 hidden += header is None
         return hidden
 
     async def _collected_ms(self) -> int:
-        """What was published up to then, by a transaction without a header, was decided before the backup."""
+        """The time up to which everything that a transaction without a header has published was decided before the
+        backup."""
         record = await self._store.get(paths.GC_HORIZON)
         if record is None:
             return -1
