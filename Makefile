@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup check quick test test-all contract chaos fuzz demo bench bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants docs clean
+.PHONY: help setup check quick test test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark spark-matrix simulate mutants docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -71,7 +71,7 @@ demo: $(STAMP)  ## The main job, end to end, with two kills (STORE=sqlite or STO
 	scripts/install-debian-packages java $(if $(filter etcd,$(STORE)),etcd etcdctl)
 	$(BIN)/python -m examples.flights.demo --store $(STORE)
 
-bench: bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark  ## All measurements; tables here, JSON in build/bench
+bench: bench-commits bench-store bench-coordinator bench-participants bench-client bench-spark-job bench-spark  ## All measurements; tables here, JSON in build/bench
 
 bench-commits: setup  ## Commits per second on each store, beside single CAS writes
 	$(BIN)/python -m benchmarks.commits
@@ -84,6 +84,9 @@ bench-coordinator: setup  ## The coordinator: beside plain writes, and beside an
 
 bench-participants: setup  ## The broker: what transactions, HTTP and history cost (all finished transactions: FULL=--full)
 	$(BIN)/python -m benchmarks.participants $(FULL)
+
+bench-client: setup  ## The client library: CPU of a small transaction, of 10,000 begins at once, and of starting
+	$(BIN)/python -m benchmarks.client
 
 bench-spark-job: setup  ## Rows per second of the Spark job, beside Spark's noop and parquet sinks
 	$(BIN)/python -m benchmarks.spark_job

@@ -28,6 +28,7 @@ _PASSES = (
     HTTPStatus.GATEWAY_TIMEOUT,
 )
 """The statuses of a gateway while it lacks something that may come back."""
+_NOT_JSON = "is not JSON, so it is not from a metatxn service"
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -48,12 +49,17 @@ def json_of(answer: Answer) -> Any:
     try:
         return answer.json()
     except ValueError:
-        raise _not_understood(answer, "is not JSON, so it is not from a metatxn service") from None
+        raise _not_understood(answer, _NOT_JSON) from None
 
 
 def parsed(model: type[M], answer: Answer) -> M:
     """A 2xx answer as a model of this version of the services. Raises the errors of `json_of`."""
-    return parsed_part(model, json_of(answer), answer)
+    try:
+        return model.model_validate_json(answer.body)
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise _not_understood(answer, _NOT_JSON) from None
+        raise _not_understood(answer, _not_the(model, error)) from error
 
 
 def parsed_part(model: type[M], value: Any, answer: Answer) -> M:
@@ -61,7 +67,7 @@ def parsed_part(model: type[M], value: Any, answer: Answer) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _not_understood(answer, f"is not the {model.__name__} of a metatxn service: {error}") from error
+        raise _not_understood(answer, _not_the(model, error)) from error
 
 
 def _problem_in(answer: Answer) -> dict[str, Any] | None:
@@ -91,6 +97,10 @@ def _not_understood(answer: Answer, why: str) -> MetatxnError:
     if answer.method != QUESTION:
         return OutcomeUnknown(said)
     return ServiceUnreachable(said, retriable=False)
+
+
+def _not_the(model: type[M], error: ValidationError) -> str:
+    return f"is not the {model.__name__} of a metatxn service: {error}"
 
 
 def _parts(answer: Answer) -> tuple[str, str]:

@@ -56,7 +56,7 @@ async def read_frames(
     response = await connection.owner_of(segment, call)
     media_type = (response.header("Content-Type") or "").partition(";")[0]
     try:
-        frames = list(decode_frames(response.body))
+        frames = list(decode_frames(memoryview(response.body).toreadonly()))
         at = response.headers[NEXT_HEADER.lower()]
     except (FrameError, KeyError) as error:
         raise ServiceUnreachable(f"{response.url} answered {media_type}, not {FRAMES_MEDIA_TYPE}") from error

@@ -56,7 +56,7 @@ class Answer:
     url: str
     status: int
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    body: bytes | bytearray = b""
 
     @property
     def ok(self) -> bool:

@@ -17,7 +17,7 @@ _ONE_BUFFER_BYTES = 64 * 1024
 """Up to this size a copy costs less than a second buffer."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """`on_lost` is called once, when nothing can be sent any more."""
 
     def __init__(self, on_lost: Callable[[HttpConnection], None]) -> None:
@@ -75,12 +75,15 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # that of uvloop is one without being of the class
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.room
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._answered is None or self._answered.done():
             self.abort()  # nothing was asked
             return
         try:
-            self._reader.feed(data)
+            self._reader.received(nbytes)
         except ValueError as error:
             self.fail(str(error), error)
             return

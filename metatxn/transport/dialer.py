@@ -22,7 +22,7 @@ from metatxn.transport.proxies import Proxy
 from metatxn.transport.urls import Origin
 
 _LONGEST_HEAD = 64 * 1024
-P = TypeVar("P", bound=asyncio.Protocol)
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class Dialer:

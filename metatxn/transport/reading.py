@@ -4,43 +4,76 @@ from __future__ import annotations
 
 import httptools
 
+_RECEIVED_AT_ONCE_BYTES = 32 * 1024
+_LONGEST_AHEAD_BYTES = 64 * 1024 * 1024
+"""Above this an answer gets memory as it comes, whatever length it says it has."""
+
 
 class AnswerReader:
-    """The answer as it is known so far. `feed` it with what was received; after `complete`, `forget` makes room for the
-    next."""
+    """The answer as it is known so far. What is received is put into `room`, and then counted with `received`; after
+    `complete`, `forget` makes room for the next answer.
+
+    A long body is received into the memory in which it stays: nothing copies it, and the parser does not see it.
+    """
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._chunks: list[bytes] = []
+        self._buffer = memoryview(bytearray(_RECEIVED_AT_ONCE_BYTES))
         self.forget()
 
     def forget(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.body = b""
+        self.body = bytearray()
         self.complete = False
         self.reusable = False
         """The connection can carry another request."""
         self._started = False
-        self._chunks.clear()
+        self._body_end: int | None = None
+        """The length of the body, when its rest is received into it."""
+        self._filled = 0
 
-    def feed(self, data: bytes) -> None:
-        """Raises `ValueError` if it is not HTTP/1.1."""
+    @property
+    def room(self) -> memoryview:
+        if self._body_end is None:
+            return self._buffer
+        return memoryview(self.body)[self._filled :]
+
+    def received(self, count: int) -> None:
+        """So many bytes of `room`. Raises `ValueError` if it is not HTTP/1.1."""
+        if self._body_end is None:
+            self._parse(self._buffer[:count])
+            return
+        self._filled += count
+        if self._filled == self._body_end:
+            self._body_end = None
+            self._parser = httptools.HttpResponseParser(self)  # the last one waits for the body
+            self.complete = True
+
+    def _parse(self, data: memoryview) -> None:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.reusable = False
             if not self.complete:
                 raise ValueError(f"the answer is not HTTP/1.1: {error or type(error).__name__}") from error
+        if self._started and not self.complete:
+            self._reserve()
+
+    def _reserve(self) -> None:
+        """The rest of a body whose length is known is received into it."""
+        length = self.headers.get("content-length", "")
+        if "transfer-encoding" in self.headers or not length.isdigit() or int(length) > _LONGEST_AHEAD_BYTES:
+            return
+        begun, self.body = self.body, bytearray(int(length))
+        self._filled, self._body_end = len(begun), len(self.body)
+        self.body[: self._filled] = begun
+        self.reusable = self._parser.should_keep_alive()
 
     def connection_ended(self) -> None:
         """An answer that has no length is whole when the service ends the connection (RFC 9112, 6.3)."""
         if self._started and not {"content-length", "transfer-encoding"} & self.headers.keys():
-            self._end()
-
-    def _end(self) -> None:
-        self.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self.complete = True
+            self.complete = True
 
     # -- called by the parser ----------------------------------------------------------------------------------
 
@@ -58,9 +91,9 @@ class AnswerReader:
         self._started = self.status >= 200  # what comes before is about the way, and the answer follows
 
     def on_body(self, data: bytes) -> None:
-        self._chunks.append(data)
+        self.body += data
 
     def on_message_complete(self) -> None:
         if self._started:
             self.reusable = self._parser.should_keep_alive()
-            self._end()
+            self.complete = True

@@ -132,7 +132,7 @@ class RemoteSegment:
         answer = await self._request("GET", params, wait_s=wait_s)
         place = ReadPlace.parse(answer.headers[NEXT_HEADER.lower()])
         end = answer.headers[END_HEADER.lower()] == "true"
-        return Page(list(peek_all(answer.body)), place.position, end, place.revision)
+        return Page(list(peek_all(memoryview(answer.body).toreadonly())), place.position, end, place.revision)
 
     async def end(self, isolation: Isolation) -> Position:
         """The position of the last entry that may be read now, or a bound."""

@@ -79,7 +79,9 @@ class RemoteShare:
     async def drop(self) -> None:
         await self._peer.request("DELETE", self._path(), self._name, reads=False)
 
-    async def _post(self, verb: str, body: Mapping[str, Any], *, reads: bool = False, wait_s: float = 0) -> bytes:
+    async def _post(
+        self, verb: str, body: Mapping[str, Any], *, reads: bool = False, wait_s: float = 0
+    ) -> bytes | bytearray:
         path, content = self._path(verb), json.dumps({k: v for k, v in body.items() if v is not None}).encode()
         answer = await self._peer.request(
             "POST",

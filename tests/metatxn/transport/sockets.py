@@ -56,7 +56,12 @@ class Socket(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self.connection.connection_lost, error)
 
     def receive(self, data: bytes) -> None:
-        self.connection.data_received(data)
+        while data:
+            room = self.connection.get_buffer(len(data))
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            self.connection.buffer_updated(count)
+            data = data[count:]
 
 
 class Sockets(Dialer):
