@@ -309,7 +309,7 @@ def test_store_is_needed(tmp_path: Path) -> None:
     provider = ["--data-dir", str(tmp_path / "broker"), "--transaction-buffer"]
     assert "TENANT/NAMESPACE" in error_line(run("broker", "--store", "memory://", *provider, "public=memory"))
     assert "there are: memory" in error_line(run("broker", "--store", "memory://", *provider, "a/b=spilling"))
-    assert "no URL of an object store" in error_line(run("broker", "--store", "memory://", "--storage", "nowhere"))
+    assert "not the URL of an object store" in error_line(run("broker", "--store", "memory://", "--storage", "nowhere"))
     (tmp_path / "file").write_text("")
     assert "--data-dir" in error_line(run("dev", "--data-dir", str(tmp_path / "file")))
 

@@ -568,7 +568,7 @@ async def test_a_merge_whose_other_owner_does_not_come_is_given_up_and_keys_have
         world.now_ms()
     await process.broker.reconcile()
     answer = await merge
-    assert answer.status_code == 503 and "has a child of its own" in answer.json()["action"]
+    assert answer.status_code == 503 and "now has its own child" in answer.json()["action"]
     (child,) = (await record_of(world, names[0])).children
     assert (await record_of(world, child)).range == sealed.record.range
     assert (await record_of(world, names[1])).merge is None

@@ -319,7 +319,7 @@ async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(sp
         told = answer.status_code == 504
         given += 0 if told else len(answer.json()["messages"])
         assert told or not lost, "an answer was lost before, and this one says nothing of it"
-    assert "given again" in answer.json()["action"]
+    assert "redelivered" in answer.json()["action"]
     assert losses.lost and given + losses.lost <= 60
     home.can_reach(spreading.brokers)
     await spreading.asked("DELETE", "/subscriptions/s/consumers/a")
