@@ -75,7 +75,7 @@ def device_errors(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise LedgerMissing(f"{what}: there is no such ledger in this storage") from error
+        raise LedgerMissing(f"{what}: the ledger does not exist in this storage") from error
     except OSError as error:
         kind: type[LedgerError] = StorageFull if error.errno in _NO_SPACE else StorageFailed
         raise kind(f"{what}: {error}") from error

@@ -242,7 +242,7 @@ class ObjectStorage(LedgerStorage):
         try:
             return ObjectHeader.decode(await self._bucket.get(name), name).token
         except FileNotFoundError as error:
-            raise LedgerMissing(f"there is no such ledger in this storage: {ledger} of {segment}") from error
+            raise LedgerMissing(f"ledger {ledger} of {segment} does not exist in this storage") from error
 
     async def _get_all(self, names: list[str]) -> list[bytes | None]:
         async def get(name: str) -> bytes | None:

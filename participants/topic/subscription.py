@@ -268,7 +268,7 @@ class Subscription:
 
     def _succeeded(self) -> errors.MetatxnError:
         return errors.StoreUnavailable(
-            f"subscription {self.definition.name} is handed out anew",
+            f"the delivery of subscription {self.definition.name} has begun again",
             action="Try again in a moment; unacknowledged messages are redelivered.",
             subscription=self.definition.name,
         )

@@ -170,10 +170,10 @@ async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: B
     shutil.rmtree(next(ledgers.iterdir()))
     again = await process.again()
     await again.serving()
-    assert list(again.broker.not_ready) == [name] and "no such ledger" in again.broker.not_ready[name]
+    assert list(again.broker.not_ready) == [name] and "does not exist in this storage" in again.broker.not_ready[name]
     with pytest.raises(errors.MetatxnError) as error:
         await again.broker.segment(name)
-    assert code(error) == ErrorCode.STORE_UNAVAILABLE and "no such ledger" in error.value.detail
+    assert code(error) == ErrorCode.STORE_UNAVAILABLE and "does not exist in this storage" in error.value.detail
     shutil.copytree(aside, ledgers, dirs_exist_ok=True)
     assert await committed(await served(again.broker, name)) == ["x"]
     await again.stop()
