@@ -128,6 +128,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.table_writer: MAX_ENTRY_BATCHES",
         "metatxn.tables: PARALLEL_READS",
         "metatxn.transport.connection: _ONE_BUFFER_BYTES",
+        "metatxn.transport.reading: _LONGEST_AHEAD_BYTES _RECEIVED_AT_ONCE_BYTES",
         "participants.api.large_answers: IN_MEMORY_BYTES CHUNK_BYTES",
         "participants.topic.compaction: _SCANS_AT_ONCE REMEMBERED_KEYS",
         "participants.ledger.bucket: _LIST_CHUNK",
