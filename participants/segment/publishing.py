@@ -2,10 +2,12 @@
 
 Used only from the event loop of its process. The order of the steps is the protocol (DESIGN §5.3-5):
 
-    pin ─▶ intent (one guarded apply) ─▶ not decided meanwhile? ─▶ append begun ─▶ durable ─▶ acknowledged
+    pin ─▶ covered by the store ─▶ not decided meanwhile? ─▶ append begun ─▶ durable ─▶ acknowledged
 
-Between "not decided meanwhile?" and "append begun" nothing is awaited. A decision may overtake the reply to our own
-intent; then the publish is refused although its intent was stored, and the record is deleted by the materializer.
+The first entry of a writer in a transaction is covered by its intent, one guarded apply. The intent also covers the
+later entries: each of them only has to learn that the transaction took operations after the entry had arrived (DESIGN
+§5.1). Between "not decided meanwhile?" and "append begun" nothing is awaited. A decision may overtake the store's
+answer; then the publish is refused although its intent was stored, and the materializer deletes the record.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
 from metastore.txn.store import put_write_op
-from metastore.types import FirstVersion
+from metastore.types import FirstVersion, Record
 from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry
 from metatxn.wire.position import Position
@@ -111,7 +113,7 @@ class Publisher:
         previous, arrived = self._arrive(scope)
         try:
             intent = self._segment.buffer.pin(transaction, self._segment.buffer.last_durable)
-            await self._put_intent(transaction, intent, entry)
+            await self._cover(transaction, intent, entry)
             if previous is not None:
                 await asyncio.shield(previous)
             async with self.appending:
@@ -120,8 +122,23 @@ class Publisher:
             self._has_arrived(scope, previous, arrived)
         return await self._until_durable(append, entry, scope, transaction)
 
-    async def _put_intent(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
-        """Store the guarded operation record. On any failure the pin is dropped (DESIGN §5.3)."""
+    async def _cover(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
+        """By its writer's intent, which the first entry stores. On any failure the pin is dropped (DESIGN §5.3)."""
+        announced = transaction.announced.get(entry.writer)
+        try:
+            if announced is not None and await asyncio.shield(announced):
+                await self._assert_open(transaction)
+            else:
+                await self._announce(transaction, intent, entry)
+        except BaseException as error:
+            definite = isinstance(error, MetastoreError) and error.definite
+            self._drop_intent(transaction, intent, maybe_stored=not definite)
+            if isinstance(error, CheckFailed):
+                raise self._refused(transaction, error) from None
+            raise
+
+    async def _announce(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
+        """The guarded operation record."""
         self._next_op += 1
         op = WriteOp(
             segment=self._segment.id,
@@ -132,15 +149,22 @@ class Publisher:
         )
         batch = self._segment.store.batch().check(self._segment.ownership.check)
         put_write_op(batch, transaction.txn_id, self._segment.ownership.generation, self._next_op, op)
+        announced = transaction.announced[entry.writer] = asyncio.get_running_loop().create_future()
+        stored = False
         try:
             await self._segment.store.apply(batch)
-        except BaseException as error:
-            definite = isinstance(error, MetastoreError) and error.definite
-            self._drop_intent(transaction, intent, maybe_stored=not definite)
-            if isinstance(error, CheckFailed):
-                raise self._refused(transaction, error) from None
-            raise
+            stored = True
+        finally:
+            announced.set_result(stored)
         self._metrics.op_writes.inc()
+
+    async def _assert_open(self, transaction: TrackedTransaction) -> None:
+        """What an intent of its own would tell the entry: the transaction took operations after it had arrived."""
+        standing = await self._segment.mirror.ask(transaction.txn_id)
+        if standing.header is None or not standing.header.first:
+            raise self._refused_by(transaction, standing.header)
+        if standing.prepared:
+            raise prepared_refusal(transaction.txn_id)
 
     def _begin_append_of(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> Append:
         """Check the decision a last time and begin the append, with no await in between (DESIGN §5.5)."""
@@ -281,13 +305,16 @@ class Publisher:
 
     def _refused(self, transaction: TrackedTransaction, lost: CheckFailed) -> Exception:
         """The error for the publisher when a guard of the intent did not hold."""
-        txn_id = transaction.txn_id
         if lost.check == self._segment.ownership.check:
             self._segment.deposed_by(lost)
             return self._segment.not_serving()
         if isinstance(lost.check, FirstVersion):
-            header = Header.decode(lost.current.value) if lost.current else None
-            if header is not None and self._segment.buffer.get(txn_id) is transaction:
-                self._segment.decide(transaction, Decision(header))
-            return refusal(txn_id, header)
-        return prepared_refusal(txn_id)
+            return self._refused_by(transaction, lost.current)
+        return prepared_refusal(transaction.txn_id)
+
+    def _refused_by(self, transaction: TrackedTransaction, found: Record | None) -> errors.MetatxnError:
+        """The header is final, or gone."""
+        header = Header.decode(found.value) if found else None
+        if header is not None and self._segment.buffer.get(transaction.txn_id) is transaction:
+            self._segment.decide(transaction, Decision(header))
+        return refusal(transaction.txn_id, header)

@@ -6,17 +6,19 @@ built-in one is in `memory_buffer`; `participants.broker.providers` describes ho
 
 A transaction passes through the buffer like this (DESIGN §5.3-5):
 
-    track ──▶ pin at `after` ──intent stored──▶ append begun ──▶ … ──decision──▶ close ──appends drained──▶ release
-                 │                                 │
-                 └─ intent refused: unpin          └─ the pin moves up to just below the first frame
+    track ──▶ pin at `after` ──covered──▶ append begun ──▶ … ──decision──▶ close ──appends drained──▶ release
+                 │                           │
+                 └─ refused: unpin           └─ the pin moves up to just below the first frame
 
+An append is covered by a stored intent (DESIGN §5.3), its own or an earlier one of its writer.
 `max_read_position` is the lowest pin of all transactions that are not released, or the last durable position if there
-are none. The pin exists before the intent is sent, so nothing becomes visible while an append is in flight.
+are none. The pin exists before anything is asked of the store, so nothing becomes visible while an append is in flight.
 `max_read_position` never moves backwards, because a new pin is never below the last durable position of its time.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,7 +36,8 @@ class TrackedTransaction:
 
     `decision` is set as soon as the header is seen to be final; from then on no append may begin. `maybe_stored` tells
     that the answer to an intent was lost: such a transaction is tracked until its decision, so that an operation record
-    that arrives late is still deleted.
+    that arrives late is still deleted. `announced` belongs to the publisher: for each writer the intent of its first
+    entry, which is done with True once the record is stored, and with False if it is not known to be.
     """
 
     txn_id: TxnId
@@ -49,6 +52,7 @@ class TrackedTransaction:
     maybe_stored: bool = False
     decision: Decision | None = None
     released: bool = False
+    announced: dict[str | None, asyncio.Future[bool]] = field(default_factory=dict)
 
     @property
     def pin(self) -> Position | None:

@@ -16,6 +16,7 @@ from metastore.txn.records.transactions import Header
 from metastore.types import Event, Record, Revision
 from metastore.watches import Mirror
 from metatxn.wire.ids import TxnId
+from participants.txn.shared_reads import SharedReads, Standing
 
 Listener = Callable[[TxnId, Header], None]
 KEPT_DECISIONS = 10_000
@@ -30,6 +31,7 @@ class HeaderMirror:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._mirror = Mirror(store, paths.HEADERS, self._on_change)
+        self._shared_reads = SharedReads(store)
         self._listeners: dict[str, list[Listener]] = {}
         """Keyed by the key of the header, so that foreign keys below the prefix need not be parsed."""
         self._decided: deque[str] = deque()
@@ -37,7 +39,10 @@ class HeaderMirror:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with self._mirror.running():
-            yield
+            try:
+                yield
+            finally:
+                await self._shared_reads.close()
 
     @property
     def revision(self) -> Revision:
@@ -78,6 +83,10 @@ class HeaderMirror:
         keys = {txn_id: paths.header(txn_id) for txn_id in txn_ids}
         found = await self._store.get_each(keys.values())
         return {txn_id: found[key] for txn_id, key in keys.items()}
+
+    async def ask(self, txn_id: TxnId) -> Standing:
+        """As `SharedReads.ask`."""
+        return await self._shared_reads.ask(txn_id)
 
     def _on_change(self, event: Event) -> None:
         if event.record is None or event.record.first:

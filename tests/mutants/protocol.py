@@ -18,6 +18,44 @@ PROTOCOL = (
         "    batch.check(Absent(paths.prepared(txn_id)))\n    return batch.create(",
     ),
     Mutant(
+        "later-entry-does-not-ask",
+        "5.1: an entry that an earlier intent covers is taken only if the transaction was open after it arrived",
+        "participants/segment/publishing.py",
+        "                await self._assert_open(transaction)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "read-begun-before-arrival",
+        "5.1: the read that a later entry relies on began after the entry had arrived",
+        "participants/txn/shared_reads.py",
+        "asked = {txn_id: self._waiting.pop(txn_id) for",
+        "asked = {txn_id: self._waiting[txn_id] for",
+        others=(
+            Edit(
+                "participants/txn/shared_reads.py",
+                "                    standings = await self._standings(asked)\n",
+                "                    try:\n"
+                "                        standings = await self._standings(asked)\n"
+                "                    finally:\n"
+                "                        self._waiting = {t: a for t, a in self._waiting.items() if t not in asked}\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "later-entry-after-prepare",
+        "5.1: a prepared transaction takes no later entry either",
+        "participants/segment/publishing.py",
+        "        if standing.prepared:\n",
+        "        if False and standing.prepared:\n",
+    ),
+    Mutant(
+        "unknown-intent-covers",
+        "5.3: a later entry relies only on an intent that is known to be stored",
+        "participants/segment/publishing.py",
+        "            announced.set_result(stored)\n",
+        "            announced.set_result(True)\n",
+    ),
+    Mutant(
         "decision-ignored-by-append",
         "5.5: a publish whose append has not begun is refused once the decision is seen",
         "participants/segment/publishing.py",

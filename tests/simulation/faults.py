@@ -114,6 +114,7 @@ AIMS = (
     paths.HEADERS,
     ":w:",  # operations: intents, and acknowledgements
     ":a:",
+    paths.PREPARED,  # with the headers that publishes ask for, and not with decisions
     paths.TRANSACTION_KEYS,
     paths.SEGMENTS,
     paths.SEGMENT_OWNERS,

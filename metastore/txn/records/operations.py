@@ -10,8 +10,8 @@ from metastore.txn.records.json_record import JsonRecord
 
 
 class WriteOp(JsonRecord):
-    """One append of a transaction. `after` is a lower bound of the position of its frame, known before it is
-    appended."""
+    """The appends of one writer of a transaction on a segment. `after` is a lower bound of the positions of all their
+    frames, known before the first one is appended; `count` and `sequence` are those of the first."""
 
     kind: Literal["write"] = "write"
     segment: str

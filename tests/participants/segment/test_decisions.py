@@ -89,7 +89,7 @@ async def test_12_a_transaction_without_operations_ends_and_touches_nothing(worl
 async def test_111_a_commit_is_one_write_however_many_operations_it_decides(world: World) -> None:
     segment = await world.segment()
     txn = await world.begin()
-    await asyncio.gather(*(publish(segment, str(number), txn) for number in range(300)))
+    await asyncio.gather(*(publish(segment, str(number), txn, writer=f"w{number}") for number in range(300)))
     writes = len(world.store.applied)
     await world.commit(txn)
     assert len(world.store.applied) == writes + 1
@@ -132,7 +132,7 @@ async def test_void_writers_are_hidden_and_stay_hidden(
 async def test_the_outcome_is_never_written_after_the_first_deletion(world: World) -> None:
     segment = await world.segment()
     txn = await world.begin()
-    await asyncio.gather(*(publish(segment, str(number), txn) for number in range(90)))
+    await asyncio.gather(*(publish(segment, str(number), txn, writer=f"w{number}") for number in range(90)))
     writes = len(world.store.applied)
     await world.abort(txn)
     await materialized(segment, txn)

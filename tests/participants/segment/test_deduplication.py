@@ -6,14 +6,17 @@ Method: as in `test_intents`. DESIGN §5.13, scenarios 26 and 112.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.segment import dedup
+from participants.segment.segment import Segment
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import (
@@ -151,12 +154,12 @@ async def test_sequences_of_other_transactions_and_writers_are_other_sequences(w
 async def test_frames_of_one_writer_keep_their_order_whatever_order_the_store_answers_in(
     world: World, replies: str
 ) -> None:
+    """Each has an intent of its own, because that of the first entry had an unknown outcome."""
     segment = await world.segment()
     txn = await world.begin()
-    held = [world.store.fault(Fault(INTENT, hold_after=True)) for _ in range(4)]
-    sent = []
-    for number, fault in enumerate(held):
-        sent.append(sending(segment, str(number), txn, writer="w"))
+    held = [Fault(INTENT, hold_after=True) for _ in range(4)]
+    sent = await sending_with_intents(world, segment, txn, held)
+    for fault in held:
         await fault.reached.wait()
     for fault in held if replies == "in order" else reversed(held):
         fault.go.set()
@@ -168,21 +171,36 @@ async def test_a_failure_in_the_middle_does_not_let_a_later_frame_overtake_an_ea
     """0 waits for its answer, 1 fails, 2 is answered: 2 must still wait for 0."""
     segment = await world.segment()
     txn = await world.begin()
-    slow = world.store.fault(Fault(INTENT, hold_after=True))
-    zero = sending(segment, "0", txn, writer="w")
-    await slow.reached.wait()
-    world.store.fault(Fault(INTENT, before=StoreUnavailable("gone")))
-    one = sending(segment, "1", txn, writer="w")
+    slow, last = Fault(INTENT, hold_after=True), Fault(INTENT, hold_after=True)
+    failing = Fault(INTENT, before=StoreUnavailable("gone"))
+    zero, one, two = await sending_with_intents(world, segment, txn, [slow, failing, last])
     with pytest.raises(StoreUnavailable):
         await one
-    last = world.store.fault(Fault(INTENT, hold_after=True))
-    two = sending(segment, "2", txn, writer="w")
+    await slow.reached.wait()
     await last.reached.wait()
     last.go.set()
     assert not await has_ended(two), "it waits for its turn"
     slow.go.set()
     await asyncio.gather(zero, two)
     assert await uncommitted(segment) == ["0", "2"]
+
+
+async def sending_with_intents(
+    world: World, segment: Segment, txn: TxnId, faults: Sequence[Fault]
+) -> list[asyncio.Task[Position]]:
+    """Entries of one writer, `0` and so on, all of which wait for the intent of an earlier one. That has an unknown
+    outcome, so each of them puts its own, which meets its own fault."""
+    unknown = world.store.fault(Fault(INTENT, before=OutcomeUnknown("no answer"), hold_before=True))
+    first = sending(segment, "never", txn, writer="w")
+    await unknown.reached.wait()
+    for fault in faults:
+        world.store.fault(fault)
+    sent = [sending(segment, str(number), txn, writer="w") for number in range(len(faults))]
+    assert not await has_ended(sent[-1])
+    unknown.go.set()
+    with pytest.raises(OutcomeUnknown):
+        await first
+    return sent
 
 
 async def test_after_the_decision_nothing_of_the_sequences_is_kept(world: World) -> None:

@@ -388,6 +388,119 @@ async def test_an_unknown_intent_that_lands_late_is_cleaned_up(world: World) -> 
     assert_at_the_floor(segment, node)
 
 
+# -- one intent for all entries of a writer (rule 1) -----------------------------------------------------------------
+
+
+async def test_one_intent_covers_all_entries_of_a_writer(world: World) -> None:
+    """However many are in flight, and each of them holds readers back until the decision."""
+    segment = await world.segment()
+    txn = await world.begin()
+    before = len(world.store.applied)
+    sent = [sending(segment, f"{writer}{number}", txn, writer=writer) for number in range(50) for writer in "vw"]
+    sent += [sending(segment, f"-{number}", txn) for number in range(50)]
+    await asyncio.gather(*sent)
+    await publish(segment, "last", txn, writer="w")
+    assert len(await world.operations(txn)) == len(world.store.applied) - before == 3
+    assert await committed(segment) == []
+    await world.commit(txn, ["w"])
+    await materialized(segment, txn)
+    expected = [*(f"w{number}" for number in range(50)), *(f"-{number}" for number in range(50)), "last"]
+    assert sorted(await committed(segment)) == sorted(expected)
+    assert await world.operations(txn) == []
+
+
+async def test_a_read_that_began_before_an_entry_arrived_says_nothing_to_it(world: World) -> None:
+    """The store's answer to an earlier entry is on its way when the transaction commits and another entry arrives: the
+    earlier one counts, the later one must not, although the watch is blind and both wait for the store."""
+    segment = await world.segment()
+    txn = await world.begin()
+    await publish(segment, "first", txn)
+    read = world.store.hold_read(lambda keys: paths.header(txn) in keys)
+    earlier = sending(segment, "earlier", txn)
+    await read.reached.wait()
+    world.store.events_flow.clear()
+    await world.commit(txn)
+    later = sending(segment, "later", txn)
+    await asyncio.sleep(0)
+    read.go.set()
+    await earlier
+    with pytest.raises(errors.MetatxnError) as error:
+        await later
+    assert code(error) == ErrorCode.TXN_CONFLICT
+    await materialized(segment, txn)
+    assert await committed(segment) == await uncommitted(segment) == ["first", "earlier"]
+
+
+async def test_the_decision_overtakes_the_answer_to_a_later_entry(world: World) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    await publish(segment, "early", txn)
+    read = world.store.hold_read(lambda keys: paths.header(txn) in keys)
+    late = sending(segment, "late", txn)
+    await read.reached.wait()
+    await world.commit(txn)
+    await released(segment, txn)
+    read.go.set()
+    with pytest.raises(errors.MetatxnError) as error:
+        await late
+    assert code(error) == ErrorCode.TXN_CONFLICT
+    assert await uncommitted(segment) == ["early"]
+
+
+async def test_a_later_entry_is_refused_while_the_store_is_away_and_taken_afterwards(world: World) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    await publish(segment, "1", txn)
+    world.store.away = StoreUnavailable("gone")
+    with pytest.raises(StoreUnavailable):
+        await publish(segment, "2", txn)
+    world.store.away = None
+    assert await uncommitted(segment) == ["1"]
+    await publish(segment, "3", txn)
+    await world.commit(txn)
+    await materialized(segment, txn)
+    assert await committed(segment) == ["1", "3"]
+
+
+@pytest.mark.parametrize("landed", [True, False], ids=["landed", "lost"])
+async def test_an_entry_behind_an_intent_with_an_unknown_outcome_has_its_own(world: World, landed: bool) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    unknown = OutcomeUnknown("no answer")
+    fault = (
+        Fault(INTENT, after=unknown, hold_before=True) if landed else Fault(INTENT, before=unknown, hold_before=True)
+    )
+    intent = world.store.fault(fault)
+    first = sending(segment, "1", txn, writer="w")
+    await intent.reached.wait()
+    second = sending(segment, "2", txn, writer="w")
+    await asyncio.sleep(0)
+    intent.go.set()
+    with pytest.raises(OutcomeUnknown):
+        await first
+    await second
+    assert len(await world.operations(txn)) == 1 + landed
+    await world.abort(txn)
+    await materialized(segment, txn)
+    assert await world.operations(txn) == [] == await committed(segment)
+
+
+async def test_the_next_owner_announces_again_and_finds_every_frame(world: World) -> None:
+    """From the one intent of the first entry, which is behind none of them."""
+    segment = await world.segment()
+    txn = await world.begin()
+    await publish(segment, "plain")
+    for number in range(3):
+        await publish(segment, str(number), txn)
+    segment = await world.reopened()
+    assert await committed(segment) == ["plain"]
+    await publish(segment, "3", txn)
+    assert len(await world.operations(txn)) == 2
+    await world.abort(txn)
+    await materialized(segment, txn)
+    assert await committed(segment) == ["plain"]
+
+
 # -- the horizon (rule 4) --------------------------------------------------------------------------------------------
 
 
@@ -454,7 +567,7 @@ async def test_the_decision_overtakes_the_reply_to_our_own_intent(world: World) 
     txn = await world.begin()
     await publish(segment, "early", txn)
     intent = world.store.fault(Fault(INTENT, hold_after=True))
-    late = sending(segment, "late", txn)
+    late = sending(segment, "late", txn, writer="another")
     await intent.reached.wait()
     assert len(await world.operations(txn)) == 2
     await world.commit(txn)
@@ -498,8 +611,7 @@ async def test_an_abort_seen_while_a_publish_waits_for_its_writers_turn_refuses_
     one = sending(segment, "1", txn, writer="w")
     await first.reached.wait()
     two = sending(segment, "2", txn, writer="w")
-    while len(await world.operations(txn)) < 2:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
     await world.abort(txn)
     await released(segment, txn)
     first.go.set()

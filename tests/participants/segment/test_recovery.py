@@ -375,7 +375,7 @@ async def test_void_writers_stay_void_and_others_stay_visible_when_it_dies_betwe
 async def test_an_abort_of_many_operations_is_hidden_from_the_first_slice_to_the_last(world: World) -> None:
     segment = await world.segment()
     txn = await world.begin()
-    await asyncio.gather(*(publish(segment, str(number), txn) for number in range(100)))
+    await asyncio.gather(*(publish(segment, str(number), txn, writer=f"w{number}") for number in range(100)))
     world.store.fault(Fault(CLEANUP))
     await stuck_cleanup(world)
     await world.abort(txn)

@@ -93,13 +93,19 @@ async def test_it_drains_what_was_decided_before_it_takes_the_end(world: World) 
     await sent
 
 
-async def test_nothing_can_be_appended_to_what_a_snapshot_has_shown(world: World) -> None:
-    """The reply to an intent is on its way while the snapshot is taken; its frame comes too late, and is refused."""
+@pytest.mark.parametrize("writer", [None, "another"])
+async def test_nothing_can_be_appended_to_what_a_snapshot_has_shown(world: World, writer: str | None) -> None:
+    """The store's answer is on its way while the snapshot is taken, to an intent or to the read for a later entry; the
+    frame comes too late, and is refused."""
     segment = await world.segment()
     txn = await world.begin()
     await publish(segment, "one", txn)
-    held = world.store.fault(Fault(INTENT, hold_after=True))
-    late = sending(segment, "two", txn)
+    held = (
+        world.store.fault(Fault(INTENT, hold_after=True))
+        if writer
+        else world.store.hold_read(lambda keys: paths.header(txn) in keys)
+    )
+    late = sending(segment, "two", txn, writer=writer)
     await held.reached.wait()
     world.store.events_flow.clear()
     revision = await world.commit(txn)

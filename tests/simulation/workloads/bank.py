@@ -9,6 +9,8 @@ clients go on writing to what has ended; the segments are split and merged meanw
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from tests.simulation.client import Doubtful, Refused, SegmentPlace
 from tests.simulation.history import Read
@@ -67,12 +69,28 @@ class Teller(Actor):
         elif fate < 0.7:  # one more is on its way: it counts as a whole, or it is refused
             more = self._transfer(txn_id, self._account(), 0, writers[0])
             await whatever_comes(more, self.end(txn_id, commit=True, writers=counted))
+        elif fate < 0.75:
+            await self._go_on(txn_id, writers[0], self.end(txn_id, commit=True, writers=counted))
         elif fate < 0.8:
             await whatever_comes(self.end(txn_id, commit=True, writers=counted), self.end(txn_id, commit=False))
         elif fate < 0.95:
             await self.end(txn_id, commit=False)
         if random.random() < 0.15:
             await self._come_too_late(txn_id, writers)
+
+    async def _go_on(self, txn_id: str, writer: str, end: Coroutine[Any, Any, None]) -> None:
+        """Entries for one segment are on their way, one after another, when the transaction ends and others follow."""
+        account = self._account()
+
+        async def more() -> None:
+            for _ in range(5):
+                await self._transfer(txn_id, account, 0, writer)
+
+        async def end_and_more() -> None:
+            await end
+            await whatever_comes(more(), more())
+
+        await whatever_comes(more(), more(), end_and_more())
 
     async def _come_too_late(self, txn_id: str, writers: tuple[str, ...]) -> None:
         """Nothing of this may change what was decided, if it was."""
