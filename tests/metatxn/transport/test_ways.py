@@ -128,6 +128,19 @@ async def test_a_service_that_nobody_vouches_for_is_sent_nothing(authority: Auth
         assert service.heads == []
 
 
+async def test_the_usual_authorities_are_those_of_the_environment(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers have no other way to know a private one."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    dialer.usual_authorities.cache_clear()
+    try:
+        async with listening(served(authority)) as service:
+            assert (await ask(f"https://127.0.0.1:{service.port}/")).ok
+    finally:
+        dialer.usual_authorities.cache_clear()
+
+
 @pytest.mark.parametrize("to_proxy", ["http", "https"])
 @pytest.mark.parametrize("to_service", ["http", "https"])
 @on_both_loops
