@@ -124,7 +124,6 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metastore.watches: MAX_LOGGED_BYTES",
         "metatxn.frames: PAGE_BYTES",
         "metatxn.http: MAX_REDIRECTS",
-        "metatxn.transport.reading: _LONGEST_AHEAD_BYTES _RECEIVED_AT_ONCE_BYTES",
         "metatxn.reader: PAGE_MESSAGES",
         "metatxn.table_writer: MAX_ROWS_BYTES DEFAULT_ENTRY_BYTES SMALL_BATCH_BYTES SMALL_COLUMN_BYTES",
         "metatxn.table_writer: MAX_ENTRY_BATCHES",
