@@ -26,6 +26,8 @@ from metastore.txn.states import TxnState
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.signed_tokens import SignedTokens
 from metatxn.service.security.tokens import create_token, find_token, parse_tokens
+from metatxn.transport.api import Answer
+from metatxn.transport.reading import AnswerReader
 from metatxn.wire import errors, frames
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
@@ -279,7 +281,39 @@ LOG_ENTRY = encode([Change("/a", b"1", first=True), Change("/b", None), Change("
 TOPIC = topics.TopicRecord(name="t", segments=(SEGMENT,), next_segment=1, created_ms=2)
 ROW = segments.DedupRow(producer="p", runs=((1, 2, 1, 3, 4, ((0, 0xFFFF),)),))
 
+
+def answer_in(data: bytes, at_once: int) -> Answer | str:
+    """The first answer of a connection that ends behind `data`, so much of which is received at once."""
+    reader = AnswerReader()
+    while data and not reader.complete:
+        room = reader.room
+        count = min(at_once, len(room), len(data))
+        room[:count] = data[:count]
+        data = data[count:]
+        try:
+            reader.received(count)
+        except ValueError:
+            return "no HTTP"
+    if not reader.complete:
+        reader.connection_ended()
+    return Answer("", "", reader.status, reader.headers, reader.body) if reader.complete else "not whole"
+
+
+def check_answer(data: bytes) -> None:
+    """How an answer is cut on its way makes no difference."""
+    assert answer_in(data, 1) == answer_in(data, 7) == answer_in(data, len(data) or 1)
+
+
+HTTP_ANSWERS = [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nX-A: b\r\n\r\ntwelve bytes",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n4;x=y\r\nlast\r\n0\r\nX-After: c\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
+    b"HTTP/1.0 200 OK\r\nX-A: b\r\nX-A: c\r\n\r\nuntil the end",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+]
+
 TARGETS: Mapping[str, Target] = {
+    "answers over HTTP": Target(check_answer, HTTP_ANSWERS),
     "frames": Target(check_frame, good_frames()),
     "object headers": Target(check_object, [ObjectHeader(kind, bytes(16), 1, 1).encode() for kind in ObjectKind]),
     "object indexes": Target(check_index, [ObjectIndex().encode()]),
