@@ -43,6 +43,8 @@ MAX_PENDING_BYTES = 32 * 1024 * 1024
 """Above this, `put` waits."""
 MAX_IN_FLIGHT = 16
 """The most entries of one lane in flight. More make no client faster, and would delay the calls of others."""
+PUTS_IN_A_ROW = 500
+"""After this many items `put` lets the event loop send what is due, even if its caller never waits for anything."""
 MAX_AHEAD = 500
 """Half of the number that brokers remember, because as many entries that were sent before an entry may arrive after
 it."""
@@ -180,6 +182,8 @@ class OrderedDelivery(Generic[T]):
         self._producer = f"{name}/{link.new_name()}" if name else link.new_name()
         self._writer = writer
         self._failure_is_final = failure_is_final
+        self._put = 0
+        """The number of items."""
         self._sequence = 0
         """The sequence of the next entry."""
         self._layout: Layout | None = None
@@ -196,10 +200,14 @@ class OrderedDelivery(Generic[T]):
 
     async def put(self, item: T, txn_id: str | None) -> None:
         """Queue `item`; waits while too much is pending. Raises the errors of `open` and `check`."""
-        await self.open()
-        await self.space()
+        if self._layout is None or self.pending_bytes >= self.max_pending_bytes:
+            await self.open()
+            await self.space()
         self.check(txn_id)
         self.add(item, txn_id)
+        self._put += 1
+        if self._put % PUTS_IN_A_ROW == 0:
+            await asyncio.sleep(0)
 
     @property
     def is_open(self) -> bool:

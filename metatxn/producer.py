@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
 
 BATCH_BYTES = 1024 * 1024
 BATCH_MESSAGES = 1000
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 STICKY_MESSAGES = 100
 """This many messages without a key go to one segment before the next segment's turn, so that they share entries."""
 
@@ -67,16 +69,15 @@ class MessageFormat:
 
 def encoded_message(value: Any, key: str | None, properties: dict[str, str] | None) -> bytes:
     """A message in the form that an entry holds. Raises `TypeError` or `ValueError` for a value that is not JSON."""
-    message: dict[str, Any] = {}
-    if key is not None:
-        message["key"] = key
-    if properties is not None:
-        message["properties"] = properties
     if isinstance(value, bytes | bytearray | memoryview):
-        message["value_base64"] = base64.b64encode(value).decode()
+        member = f'"value_base64":"{base64.b64encode(value).decode()}"'
     else:
-        message["value"] = value
-    return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
+        member = f'"value":{encode_basestring_ascii(value) if type(value) is str else _encode(value)}'
+    if properties is not None:
+        member = f'"properties":{_encode(properties)},{member}'
+    if key is not None:
+        member = f'"key":{encode_basestring_ascii(key)},{member}'
+    return f"{{{member}}}".encode("ascii")
 
 
 def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pending_bytes: int) -> Batching:
@@ -124,10 +125,12 @@ class AsyncProducer:
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         outgoing = self.outgoing(value, key, properties, future)
-        if txn is not None:
-            txn.joined_by(self.delivery)
+        if txn is None:
+            await self.delivery.put(outgoing, None)
+            return future
+        txn.joined_by(self.delivery)
         with inside(txn):
-            await self.delivery.put(outgoing, txn.id if txn else None)
+            await self.delivery.put(outgoing, txn.id)
         return future
 
     async def flush(self) -> None:

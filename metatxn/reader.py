@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from metatxn.answers import parsed
 from metatxn.connection import Connection
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.wire.broker import Isolation, ReadMessage, ReadMessagesAnswer
-from metatxn.wire.errors import InvalidArgument
+from metatxn.wire.errors import InvalidArgument, MetatxnError
 
 PAGE_MESSAGES = 1000
+FULL_PAGE_BYTES = 512 * 1024
+"""The answer to a page of fewer messages has this size if the page ended for its size."""
 FOLLOW_WAIT_MS = 1000
 COMPACTION_WAIT_S = 120.0
 """How long the broker may take to read a whole topic."""
@@ -38,6 +41,13 @@ def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Mess
     value = base64.b64decode(read.value_base64) if read.value_base64 is not None else read.value
     properties = dict(read.properties)
     return Message(topic, read.message_id, value, read.key, properties, read.publish_ms, read.txn_id, redelivery_count)
+
+
+class MessagePage(NamedTuple):
+    """`full`: there are probably more messages behind these."""
+
+    read: ReadMessagesAnswer
+    full: bool
 
 
 class AsyncReader(Paged[Message]):
@@ -75,6 +85,8 @@ class AsyncReader(Paged[Message]):
         self._revision = revision
         self._compacted = compacted
         self._next: str | None = None
+        self._ahead: tuple[str, asyncio.Future[MessagePage | None]] | None = None
+        """The page after this token, requested while the one before it is handed out; None if that failed."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r})"
@@ -84,12 +96,15 @@ class AsyncReader(Paged[Message]):
         if self._isolation == "snapshot" and self._revision is None:
             self._revision = (await self._connection.directory.read()).revision
         if at_end:
-            self.token = (await self._read(None, 0, start="latest")).next
+            self.token = (await self._read(None, 0, start="latest")).read.next
 
     async def page(self) -> list[Message] | None:
         while True:
-            read = await self._read(self.token, FOLLOW_WAIT_MS if self._follow else 0)
+            page = await self._read_ahead() or await self._read(self.token, FOLLOW_WAIT_MS if self._follow else 0)
+            read = page.read
             self._next = read.next
+            if page.full:
+                self._request_ahead(read.next)
             if read.messages:
                 return [message_of(self.topic, message) for message in read.messages]
             self.passed()
@@ -99,7 +114,30 @@ class AsyncReader(Paged[Message]):
     def passed(self) -> None:
         self.token = self._next
 
-    async def _read(self, after: str | None, wait_ms: int, start: str | None = None) -> ReadMessagesAnswer:
+    async def _read_ahead(self) -> MessagePage | None:
+        """The page that was requested ahead, if it is the next one and has messages: there may be some by now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != self.token:
+            return None
+        page = await asyncio.shield(ahead[1])
+        return page if page is not None and page.read.messages else None
+
+    def _request_ahead(self, after: str) -> None:
+        answer: asyncio.Future[MessagePage | None] = asyncio.get_running_loop().create_future()
+        self._ahead = after, answer
+
+        async def request() -> None:
+            page = None
+            try:
+                page = await self._read(after, 0)
+            except MetatxnError:
+                pass  # the iteration requests the page again, and raises what that raises
+            finally:
+                answer.set_result(page)
+
+        self._connection.spawn(request())
+
+    async def _read(self, after: str | None, wait_ms: int, start: str | None = None) -> MessagePage:
         params = {
             "after": after,
             "start": start,
@@ -111,5 +149,6 @@ class AsyncReader(Paged[Message]):
         }
         wait_s = COMPACTION_WAIT_S if self._compacted else wait_ms / 1000
         call = Call("GET", path_of("topics", self.topic, "messages"), params, wait_s=wait_s)
-        connection = self._connection
-        return parsed(ReadMessagesAnswer, await connection.http.request(connection.brokers, call))
+        answer = await self._connection.broker(call)
+        read = parsed(ReadMessagesAnswer, answer)
+        return MessagePage(read, len(read.messages) >= PAGE_MESSAGES or len(answer.body) >= FULL_PAGE_BYTES)

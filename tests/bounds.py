@@ -75,6 +75,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "metatxn.consumer.MAX_IDS": (1, 3),
     "metatxn.producer.STICKY_MESSAGES": (1, 3),
     "metatxn.delivery.MAX_AHEAD": (1, 2),
+    "metatxn.reader.FULL_PAGE_BYTES": (1,),
 }
 """By name."""
 AS_THEY_ARE: Mapping[str, Sequence[str]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -55,6 +56,14 @@ class MessageId:
             case [str(segment), str(position), int(index)] if index >= 0:
                 return cls(segment, Position.parse(position), index)
         raise ValueError(f"{text!r} is not a message id")
+
+
+def message_ids(segment: str, position: Position, indexes: Iterable[int]) -> list[str]:
+    """The ids of messages of one entry, as text. They differ only in their ends, so most of each is encoded once."""
+    head = json.dumps([segment, str(position)], separators=(",", ":"))[:-1].encode() + b","
+    shared = len(head) // 3 * 3  # base64 makes four characters of each three bytes, whatever follows
+    start, rest = base64.urlsafe_b64encode(head[:shared]).decode(), head[shared:]
+    return [start + base64.urlsafe_b64encode(b"%b%d]" % (rest, index)).decode().rstrip("=") for index in indexes]
 
 
 @dataclass(frozen=True, slots=True)

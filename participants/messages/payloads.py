@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any
@@ -15,13 +15,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
 from metatxn.wire.frames import Entry, Frame, PayloadKind
-from metatxn.wire.names import MessageId
+from metatxn.wire.names import message_ids
 from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 
 KEY_COLUMN = b"metatxn.key"
 """The key in the metadata of an entry's Arrow schema that names the column with the key of each row."""
 
 _MESSAGES = TypeAdapter(list[Message])
+_READ_MESSAGES = TypeAdapter(list[ReadMessage])
 _VALUES = TypeAdapter(list[Any], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
@@ -131,17 +132,10 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
             bodies = _rows(frame.payload, wanted)
         case PayloadKind.BYTES:
             bodies = [{"value_base64": base64.b64encode(frame.payload).decode()} for _ in wanted]
-    return [
-        ReadMessage.model_validate(
-            {
-                **{name: value for name, value in body.items() if value is not None},
-                "message_id": str(MessageId(segment, frame.position, index)),
-                "publish_ms": frame.publish_ms,
-                "txn_id": frame.txn_id,
-            }
-        )
-        for index, body in zip(wanted, bodies, strict=True)
-    ]
+    for body, message_id in zip(bodies, message_ids(segment, frame.position, wanted), strict=True):
+        body["message_id"], body["publish_ms"], body["txn_id"] = message_id, frame.publish_ms, frame.txn_id
+        body["properties"] = body.get("properties") or {}
+    return _READ_MESSAGES.validate_python(bodies)
 
 
 def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
@@ -178,7 +172,7 @@ def _keyed_rows(payload: bytes | memoryview) -> Iterator[list[tuple[int, str, bo
         yield [(index, str(key), delete) for index, key, delete in rows if key is not None]
 
 
-def _rows(payload: bytes | memoryview, indexes: Sequence[int]) -> list[Mapping[str, Any]]:
+def _rows(payload: bytes | memoryview, indexes: Sequence[int]) -> list[dict[str, Any]]:
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
         table = reader.read_all()
     if len(indexes) < table.num_rows:
