@@ -37,6 +37,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.segment.trimming.OUTCOMES_PER_APPLY": (1, 3),
     "participants.txn.materializer.OPS_PER_APPLY": (1, 3),
     "participants.txn.materializer.OPS_PER_READ": (1, 5),
+    "participants.txn.materializer.TOGETHER_BYTES": (1, 30),
     "participants.txn.shared_reads.TRANSACTIONS_PER_READ": (1, 2),
     "participants.txn.header_mirror.KEPT_DECISIONS": (1, 20),
     # brokers

@@ -19,6 +19,9 @@ from metatxn.wire.ids import TxnId
 OPS_PER_APPLY = 40
 """Each deletion is a check, a record and an index entry, so this stays below etcd's limit of 128 operations per
 transaction."""
+TOGETHER_BYTES = 64 << 10
+"""A larger outcome is written by an apply of its own: it may list nearly as many writers as an apply may have bytes
+(`coordinator/capacity.py`), and deletions beside it would exceed that."""
 OPS_PER_READ = 4_000
 """Much larger than `OPS_PER_APPLY`: on ZooKeeper a read after each deletion would list the whole directory again."""
 
@@ -36,9 +39,12 @@ async def materialize(
             found = await store.range(prefix, prefix_end(prefix), limit=OPS_PER_READ)
             records, more = found.records, found.more
         batch = store.batch().check(ownership)
+        deleted = records[:OPS_PER_APPLY]
         if outcome is not None:
-            batch.create(paths.outcome(segment, txn_id), outcome.encode())
-        for record in records[:OPS_PER_APPLY]:
+            value = outcome.encode()
+            batch.create(paths.outcome(segment, txn_id), value)
+            deleted = deleted if len(value) <= TOGETHER_BYTES else []
+        for record in deleted:
             batch.remove(record)
         if not batch.written():
             return
@@ -51,7 +57,7 @@ async def materialize(
                 outcome = None
             records, more = [], True
             continue
-        records = records[OPS_PER_APPLY:]
+        records = records[len(deleted) :]
         if not records and not more:
             return
         outcome = None

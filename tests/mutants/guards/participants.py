@@ -161,6 +161,14 @@ PARTICIPANTS = (
         tests=("tests/participants/segment/test_intents.py::test_a_deposed_owner_materializes_nothing",),
     ),
     Mutant(
+        "writers-beside-deletions",
+        "what nearly fills an apply is written by one of its own",
+        "participants/txn/materializer.py",
+        "deleted = deleted if len(value) <= TOGETHER_BYTES else []",
+        "pass",
+        tests=("tests/participants/txn/test_materializer.py",),
+    ),
+    Mutant(
         "unknown-intent-is-forgotten",
         "an operation that may have landed is cleaned up after the decision",
         "participants/segment/publishing.py",
