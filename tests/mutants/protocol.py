@@ -518,6 +518,14 @@ PROTOCOL = (
         "marks",
     ),
     Mutant(
+        "word-of-a-gateway-is-definite",
+        "the errors: a gateway that has no answer says nothing of what has happened",
+        "metatxn/answers.py",
+        "if status >= HTTPStatus.INTERNAL_SERVER_ERROR and answer.method != QUESTION:",
+        "if status < 0:",
+        "library",
+    ),
+    Mutant(
         "commit-without-flush",
         "the client: what was sent inside is durable before the commit",
         "metatxn/transaction.py",

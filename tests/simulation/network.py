@@ -24,6 +24,7 @@ from tests.simulation.world import World
 
 TIMEOUT_S = 6.0
 """What a client waits for an answer."""
+OF_A_GATEWAY = (500, 502, 503, 504)
 LATE_S = 20.0
 """How much later than its caller's patience a request may arrive."""
 
@@ -95,6 +96,8 @@ class Network:
         self._servers: dict[str, _Server] = {}
         self.efforts: list[Effort] = []
         self._served: list[tuple[Process, Effort]] = []
+        self._gateway = world.generator("gateway")
+        self._answered_by_gateway = self._gateway.choice((0.0, 0.5))
         self.copies = 0
         """How many a proxy has made so far of anybody's requests. One that arrives late may do what was refused."""
 
@@ -134,6 +137,12 @@ class Network:
             raise
         finally:
             timer.cancel()
+
+    def status_of_gateway(self) -> int | None:
+        """What a gateway says of a request without an answer; None if it says nothing, or is not there."""
+        if self._gateway.random() >= self._answered_by_gateway:
+            return None
+        return self._gateway.choice(OF_A_GATEWAY)
 
     def under_way(self) -> list[str]:
         """Requests that a living process is serving."""

@@ -1,4 +1,8 @@
-"""The network of a simulation as a transport, for production code that is a client itself."""
+"""The network of a simulation as a transport, for production code that is a client itself.
+
+In half of the seeds there is a gateway in front of the services: instead of an answer that does not come, its caller
+may get a page of the gateway, with a status that says nothing of what has happened.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ class SimulatedTransport:
         except Unreachable as error:
             raise api.Unsent(str(error)) from error
         except NoAnswer as error:
+            if (status := self._network.status_of_gateway()) is not None:
+                return api.Answer(request.method, request.url, status, {}, b"<html>no answer</html>")
             raise api.NoAnswer(str(error)) from error
         return api.Answer(request.method, request.url, answer.status, answer.headers, answer.body)
 

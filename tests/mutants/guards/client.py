@@ -215,6 +215,14 @@ CLIENT = (
         tests=("tests/metatxn/test_batching.py::test_send_waits_while_too_much_is_pending",),
     ),
     Mutant(
+        "nothing-is-routed-anew",
+        "what a sealed segment did not take goes to its children",
+        _DELIVERY,
+        "            return await self._strand(lane, error)\n",
+        "            return error\n",
+        tests=("tests/metatxn/test_sealed_segments.py::test_split_under_a_producer",),
+    ),
+    Mutant(
         "overtaken-on-the-way-to-a-child",
         "nothing is routed anew before what was sent earlier has its answer",
         _DELIVERY,

@@ -220,6 +220,22 @@ COORDINATOR = (
         tests=("tests/coordinator/test_batches.py::test_one_bad_item_refuses_the_batch_and_changes_nothing",),
     ),
     Mutant(
+        "writers-that-no-commit-can-hold",
+        "writers are remembered as long as a commit can store all of them",
+        _TRANSACTIONS,
+        '                refuse_large_list(writers, "add", records, self.store)\n',
+        "",
+        tests=("tests/coordinator/test_capacity.py::test_whatever_is_accepted_comes_to_its_end",),
+    ),
+    Mutant(
+        "properties-that-no-end-can-hold",
+        "a transaction begins with no more properties than its end can store",
+        _TRANSACTIONS,
+        "        refuse_large_properties(request, self.store)\n",
+        "",
+        tests=("tests/coordinator/test_capacity.py::test_whatever_is_accepted_comes_to_its_end",),
+    ),
+    Mutant(
         "list-page-unbounded",
         "a page of a list has a bound in bytes",
         "coordinator/listings.py",

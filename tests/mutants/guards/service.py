@@ -180,6 +180,14 @@ SERVICE = (
         tests=("tests/coordinator/test_rest.py::test_a_query_that_an_endpoint_does_not_have_is_not_passed_over",),
     ),
     Mutant(
+        "upgrade-takes-the-body",
+        "a request that offers an upgrade is served with its body",
+        "metatxn/service/server.py",
+        "data = memoryview(data)[stopped.args[0] :]",
+        'data = b""',
+        tests=("tests/service/test_bodies.py::test_what_is_heard_is_what_was_sent",),
+    ),
+    Mutant(
         "lost-body-is-none",
         "a request that has lost its body is not served as one without",
         "metatxn/service/gate.py",
