@@ -36,7 +36,7 @@ class Service:
 
     @property
     def resident_bytes(self) -> int:
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        return resident_bytes(self.process.pid)
 
     def kill(self) -> None:
         self.process.kill()
@@ -47,6 +47,10 @@ def cpu_s(pid: int) -> float:
     """Of all threads of a process, in user and system mode, so far."""
     fields = process_stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
 
 def process_stat(pid: int) -> list[str]:

@@ -28,11 +28,23 @@ START_SECONDS = 60
 @contextmanager
 def running_etcd(directory: Path) -> Iterator[str]:
     """Answers the client endpoint, `127.0.0.1:<port>`."""
+    client, peer = free_port(), free_port()
+    command = etcd_command(directory, client, peer)
+    with directory.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        await_health(f"http://127.0.0.1:{client}")
+        yield f"127.0.0.1:{client}"
+    finally:
+        stop(process)
+
+
+def etcd_command(directory: Path, client: int, peer: int) -> list[str]:
+    """One that serves on these two ports."""
     if shutil.which("etcd") is None:
         raise SystemExit("etcd is not installed. On Debian: apt-get install etcd-server etcd-client")
-    client, peer = free_port(), free_port()
     url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
-    command = [
+    return [
         "etcd",
         f"--data-dir={directory}",
         f"--listen-client-urls={url}",
@@ -42,16 +54,10 @@ def running_etcd(directory: Path) -> Iterator[str]:
         f"--initial-cluster=default={peer_url}",
         *FLAGS,
     ]
-    with directory.with_suffix(".log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        _await_health(url)
-        yield f"127.0.0.1:{client}"
-    finally:
-        stop(process)
 
 
-def _await_health(url: str) -> None:
+def await_health(url: str) -> None:
+    """Until the etcd at this URL serves."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:

@@ -1,0 +1,271 @@
+"""The parts of the benchmark. Bars are those of the issue that asked for it; where it names only "Kafka", that is Kafka
+as it is when nothing is set."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.peers.measured import Measured, both, each
+from benchmarks.peers.servers import KAFKA, KAFKA_FSYNC, NAMES, OURS, Peer, make, running_peers
+from benchmarks.peers.work import Found, Job, done, say, started
+from benchmarks.report import Figure
+from benchmarks.services import cpu_s
+
+PRODUCERS = (1, 16, 64, 256)
+SEGMENTS = {1: (1, 1), 10: (1, 10), 100: (1, 100), 500: (5, 100)}
+"""The topics and the segments of each: one topic of ours begins with 100 at most."""
+SIZES = {"100 B": 100, "1 KiB": 1024}
+BULK_SEGMENTS = 4
+TABLES = ", tables"
+WARMING_PRODUCERS = 16
+LOADED_PRODUCERS = 64
+IDLE_S = 5.0
+CPU = ("client CPU", "server CPU")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done: rounds that count, seconds of the load that warms up, small transactions, seconds of a load,
+    wide transactions, transactions that are open when a system is killed."""
+
+    rounds: int
+    warm_up_s: float
+    transactions: int
+    seconds: float
+    wide: int
+    held: int
+
+
+FULL = Size(rounds=5, warm_up_s=30, transactions=300, seconds=8, wide=5, held=1000)
+SMALL = Size(rounds=2, warm_up_s=10, transactions=100, seconds=3, wide=2, held=100)
+
+Turn = Callable[[Peer, Size], dict[str, Found]]
+"""What one system does in one round, by the names of what it does."""
+
+
+def rounds(directory: Path, size: Size, turns: dict[str, Turn]) -> Measured:
+    """Each round has all systems do one thing in turn, then the next thing; each begins with another system. Before the
+    first one, all are warmed up by concurrent producers: Java has to compile itself."""
+    measured = Measured()
+    with running_peers(directory) as peers:
+        for peer in peers:
+            tell(0, size, "warming up", peer.name, loaded(peer, WARMING_PRODUCERS, size.warm_up_s))
+        for number in range(1, size.rounds + 1):
+            for turn in turns.values():
+                for peer in peers[number % len(peers) :] + peers[: number % len(peers)]:
+                    for what, found in turn(peer, size).items():
+                        tell(number, size, what, peer.name, found)
+                        measured.add(what, peer.name, found)
+    return measured
+
+
+def tell(number: int, size: Size, what: str, peer: str, found: Found) -> None:
+    values = ", ".join(f"{key} {value:,.4g}" for key, value in found.items())
+    say(f"round {number} of {size.rounds}: {what}, {peer}: {values}")
+
+
+def job(name: str, peer: Peer, topics: list[str], **fields: int | float | bool) -> Job:
+    return Job(name, peer.client, peer.address, peer.pids, topics, **fields)  # type: ignore[arg-type]  # by name
+
+
+def fresh(peer: Peer, topics: int = 1, segments: int = 1) -> list[str]:
+    """New topics."""
+    names = [f"t-{uuid.uuid4().hex[:8]}" for _ in range(topics)]
+    done(job("prepare", peer, names, segments=segments))
+    return names
+
+
+def loaded(peer: Peer, producers: int, seconds: float) -> Found:
+    """By so many producers of small transactions at a time."""
+    return done(job("concurrent", peer, fresh(peer, 2), count=producers, seconds=seconds))
+
+
+def small(directory: Path, size: Size) -> Iterator[Figure]:
+    what = "small transaction"
+
+    def turn(peer: Peer, size: Size) -> dict[str, Found]:
+        return {what: done(job("small", peer, fresh(peer, 2), count=size.transactions))}
+
+    measured = rounds(directory, size, {what: turn})
+    for key in CPU:
+        yield from measured.figures(what, key, "ms")
+    yield from measured.figures(what, "rate", "1/s", "one after the other")
+    for key in ("committed", "visible"):
+        yield from measured.figures(what, key, "ms", f"begin to {key} p50, paced")
+    yield from measured.against(what, "client CPU", at_most=both(KAFKA, 2))
+    yield from measured.against(what, "server CPU", at_most=each(KAFKA, 0.6, 1.0))
+    for key in ("committed", "visible"):
+        title = f"begin to {key} p50, paced"
+        yield from measured.against(what, key, title=title, at_most=each(KAFKA_FSYNC, 1.0, 1.2))
+
+
+def concurrent(directory: Path, size: Size) -> Iterator[Figure]:
+    def turn(peer: Peer, size: Size, what: str, producers: int) -> dict[str, Found]:
+        return {what: loaded(peer, producers, size.seconds)}
+
+    loads = {f"{producers} producers": producers for producers in PRODUCERS}
+    turns: dict[str, Turn] = {what: partial(turn, what=what, producers=count) for what, count in loads.items()}
+    measured = rounds(directory, size, turns)
+    for what, producers in loads.items():
+        yield from measured.figures(what, "rate", "1/s", "transactions")
+        for key in (*CPU, "p50", "p99"):
+            yield from measured.figures(what, key, "ms")
+        bars = {**both(KAFKA_FSYNC, 3), **both(KAFKA, 1)} if producers in (16, 64) else {}
+        yield from measured.against(what, "rate", title="transactions", at_least=bars)
+        for key in CPU:
+            yield from measured.against(what, key)
+
+
+def wide(directory: Path, size: Size) -> Iterator[Figure]:
+    topics: dict[tuple[str, int], list[str]] = {}
+
+    def turn(peer: Peer, size: Size, what: str, segments: int) -> dict[str, Found]:
+        count, per_topic = SEGMENTS[segments]
+        names = topics.get((peer.name, segments)) or fresh(peer, count, per_topic)
+        topics[peer.name, segments] = names
+        return {what: done(job("wide", peer, names, segments=per_topic, count=size.wide))}
+
+    widths = {f"{segments} segments": segments for segments in SEGMENTS}
+    turns: dict[str, Turn] = {what: partial(turn, what=what, segments=count) for what, count in widths.items()}
+    measured = rounds(directory, size, turns)
+    for what, segments in widths.items():
+        yield from measured.figures(what, "commit", "ms", "the commit alone")
+        for key in ("committed", "visible"):
+            yield from measured.figures(what, key, "ms", f"begin to {key}")
+        for key in CPU:
+            yield from measured.figures(what, key, "ms")
+            yield from measured.against(what, key)
+        bars = {**both(KAFKA_FSYNC, 0.3), **both(KAFKA, 1.5)} if segments == max(SEGMENTS) else {}
+        yield from measured.against(what, "visible", title="begin to visible", at_most=bars)
+    most, least = f"{max(SEGMENTS)} segments", f"{min(SEGMENTS)} segments"
+    yield from measured.within(most, least, "commit", at_most=1.3)
+
+
+def bulk(directory: Path, size: Size) -> Iterator[Figure]:
+    def turn(peer: Peer, size: Size, label: str, width: int) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        for tables in (False, True) if peer.name in OURS else (False,):
+            for transactional in (False, True):
+                topics, how = fresh(peer, segments=BULK_SEGMENTS), TABLES if tables else ""
+                way = {"size": width, "tables": tables}
+                written = job("write", peer, topics, seconds=size.seconds, transactional=transactional, **way)
+                kind = "transactional" if transactional else "plain"
+                found[f"{label}, {kind}{how}"] = wrote = done(written)
+                found[f"{label}, {kind}{how}, read"] = done(job("read", peer, topics, count=int(wrote["count"]), **way))
+        for figures in found.values():
+            figures["MB/s"] = figures["rate"] * width / 1e6
+        return found
+
+    turns: dict[str, Turn] = {label: partial(turn, label=label, width=width) for label, width in SIZES.items()}
+    measured = rounds(directory, size, turns)
+    for label in SIZES:
+        plain, transactional = f"{label}, plain", f"{label}, transactional"
+        for how in ("", ", read", TABLES, f"{TABLES}, read"):
+            for kind in (plain, transactional):
+                yield from measured.figures(kind + how, "rate", "1/s", "messages")
+                yield from measured.figures(kind + how, "MB/s", "MB/s", "bytes")
+                for key in CPU:
+                    yield from measured.figures(kind + how, key, "µs")
+        bar = label == "100 B"
+        for kind in (plain, transactional):
+            for how, at_least in (("", 0.4), (", read", 0.5)):
+                what = kind + how
+                bars = both(KAFKA, at_least) if bar else {}
+                yield from measured.against(what, "rate", title="messages", at_least=bars)
+                for key in CPU:
+                    yield from measured.against(what, key)
+                yield from measured.against(
+                    f"{kind}{TABLES}{how}", "rate", title="rows", their_work=what, theirs=(KAFKA,)
+                )
+        yield from measured.within(transactional, plain, "rate", at_least=0.95 if bar else None)
+
+
+@contextmanager
+def running_alone(directory: Path, name: str) -> Iterator[Peer]:
+    """One of the systems, to be started in the block. What it kept is deleted in the end."""
+    directory.mkdir()
+    peer = make(name, directory)
+    try:
+        yield peer
+    finally:
+        peer.stop()
+        shutil.rmtree(directory)
+
+
+def started_from_nothing(peer: Peer, load_s: float) -> Found:
+    begun = time.monotonic()
+    peer.launch()
+    first = done(job("first", peer, ["first"]))
+    memory = peer.resident_bytes
+    loaded(peer, LOADED_PRODUCERS, load_s)
+    memory_loaded = peer.resident_bytes
+    cpu = sum(cpu_s(pid) for pid in peer.pids)
+    time.sleep(IDLE_S)
+    return {
+        "committed": first["at"] - begun,
+        "memory": memory / 2**20,
+        "loaded": memory_loaded / 2**20,
+        "idle": (sum(cpu_s(pid) for pid in peer.pids) - cpu) / IDLE_S,
+    }
+
+
+def killed(peer: Peer, held: int) -> Found:
+    with started(job("held", peer, fresh(peer), count=held)) as client:
+        client.hear()
+        peer.kill()
+        client.say("killed")
+        peer.launch()
+        found: Found = json.loads(client.hear())
+        return found
+
+
+def start(directory: Path, size: Size) -> Iterator[Figure]:
+    """Each system alone, from nothing."""
+    what, measured = "from nothing", Measured()
+    for number in range(1, size.rounds + 1):
+        for name in NAMES:
+            with running_alone(directory, name) as peer:
+                found = started_from_nothing(peer, size.seconds)
+            tell(number, size, what, name, found)
+            measured.add(what, name, found)
+    yield from measured.figures(what, "committed", "s", "start to first commit")
+    yield from measured.figures(what, "memory", "MiB", "memory after the first commit")
+    yield from measured.figures(what, "loaded", "MiB", f"memory after {LOADED_PRODUCERS} producers")
+    yield from measured.figures(what, "idle", "cores", "CPU when idle")
+    for key in ("committed", "memory", "loaded"):
+        yield from measured.against(what, key)
+
+
+def restart(directory: Path, size: Size) -> Iterator[Figure]:
+    """Each system alone is killed with open transactions, and started again at once."""
+    what, measured = f"kill -9 with {size.held:,} open transactions", Measured()
+    for number in range(1, size.rounds + 1):
+        for name in NAMES:
+            with running_alone(directory, name) as peer:
+                peer.start()
+                found = killed(peer, size.held)
+            tell(number, size, what, name, found)
+            measured.add(what, name, found)
+    yield from measured.figures(what, "committed", "s", "until they are committed")
+    yield from measured.figures(what, "read", "s", "until they are read")
+    yield from measured.figures(what, "lost", "transactions", "that could not be committed")
+    for key in ("committed", "read"):
+        yield from measured.against(what, key)
+
+
+PARTS: dict[str, Callable[[Path, Size], Iterator[Figure]]] = {
+    "small": small,
+    "concurrent": concurrent,
+    "wide": wide,
+    "bulk": bulk,
+    "start": start,
+    "restart": restart,
+}
