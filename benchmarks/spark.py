@@ -108,14 +108,67 @@ class Stand:
         return name
 
 
-class Bench:
-    def __init__(self, directory: Path, size: Size, stack: ExitStack) -> None:
+class Streams:
+    """A Spark session, and queries of it."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
-        self._size = size
-        self._stack = stack
         self.spark = local_session("spark-benchmark")
         self.spark.sparkContext.setLogLevel("OFF")  # queries are stopped in the middle of a batch
         stack.callback(self.spark.stop)
+
+    def generated(self, width: int, rows: int, tasks: int = 2) -> DataFrame:
+        """A stream of Spark's own: `rows` of `width` bytes in every micro-batch."""
+        source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+        value = source.option("numPartitions", tasks).load().select(F.col("value").alias("id"))
+        return value.withColumn("payload", payload(width))
+
+    def durations_ms(
+        self, rows: DataFrame, sink: str, batches: int, partition_by: Sequence[str] = (), **options: str
+    ) -> list[int]:
+        """Of so many micro-batches behind the first one, which warms up."""
+        checkpoint = self._directory / f"checkpoint-{uuid.uuid4().hex[:8]}"
+        writer = rows.writeStream.format(sink).options(**options).option("checkpointLocation", str(checkpoint))
+        query = writer.partitionBy(*partition_by).start() if partition_by else writer.start()
+        try:
+            wait_for_batches(query, batches + 1)
+        finally:
+            query.stop()
+            shutil.rmtree(checkpoint)
+        return [each.durationMs["triggerExecution"] for each in query.recentProgress[1 : batches + 1]]
+
+    def read_stream(self, source: str, options: dict[str, str], rows: int, *columns: str) -> float:
+        """Rows per second. Without the first micro-batch, which warms up."""
+        stream = self.spark.readStream.format(source).options(**options).load().selectExpr(*(columns or "*"))
+        checkpoint = self._directory / f"checkpoint-{uuid.uuid4().hex[:8]}"
+        query = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+        try:
+            wait_until(query, lambda: sum(each.numInputRows for each in query.recentProgress) >= rows)
+        finally:
+            query.stop()
+            shutil.rmtree(checkpoint)
+        batches = [each for each in query.recentProgress if each.numInputRows][1:]
+        took_ms = sum(each.durationMs["triggerExecution"] for each in batches)
+        return 1000 * sum(each.numInputRows for each in batches) / took_ms
+
+    @contextmanager
+    def arrow_batches(self, rows: int | None) -> Iterator[None]:
+        """Of so many rows, or of Spark's defaults, in queries that start inside the block."""
+        settings = {} if rows is None else {"maxRecordsPerBatch": rows, "maxBytesPerBatch": UNCOUNTED}
+        for name, value in settings.items():
+            self.spark.conf.set(f"spark.sql.execution.arrow.{name}", value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                self.spark.conf.unset(f"spark.sql.execution.arrow.{name}")
+
+
+class Bench(Streams):
+    def __init__(self, directory: Path, size: Size, stack: ExitStack) -> None:
+        super().__init__(directory, stack)
+        self._size = size
+        self._stack = stack
         for source in (Dropping, Remembering):
             self.spark.dataSource.register(source)
         self.stands = [self._on_sqlite(), self._on_etcd()]
@@ -138,47 +191,15 @@ class Bench:
         client = self._stack.enter_context(metatxn.connect(coordinator.url))
         return Stand("etcd", coordinator.url, broker, client, endpoint)
 
-    # -- streams ---------------------------------------------------------------------------------------------------
-
-    def generated(self, width: int, rows: int, tasks: int = 2) -> DataFrame:
-        """A stream of Spark's own: `rows` of `width` bytes in every micro-batch."""
-        source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
-        value = source.option("numPartitions", tasks).load().select(F.col("value").alias("id"))
-        return value.withColumn("payload", payload(width))
-
-    def durations_ms(
-        self, rows: DataFrame, sink: str, batches: int, partition_by: Sequence[str] = (), **options: str
-    ) -> list[int]:
-        """Of so many micro-batches behind the first one, which warms up."""
-        checkpoint = self._directory / f"checkpoint-{uuid.uuid4().hex[:8]}"
-        writer = rows.writeStream.format(sink).options(**options).option("checkpointLocation", str(checkpoint))
-        query = writer.partitionBy(*partition_by).start() if partition_by else writer.start()
-        try:
-            wait_for_batches(query, batches + 1)
-        finally:
-            query.stop()
-            shutil.rmtree(checkpoint)
-        return [each.durationMs["triggerExecution"] for each in query.recentProgress[1 : batches + 1]]
+    # -- rates -----------------------------------------------------------------------------------------------------
 
     def write_rate(self, sink: str, width: int, topics: int, segments: int, tasks: int) -> float:
         """Rows per second into "dropping", "parquet" by topic, `UNDIVIDED`, or topics of the stand on a store, there
         with Arrow batches as Spark makes them unless told otherwise, where it is `UNSET`."""
         rows = self._size.bytes_per_batch // width
-        with self._arrow_batches(None if sink.endswith(UNSET) else min(SPARK_ARROW_ROWS, ARROW_BATCH_BYTES // width)):
+        with self.arrow_batches(None if sink.endswith(UNSET) else min(SPARK_ARROW_ROWS, ARROW_BATCH_BYTES // width)):
             took_ms = self._into(sink.removesuffix(UNSET), self.generated(width, rows, tasks), topics, segments)
         return 1000 * rows / statistics.median(took_ms)
-
-    @contextmanager
-    def _arrow_batches(self, rows: int | None) -> Iterator[None]:
-        """Of so many rows, or of Spark's defaults, in queries that start inside the block."""
-        settings = {} if rows is None else {"maxRecordsPerBatch": rows, "maxBytesPerBatch": UNCOUNTED}
-        for name, value in settings.items():
-            self.spark.conf.set(f"spark.sql.execution.arrow.{name}", value)
-        try:
-            yield
-        finally:
-            for name in settings:
-                self.spark.conf.unset(f"spark.sql.execution.arrow.{name}")
 
     def _into(self, sink: str, stream: DataFrame, topics: int, segments: int) -> list[int]:
         stand = next((each for each in self.stands if each.store == sink), None)
@@ -272,27 +293,13 @@ class Bench:
         each = str(rows // (BATCHES + 1))
         memory = {"rows": each, "width": str(width), "partitions": str(SEGMENTS)}
         ways = {
-            "memory": lambda: self._read_stream("remembering", memory, rows),
+            "memory": lambda: self.read_stream("remembering", memory, rows),
             "parquet": lambda: self._read_files(files, rows),
         }
         for stand in self.stands:
             ours = {"url": stand.url, "subscribe": topics[stand.store], "maxOffsetsPerTrigger": each}
-            ways[stand.store] = partial(self._read_stream, "metatxn", ours, rows)
+            ways[stand.store] = partial(self.read_stream, "metatxn", ours, rows)
         return ways
-
-    def _read_stream(self, source: str, options: dict[str, str], rows: int) -> float:
-        """Without the first micro-batch, which warms up."""
-        stream = self.spark.readStream.format(source).options(**options).load()
-        checkpoint = self._directory / f"checkpoint-{uuid.uuid4().hex[:8]}"
-        query = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
-        try:
-            wait_until(query, lambda: sum(each.numInputRows for each in query.recentProgress) >= rows)
-        finally:
-            query.stop()
-            shutil.rmtree(checkpoint)
-        batches = [each for each in query.recentProgress if each.numInputRows][1:]
-        took_ms = sum(each.durationMs["triggerExecution"] for each in batches)
-        return 1000 * sum(each.numInputRows for each in batches) / took_ms
 
     def _read_files(self, files: str, rows: int) -> float:
         begun = time.perf_counter()

@@ -35,11 +35,11 @@ from benchmarks.report import publish
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     size = SMALL if options.small else FULL
-    for part in options.parts:
+    for part in options.parts or PARTS:
         with tempfile.TemporaryDirectory() as directory:
             figures = list(PARTS[part](Path(directory) / "peers", size))
         publish(f"peers-{part}", f"metatxn beside Kafka: {part}", figures)

@@ -22,7 +22,7 @@ FETCH = 10_000
 
 
 def settings(address: str) -> dict[str, str | int]:
-    return {"bootstrap.servers": address, "log_level": 3}
+    return {"bootstrap.servers": address, "log_level": 2}
 
 
 def producer_of(job: Job) -> Producer:
