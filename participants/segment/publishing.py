@@ -126,7 +126,7 @@ class Publisher:
         """By its writer's intent, which the first entry stores. On any failure the pin is dropped (DESIGN §5.3)."""
         announced = transaction.announced.get(entry.writer)
         try:
-            if announced is not None and await asyncio.shield(announced):
+            if announced is not None and (announced.result() if announced.done() else await asyncio.shield(announced)):
                 await self._assert_open(transaction)
             else:
                 await self._announce(transaction, intent, entry)

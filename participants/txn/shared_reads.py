@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError, StoreClosed
@@ -29,24 +30,27 @@ class Standing:
     prepared: bool
 
 
+_Waiting = dict[TxnId, list[asyncio.Future[Standing]]]
+"""Those who ask, by transaction."""
+
+
 class SharedReads:
     """One read is under way at a time. Those who ask meanwhile share the next one, because a read that began before
     they asked proves nothing to them."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._waiting: dict[TxnId, asyncio.Future[Standing]] = {}
+        self._waiting: _Waiting = {}
         self._reading: asyncio.Task[None] | None = None
 
     async def ask(self, txn_id: TxnId) -> Standing:
         """How the transaction stands in a read that begins after this call. Raises `StoreUnavailable`, `StoreClosed`,
         `StoreWentBack`."""
-        answer = self._waiting.get(txn_id)
-        if answer is None:
-            answer = self._waiting[txn_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Standing] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(txn_id, []).append(answer)
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
-        return await asyncio.shield(answer)
+        return await answer
 
     async def close(self) -> None:
         """Whoever still waits is told that the store is closed."""
@@ -55,20 +59,23 @@ class SharedReads:
             await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
-        asked: dict[TxnId, asyncio.Future[Standing]] = {}
+        asked: _Waiting = {}
         try:
             while self._waiting:
                 asked = {txn_id: self._waiting.pop(txn_id) for txn_id in list(self._waiting)[:TRANSACTIONS_PER_READ]}
                 try:
                     standings = await self._standings(asked)
                 except MetastoreError as error:
-                    _fail(asked.values(), error)
+                    _fail(asked, error)
                 else:
-                    for txn_id, answer in asked.items():
-                        answer.set_result(standings[txn_id])
+                    for txn_id, answers in asked.items():
+                        for answer in answers:
+                            if not answer.done():  # its publish may have been given up
+                                answer.set_result(standings[txn_id])
         finally:
             self._reading = None
-            _fail((*asked.values(), *self._waiting.values()), StoreClosed("closed before the transaction was read"))
+            for waiting in (asked, self._waiting):
+                _fail(waiting, StoreClosed("closed before the transaction was read"))
             self._waiting.clear()
 
     async def _standings(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, Standing]:
@@ -77,8 +84,7 @@ class SharedReads:
         return {txn_id: Standing(found[header], found[mark] is not None) for txn_id, (header, mark) in keys.items()}
 
 
-def _fail(answers: Iterable[asyncio.Future[Standing]], error: MetastoreError) -> None:
-    for answer in answers:
+def _fail(waiting: _Waiting, error: MetastoreError) -> None:
+    for answer in chain.from_iterable(waiting.values()):
         if not answer.done():
             answer.set_exception(error)
-            answer.exception()  # those who asked may all be gone

@@ -81,8 +81,8 @@ PROTOCOL = (
         "ops-deleted-before-the-outcome",
         "5.5: the outcome record first, and only then the operations",
         "participants/txn/materializer.py",
-        "        if outcome is not None:\n            batch.create(",
-        "        if outcome is not None and not records:\n            batch.create(",
+        "        if outcome is not None:\n            value =",
+        "        if outcome is not None and not records:\n            value =",
     ),
     Mutant(
         "aborted-not-remembered",
