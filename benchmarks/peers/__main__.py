@@ -20,7 +20,9 @@ producer each, and tasks of one asyncio client.
 *start*, *restart.* Each system alone: from nothing to the first commit, memory, and CPU when idle; and kill -9 with
 open transactions, until all of them are committed and read.
 
-Named parts are measured alone. `--small` is a first look: two rounds, and less work in each.
+Java compiles itself while it works, so all systems work for a minute before they are measured; a Kafka that has just
+been started takes several times as much CPU. Named parts are measured alone. `--small` is a first look: two rounds, and
+less work in each, also of warming up.
 """
 
 from __future__ import annotations

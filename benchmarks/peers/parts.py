@@ -33,10 +33,11 @@ CPU = ("client CPU", "server CPU")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done: rounds that count, seconds of the load that warms up, small transactions, seconds of a load,
-    wide transactions, transactions that are open when a system is killed."""
+    """How much is done: rounds that count, rounds before them, seconds of the load that warms up, small transactions,
+    seconds of a load, wide transactions, transactions that are open when a system is killed."""
 
     rounds: int
+    cold_rounds: int
     warm_up_s: float
     transactions: int
     seconds: float
@@ -44,8 +45,8 @@ class Size:
     held: int
 
 
-FULL = Size(rounds=5, warm_up_s=30, transactions=300, seconds=8, wide=5, held=1000)
-SMALL = Size(rounds=2, warm_up_s=10, transactions=100, seconds=3, wide=2, held=100)
+FULL = Size(rounds=5, cold_rounds=1, warm_up_s=60, transactions=300, seconds=8, wide=5, held=1000)
+SMALL = Size(rounds=2, cold_rounds=0, warm_up_s=10, transactions=100, seconds=3, wide=2, held=100)
 
 Turn = Callable[[Peer, Size], dict[str, Found]]
 """What one system does in one round, by the names of what it does."""
@@ -53,17 +54,18 @@ Turn = Callable[[Peer, Size], dict[str, Found]]
 
 def rounds(directory: Path, size: Size, turns: dict[str, Turn]) -> Measured:
     """Each round has all systems do one thing in turn, then the next thing; each begins with another system. Before the
-    first one, all are warmed up by concurrent producers: Java has to compile itself."""
+    first one, all are warmed up by concurrent producers: Java has to compile itself. Cold rounds do not count."""
     measured = Measured()
     with running_peers(directory) as peers:
         for peer in peers:
             tell(0, size, "warming up", peer.name, loaded(peer, WARMING_PRODUCERS, size.warm_up_s))
-        for number in range(1, size.rounds + 1):
+        for number in range(1 - size.cold_rounds, size.rounds + 1):
             for turn in turns.values():
                 for peer in peers[number % len(peers) :] + peers[: number % len(peers)]:
                     for what, found in turn(peer, size).items():
                         tell(number, size, what, peer.name, found)
-                        measured.add(what, peer.name, found)
+                        if number > 0:
+                            measured.add(what, peer.name, found)
     return measured
 
 
