@@ -20,6 +20,8 @@ export PYSPARK_PYTHON := $(abspath $(BIN))/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(abspath $(BIN)):$(PATH)
+# What is compiled is kept: the tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup check quick test test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
 

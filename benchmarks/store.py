@@ -256,7 +256,7 @@ async def sqlite_figures(directory: Path, run: int) -> dict[str, float]:
 
 
 async def zookeeper_figures(directory: Path, run: int) -> dict[str, float]:
-    with ZooKeeperServer(directory / f"zookeeper-{run}") as server:
+    with ZooKeeperServer(directory / f"zookeeper-{run}", java_options=["-XX:+UseSerialGC"]) as server:
         client = KazooClient(server.endpoint)
         await asyncio.to_thread(client.start)
         loop = asyncio.get_running_loop()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from tests.extent import QUICK, is_quick, is_quick_file
+from tests.order import Scheduling, place_of
 
 # On top of the profile that hypothesis takes by itself, which in CI is another one.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,16 +24,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files whose tests ask for the longest timeouts first, so that no worker sits idle at the end; the others stay in
-    their order."""
     if QUICK:
         others = [item for item in items if not is_quick(item)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if is_quick(item)]
-    longest: dict[str, float] = {}
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        seconds = float(marker.args[0]) if marker else 0.0
-        file = item.nodeid.partition("::")[0]
-        longest[file] = max(seconds, longest.get(file, 0.0))
-    items.sort(key=lambda item: -longest[item.nodeid.partition("::")[0]])
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None

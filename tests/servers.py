@@ -26,6 +26,10 @@ from typing import Any, Self
 from tests.certificates import Certificate
 
 START_TIMEOUT_S = 180.0
+SHORT_LIVED_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""For a Java that lives for some minutes: it spends half of its time on compiling what it will not run for long."""
+_MODE_S = 0.5
+"""For ZooKeeper to say whether it serves. One that has just begun to listen may never answer its first connection."""
 
 
 def binary(name: str, package: str) -> str:
@@ -316,7 +320,9 @@ class ZooKeeperServer:
         certificate: Certificate | None = None,
         client_ca: Path | None = None,
         settings: Mapping[str, object] | None = None,
+        java_options: Sequence[str] = SHORT_LIVED_JAVA,
     ) -> None:
+        self._java_options = java_options
         self._java = binary("java", "openjdk-17-jre-headless")
         self._class_path = debian_zookeeper() if class_path is None else class_path
         self._directory = directory
@@ -368,7 +374,7 @@ class ZooKeeperServer:
         config = self._directory / "zoo.cfg"
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         command = [
-            *(self._java, "-Xmx768m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"),
+            *(self._java, "-Xmx768m", *self._java_options, "-Djava.awt.headless=true"),
             *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", ":".join(map(str, self._class_path))),
             *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)),
         ]
@@ -400,12 +406,12 @@ class ZooKeeperServer:
     def mode(self) -> str:
         """`standalone`, `leader` or `follower`; empty while it does not serve."""
         try:
-            return self._ask(b"srvr").partition("Mode: ")[2].partition("\n")[0]
+            return self._ask(b"srvr", _MODE_S).partition("Mode: ")[2].partition("\n")[0]
         except OSError:
             return ""
 
-    def _ask(self, word: bytes) -> str:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+    def _ask(self, word: bytes, timeout_s: float = 5.0) -> str:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
             connection.sendall(word)
             with connection.makefile("rb") as answer:
                 return answer.read().decode()

@@ -1,6 +1,6 @@
 """The main job, end to end, on real input, with two kills.
 
-    python -m examples.flights.demo [--store sqlite|etcd] [--rows 40000]
+    python -m examples.flights.demo [--store sqlite|etcd] [--rows 40000] [--files 4]
 
 Starts `metatxn dev`, a checker, and the Spark job; kills the driver with `kill -9` once between the end of its tasks
 and the commit, and once between the commit and Spark's own commit log; starts it again from its checkpoint each
@@ -30,8 +30,6 @@ from examples.flights.checker import TOPICS
 from examples.flights.etcd import etcdctl, running_etcd
 from examples.flights.processes import ROOT, free_port, kill_group, python, read_lines, stop
 
-KILLS = ("before-commit:4", "after-commit:9")
-READY_SECONDS = 60
 console = Console()
 
 
@@ -61,14 +59,15 @@ def main() -> int:
     parser.add_argument("--store", choices=["sqlite", "etcd"], default="sqlite")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "demo", help="emptied at the start")
     parser.add_argument("--rows", type=int, default=data.ROWS, help="how many of the flights, at most all of them")
+    parser.add_argument("--files", type=int, default=data.FILES, help="micro-batches, a file for each; at least 4")
     options = parser.parse_args()
     directory: Path = options.directory / options.store
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 
     flights = data.flights().slice(0, options.rows)
-    data.cut(flights, directory / "input")
-    console.print(f"{len(flights):,} flights in {data.FILES} files; store: {options.store}; logs: {directory}")
+    data.cut(flights, directory / "input", options.files)
+    console.print(f"{len(flights):,} flights in {options.files} files; store: {options.store}; logs: {directory}")
     with ExitStack() as stack:
         endpoint = stack.enter_context(running_etcd(directory / "etcd")) if options.store == "etcd" else None
         url = stack.enter_context(running_dev(directory, f"etcd://{endpoint}" if endpoint else None))
@@ -79,10 +78,11 @@ def main() -> int:
         checker = python("examples.flights.checker", "--url", url, log=directory / "checker.log")
         stack.callback(stop, checker)
         read_lines(checker, observed.take)
-        run_job(directory, url, observed, len(flights), endpoint)
+        kills = (f"before-commit:{options.files // 4}", f"after-commit:{options.files * 9 // 16}")
+        run_job(directory, url, observed, len(flights), kills, endpoint)
         if checker.poll() is not None:
             raise SystemExit(f"the checker ended early; see {directory / 'checker.log'}")
-        return report(client, directory, observed, data.truth(flights))
+        return report(client, directory, observed, data.truth(flights), options.files)
 
 
 @contextmanager
@@ -112,12 +112,14 @@ def running_dev(directory: Path, store: str | None, printed: list[str] | None = 
         reader.join()
 
 
-def run_job(directory: Path, url: str, observed: Observed, rows: int, endpoint: str | None) -> None:
+def run_job(
+    directory: Path, url: str, observed: Observed, rows: int, kills: tuple[str, str], endpoint: str | None
+) -> None:
     """The job with each kill in turn, then to its end; a progress bar over the rows that readers can see."""
     columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting", total=rows)
-        for pause_at in (*KILLS, None):
+        for pause_at in (*kills, None):
             progress.update(task, description="running" if pause_at is None else f"running, to be killed {pause_at}")
             paused = threading.Event()
 
@@ -138,7 +140,7 @@ def run_job(directory: Path, url: str, observed: Observed, rows: int, endpoint: 
                 while job.poll() is None and not paused.wait(0.2):
                     progress.update(task, completed=observed.rows)
                 if pause_at and paused.is_set():
-                    if endpoint and pause_at == KILLS[0]:
+                    if endpoint and pause_at == kills[0]:
                         show_open_transaction(endpoint, url)
                     kill_group(job)
                     progress.console.print(f"kill -9 of the driver at {pause_at}; starting it again")
@@ -165,7 +167,7 @@ def show_open_transaction(endpoint: str, url: str) -> None:
         console.print(output, soft_wrap=True, markup=False, highlight=False)
 
 
-def report(client: metatxn.Client, directory: Path, observed: Observed, truth: data.Truth) -> int:
+def report(client: metatxn.Client, directory: Path, observed: Observed, truth: data.Truth, files: int) -> int:
     tables = client.read_table(TOPICS, isolation="snapshot")
     departures, delays = tables["departures"], tables["carrier_delays"]
     unique = len(set(departures["row"].to_pylist()))
@@ -192,7 +194,7 @@ def report(client: metatxn.Client, directory: Path, observed: Observed, truth: d
         "lost": (str(lost), lost == 0),
         "half-visible": (f"{observed.half_visible} in {observed.polls} polls", not observed.half_visible),
         "micro-batches": (str(len(set(delays["batch_id"].to_pylist()))), True),
-        "transactions committed": (str(states.count("COMMITTED")), states.count("COMMITTED") == data.FILES),
+        "transactions committed": (str(states.count("COMMITTED")), states.count("COMMITTED") == files),
         "transactions aborted (fenced by a restart)": (str(states.count("ABORTED")), states.count("ABORTED") == 1),
         "transactions left open": (str(states.count("OPEN")), states.count("OPEN") == 0),
         "replayed as no-op": (str(replayed), replayed == 1),

@@ -24,7 +24,7 @@ from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from tests.metastore.factories import BY_COLOR, INDEXES
 from tests.servers import EtcdServer, ZooKeeperServer
 
-DEADLINE_MS = 2_000
+DEADLINE_MS = 1_000
 # Ten deadlines, and the time a session of ZooKeeper takes to end.
 BOUND_S = 30.0
 
@@ -56,7 +56,7 @@ async def frozen_zookeeper(directory: Path) -> AsyncIterator[tuple[MetadataStore
             [server.endpoint],
             "/frozen",
             INDEXES,
-            options=ZooKeeperOptions(deadline_ms=DEADLINE_MS, session_timeout_ms=2_000),
+            options=ZooKeeperOptions(deadline_ms=DEADLINE_MS, session_timeout_ms=1_000),
         )
         await store.apply(store.batch().put("/before", b""))
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 import metatxn
+from tests.extent import usually
 from tests.metatxn.dev_server import COMMAND, DevServer
 from tests.metatxn.waiting import eventually
 from tests.servers import EtcdServer, ZooKeeperServer
@@ -30,6 +31,8 @@ WRITERS = 3
 KEYS_EACH = 4
 TOPIC = "live"
 PATIENCE_S = 120
+FEW_STORIES = [("sqlite", 0), ("etcd", 3)]
+"""The store, and how often the server is killed. `make test-all` has more."""
 
 
 class Kills:
@@ -145,7 +148,7 @@ def assert_lawful(url: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("kind", "restarts"), [("sqlite", 0), ("sqlite", 3), ("etcd", 3), ("zookeeper", 3)])
+@pytest.mark.parametrize(("kind", "restarts"), usually(FEW_STORIES, [*FEW_STORIES, ("sqlite", 3), ("zookeeper", 3)]))
 def test_89_91_118_writers_go_on_while_segments_are_split_and_merged(tmp_path: Path, kind: str, restarts: int) -> None:
     with store(kind, tmp_path) as url:
         story(tmp_path / "data", url, restarts)

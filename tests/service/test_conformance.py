@@ -27,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from tests.extent import usually
 from tests.metatxn.dev_server import DevServer
 
 HELD = [
@@ -37,8 +38,8 @@ HELD = [
     response_schema_conformance,
     unsupported_method,
 ]
-EXAMPLES = 15
-"""Of each operation in each mode."""
+EXAMPLES = usually(7, 15)
+"""Of each operation in each mode; more in `make test-all`."""
 
 
 @pytest.fixture(scope="module")

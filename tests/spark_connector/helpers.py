@@ -17,11 +17,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import metatxn
 from examples.flights.processes import ROOT
+from tests.servers import SHORT_LIVED_JAVA
 
 PATIENCE_S = 240.0
 """On a machine that is busy with other tests, Spark alone may need a minute to start."""
-PLAIN_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a Java that lives for some minutes: it spends half of its time on compiling what it will not run for long."""
+PLAIN_JAVA_OPTIONS = " ".join(SHORT_LIVED_JAVA)
 CLASS_ARCHIVE = ROOT / "build" / "spark-classes.jsa"
 """See `class_archive.py`. Made for the newest Spark; Java would say on its output that it is not for another one."""
 JAVA_OPTIONS = (

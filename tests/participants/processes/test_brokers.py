@@ -2,7 +2,8 @@
 frozen from doing anything; one with local files is back at once. Nothing is lost, shown twice, or shown though aborted.
 
 Method: real processes on a real etcd, killed with -9, stopped and continued by signals, restarted under load; objects
-in a shared directory, and once behind a server that speaks S3. Issue 5.5; scenarios 79, 118.
+in a shared directory, and once behind a server that speaks S3; there `make test-all` has both. Issue 5.5; scenarios 79,
+118.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import httpx
 import pytest
 
 import metatxn
+from tests.extent import usually
 from tests.participants.processes.cluster import PATIENCE_S, BrokerProcess, Cluster, visible
 from tests.servers import S3Server
 
 KEYS = [f"k{number}" for number in range(60)]
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=usually(["s3"], ["file", "s3"]))
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         if request.param == "s3":

@@ -17,7 +17,7 @@ import pytest
 import metatxn
 from tests.participants.processes.cluster import PATIENCE_S, Cluster, visible
 
-NUMBERS = 1200
+NUMBERS = 600
 BATCH = 20
 
 

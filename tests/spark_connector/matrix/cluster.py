@@ -21,8 +21,10 @@ from tests.spark_connector.helpers import JAVA_OPTIONS, wait_until
 from tests.spark_connector.matrix.driver import Job
 from tests.spark_connector.matrix.points import POINTS
 
+ATTEMPTS = 2
+"""Of each task in Spark's local mode, before its job fails."""
 SPARK_HOME = Path(pyspark.__file__).parent
-LOCAL = "local[2,4]"
+LOCAL = f"local[2,{ATTEMPTS}]"
 CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

@@ -1,6 +1,6 @@
 """The jobs of the matrix, as a driver process: from topic to topics, everything in one transaction per micro-batch.
 
-    python -m tests.spark_connector.matrix.driver '{"master": "local[2,4]", "conf": {}}'
+    python -m tests.spark_connector.matrix.driver '{"master": "local[2,2]", "conf": {}}'
 
 It takes commands, a JSON a line: `{"start": {…Job}}` and `{"stop": true}`; and says `{"ended": null}` when a query has
 ended, or with what it failed. It writes through the real format, with points around everything that the format does.

@@ -21,7 +21,7 @@ from tests.spark_connector.matrix.points import Points
 from tests.spark_connector.matrix.services import Services
 
 BATCHES = 3
-ROWS_PER_BATCH = 2_400
+ROWS_PER_BATCH = 1_200
 ROWS = BATCHES * ROWS_PER_BATCH
 WIDTH = 500
 """Of a row, in bytes."""

@@ -1,0 +1,43 @@
+"""In which order the workers of a suite get its files, and which files one of them gets together."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from xdist.scheduler import LoadFileScheduling
+
+ROOT = Path(__file__).parents[1]
+SHARED_SPARK = "tests/spark_connector with one Spark"
+"""All files whose tests share a Spark session and a `metatxn dev`: each worker would start, and warm up, its own."""
+_FIRST = (
+    SHARED_SPARK,
+    "tests/spark_connector/test_failure_matrix.py",
+    "tests/chaos/test_chaos.py",
+    "tests/test_demo.py",
+    "tests/participants/processes/test_brokers.py",
+    "tests/simulation/test_seeds.py",
+    "tests/metatxn/test_installed.py",
+    "tests/spark_connector/test_example.py",
+)
+"""What takes longest, so that no worker sits idle at the end."""
+
+
+@cache
+def work_of(file: str) -> str:
+    """What a worker does as a whole: a file, by its path below the root, or several."""
+    return SHARED_SPARK if re.search(r"\bspark: SparkSession", (ROOT / file).read_text()) else file
+
+
+def place_of(nodeid: str) -> int:
+    """What is not among the longest stays in its order."""
+    work = work_of(nodeid.partition("::")[0])
+    return _FIRST.index(work) if work in _FIRST else len(_FIRST)
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist is not typed
+    """`--dist loadfile`, but for the files that belong together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return work_of(super()._split_scope(nodeid))
