@@ -75,11 +75,12 @@ class Result:
 
 def run_seed(seed: int, workload: str | None = None, trace_file: IO[str] | None = None) -> Result:
     """With the workload of this name, or the one that the seed draws."""
-    collecting = gc.isenabled()
+    collecting, logging = gc.isenabled(), structlog.get_config()
     gc.disable()  # when it runs depends on what ran before, and finalizers are callbacks
     try:
         return _run_and_judge(seed, workload, trace_file)
     finally:
+        structlog.configure(**logging)
         if collecting:
             gc.enable()  # the world is out of reach: it goes at once, and nothing of it grows old
 
