@@ -164,6 +164,7 @@ class AsyncConsumer:
         body: dict[str, Any] = {"kind": kind, "message_ids": message_ids, "writer": writer}
         if txn is not None:
             txn.check_takes_operations()
+            txn.used_by(writer)
             body["txn_id"] = txn.id
         path = subscription_path(self.topic, self.subscription, "acks")
         with inside(txn):

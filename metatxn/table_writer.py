@@ -159,7 +159,9 @@ class AsyncTableWriter:
         form = ArrowFormat(key_column)
         self._delivery = OrderedDelivery(connection, topic, form, batching, writer=writer, failure_is_final=True)
         # A named writer counts only if the commit lists it, so its failure alone does not fail the transaction.
-        self._dooms = txn if isinstance(txn, AsyncTransaction) and writer is None else None
+        self._inside = txn if isinstance(txn, AsyncTransaction) else None
+        self._writer = writer
+        self._dooms = self._inside if writer is None else None
         if self._dooms is not None:
             self._dooms.joined_by(self._delivery)
 
@@ -170,6 +172,8 @@ class AsyncTableWriter:
         """Queue rows, waiting while 32 MiB are pending. Raises the first failure so far, and `InvalidArgument` for a
         missing key column or for columns other than those of the first call."""
         self._check(data.schema)
+        if self._inside is not None:
+            self._inside.used_by(self._writer)
         with inside(self._dooms):
             for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
                 for piece in self._pieces(batch):

@@ -52,6 +52,8 @@ class AsyncTransaction:
         self._failure: BaseException | None = None
         self._remembered: set[str] = set()
         """The writers that were remembered through this object."""
+        self._used: set[str] = set()
+        """The writers that have written or acknowledged through this object."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._id!r}, {self._header.state if self._header else 'not read yet'})"
@@ -96,9 +98,9 @@ class AsyncTransaction:
         writer count.
 
         Raises the failure of a send, after aborting. Raises `ExpiredTransaction` or `InvalidTransactionState` if the
-        transaction is aborted, or if another caller has committed it with other writers than `writers`, or without some
-        that were remembered here; and `OutcomeUnknown` if no service could tell. Any other error says that it was not
-        committed.
+        transaction is aborted, or if it is committed with other writers than `writers` or, without a list, not with all
+        that were remembered here (if none were, with all that wrote here); and `OutcomeUnknown` if no service could
+        tell. Any other error says that it was not committed.
         """
         if self._header and self._header.already_committed:
             return self._header
@@ -142,6 +144,11 @@ class AsyncTransaction:
         more."""
         self.check_takes_operations()
         self._senders[sender] = None
+
+    def used_by(self, writer: str | None) -> None:
+        """`writer` is about to write or acknowledge something inside the transaction."""
+        if writer is not None:
+            self._used.add(writer)
 
     def failed(self, failure: BaseException) -> None:
         """Something that belongs to the transaction was not done, so it can no longer be committed."""
@@ -216,14 +223,16 @@ class AsyncTransaction:
         """The header of a committed transaction. Raises `InvalidTransactionState` if other writers count.
 
         The decision deletes the list of writers that others have remembered. So for a commit without a list it is only
-        known that the writers remembered here must be among those that count.
+        known that the writers remembered here must be among those that count. Where none were, the caller expects that
+        all of its own count: those that it knows to have failed are left out by a list.
         """
+        ours = (self._remembered or self._used) if writers is None else set(writers)
         if writers is not None:
-            void = header.writers is None or set(header.writers) != set(writers)
+            void = header.writers is None or set(header.writers) != ours
         else:
-            void = header.writers is not None and not self._remembered <= set(header.writers)
+            void = header.writers is not None and not ours <= set(header.writers)
         if void:
-            raise _committed_otherwise(header, self._remembered if writers is None else writers)
+            raise _committed_otherwise(header, ours)
         return header
 
     async def _reread(self, unknown: MetatxnError) -> TransactionHeader:

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Awaitable
 
 import httpx
+import pyarrow as pa
 import pytest
 
 import metatxn
@@ -177,6 +178,58 @@ async def test_remembered_writers_that_somebody_else_has_left_out(
         else:
             with pytest.raises(metatxn.InvalidTransactionState, match="'a'"):
                 await txn.commit()
+
+
+@pytest.mark.parametrize("fault", [lambda _: None, lost], ids=["answered", "lost"])
+@pytest.mark.parametrize("operation", ["rows", "acknowledgement"])
+@pytest.mark.parametrize(("theirs", "counts"), [(None, True), (["a", "b"], True), (["b"], False), ([], False)])
+async def test_writers_used_here_that_somebody_else_has_left_out(
+    cluster: FakeCluster, client: metatxn.AsyncClient, theirs: Writers, counts: bool, operation: str, fault: Fault
+) -> None:
+    """Nothing was remembered here, and a commit without a list takes all. Somebody else's list was faster."""
+    async with client:
+        txn = await client.begin()
+        await operate(cluster, client, txn, operation)
+        cluster.commit(txn.id, theirs)
+        cluster.after = [(COMMIT, fault)]
+        if counts:
+            assert (await txn.commit()).state == "COMMITTED"
+        else:
+            with pytest.raises(metatxn.InvalidTransactionState, match=r"other writers.*'a'") as caught:
+                await txn.commit()
+            assert caught.value.definite
+
+
+@pytest.mark.parametrize("list_is", ["remembered", "in the commit"])
+@pytest.mark.parametrize("fault", [lambda _: None, lost], ids=["answered", "lost"])
+async def test_writers_that_are_left_out_here_may_have_been_used_here(
+    cluster: FakeCluster, client: metatxn.AsyncClient, list_is: str, fault: Fault
+) -> None:
+    """An attempt that failed, and the next one."""
+    async with client:
+        txn = await client.begin()
+        for attempt in ("attempt-0", "attempt-1"):
+            async with client.table_writer("t", txn, attempt, key_column="k") as rows:
+                await rows.write(pa.table({"k": ["x"]}))
+        cluster.after = [(COMMIT, fault)]
+        if list_is == "remembered":
+            await txn.remember_writers(["attempt-1"])
+            assert (await txn.commit()).writers == ["attempt-1"]
+        else:
+            assert (await txn.commit(["attempt-1"])).writers == ["attempt-1"]
+
+
+async def operate(
+    cluster: FakeCluster, client: metatxn.AsyncClient, txn: metatxn.AsyncTransaction, operation: str
+) -> None:
+    """As the writer "a"."""
+    if operation == "rows":
+        async with client.table_writer("t", txn, "a", key_column="k") as rows:
+            await rows.write(pa.table({"k": ["x"]}))
+    else:
+        cluster.before = [("/acks", lambda _: httpx.Response(200, json={}))]
+        message = metatxn.Message("t", "s-0:0:0", "x")
+        await client.consumer("t", "s").acknowledge(message, txn, "a")
 
 
 async def test_reply_is_lost_and_header_says_expired(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:

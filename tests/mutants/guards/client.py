@@ -29,6 +29,14 @@ CLIENT = (
         tests=("tests/metatxn/test_http.py::test_what_a_proxy_says_of_a_request_that_must_not_be_repeated",),
     ),
     Mutant(
+        "used-writers-not-compared",
+        "who committed without a list learns that somebody else's list left its writers out",
+        _TRANSACTION,
+        "(self._remembered or self._used) if",
+        "self._remembered if",
+        tests=("tests/metatxn/test_commit_outcome.py::test_writers_used_here_that_somebody_else_has_left_out",),
+    ),
+    Mutant(
         "refusal-hides-the-first-attempt",
         "a refusal says nothing of an earlier attempt without an answer",
         _HTTP,
@@ -152,7 +160,7 @@ CLIENT = (
         "anothers-commit-is-ours",
         "a commit has succeeded when our writers count",
         _TRANSACTION,
-        "            void = header.writers is None or set(header.writers) != set(writers)\n",
+        "            void = header.writers is None or set(header.writers) != ours\n",
         "            void = False\n",
         tests=(
             "tests/metatxn/test_commit_outcome.py::test_request_is_lost_and_somebody_else_commits_with_other_writers",
