@@ -8,6 +8,7 @@
         ledgers/<escaped segment>/
             00000000000000000003.ledger        the frames, one after another
             00000000000000000003.sealed        the seal mark: final length and index
+            00000000000000000003.hidden.7      the index of hidden entries that owner 7 wrote (see `hidden_index`)
 
 Everything that blocks runs in a small pool of threads; the objects themselves belong to the event loop. Of a ledger
 at most one group is being written at any time, and of a segment at most one file is being created, sealed or
@@ -26,6 +27,7 @@ from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.directory_lock import DirectoryLock
 from participants.ledger.disk import Disk, make_directory, read_file, replace_file
 from participants.ledger.group_commit import device_errors
+from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.local_files import LedgerFiles
 from participants.ledger.local_ledger import LocalOpenLedger, LocalSealedLedger
 from participants.ledger.storage import (
@@ -129,6 +131,14 @@ class LocalStorage(LedgerStorage):
         self._check_open()
         offsets = await self._workers.run(self._files.open_sealed, segment, ledger, entries)
         return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets)
+
+    async def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
+        self._check_open()
+        await self._workers.run(self._files.write_hidden, segment, generation, index)
+
+    async def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
+        self._check_open()
+        return await self._workers.run(self._files.read_hidden, segment, ledger, generation, entries)
 
     async def delete(self, segment: str, ledger: int) -> None:
         self._check_open()

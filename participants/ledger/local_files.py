@@ -19,11 +19,12 @@ from metatxn.wire.frames import RawFrame
 from participants.ledger.directories import segment_directory
 from participants.ledger.disk import Disk, make_directory, read_all, read_file, replace_file
 from participants.ledger.group_commit import device_errors
+from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.open_files import KEPT_FILES, OpenFiles
-from participants.ledger.reading import checked_frames
+from participants.ledger.reading import checked_frames, checked_hidden
 from participants.ledger.recovery import recover_file, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
-from participants.ledger.storage import LedgerCorrupt, LedgerExists, StorageFull
+from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, StorageFull
 
 _SUFFIX = ".ledger"
 
@@ -133,12 +134,29 @@ class LedgerFiles:
             )
         return offsets
 
+    def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
+        path = self.path(segment, index.ledger)
+        content = index.encode()
+        with (
+            self._exclusive(segment),
+            device_errors(f"cannot write the index of hidden entries of ledger {index.ledger} of {segment}"),
+        ):
+            if not self.disk.exists(path):
+                raise LedgerMissing(f"ledger {index.ledger} of {segment} was deleted")
+            replace_file(self.disk, _hidden(path, generation), [content])
+
+    def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
+        path = self.path(segment, ledger)
+        with device_errors(f"cannot read the index {generation} of hidden entries of ledger {ledger} of {segment}"):
+            content = read_file(self.disk, _hidden(path, generation))
+        return checked_hidden(content, ledger, entries)
+
     def delete(self, segment: str, ledger: int) -> None:
         path = self.path(segment, ledger)
         with self._exclusive(segment), device_errors(f"cannot delete ledger {ledger} of {segment}"):
             if not self.disk.exists(path.parent):
                 return
-            # Every file with this number, including a draft of the mark.
+            # Every file with this number, including indexes, and drafts of them and of the mark.
             for name in self.disk.names(path.parent):
                 if name.startswith(f"{path.stem}."):
                     self._unlink(path.parent / name)
@@ -235,3 +253,7 @@ class LedgerFiles:
 
 def _mark(path: Path) -> Path:
     return path.with_suffix(".sealed")
+
+
+def _hidden(path: Path, generation: int) -> Path:
+    return path.with_suffix(f".hidden.{generation}")

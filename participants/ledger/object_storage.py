@@ -26,6 +26,7 @@ from metastore import keys
 from participants.ledger import storage_id
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.bucket import Bucket
+from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.object_ledger import PUTS_AT_ONCE, ObjectOpenLedger, ObjectSealedLedger, Reach
 from participants.ledger.objects import (
     HEADER_BYTES,
@@ -36,12 +37,14 @@ from participants.ledger.objects import (
     ObjectIndex,
     ObjectKind,
     frame_ends,
+    hidden_name,
     index_name,
     ledger_prefix,
     object_name,
     put_once,
     segment_prefix,
 )
+from participants.ledger.reading import checked_hidden
 from participants.ledger.storage import (
     LedgerCorrupt,
     LedgerExists,
@@ -125,6 +128,22 @@ class ObjectStorage(LedgerStorage):
         if index.entries != entries:
             raise LedgerCorrupt(f"ledger {ledger} of {segment} has {index.entries} entries, but {entries} are recorded")
         return await self._checked(segment, ledger, index)
+
+    async def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
+        """A ledger that is deleted meanwhile may leave this object behind. It does not count as a ledger."""
+        self._reach.check_open()
+        await self._start(segment, index.ledger)
+        content = await self._reach.workers.run(index.encode)
+        await self._bucket.put(hidden_name(segment, index.ledger, generation), content)
+
+    async def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
+        self._reach.check_open()
+        name = hidden_name(segment, ledger, generation)
+        try:
+            content = await self._bucket.get(name)
+        except FileNotFoundError as error:
+            raise LedgerMissing(f"{name} does not exist in this storage") from error
+        return await self._reach.workers.run(checked_hidden, content, ledger, entries)
 
     async def delete(self, segment: str, ledger: int) -> None:
         """Delete all objects but the fence. A ledger without a fence gets one first."""
@@ -261,7 +280,8 @@ class ObjectStorage(LedgerStorage):
         `sizes` was listed before the end was found free, so each object in it was put after everything that it says.
         """
         end = len(index.firsts) + 1
-        behind = [name for name in sizes if object_name(segment, ledger, end) < name < index_name(segment, ledger)]
+        numbered = [name for name in sizes if _is_numbered(name)]
+        behind = [name for name in numbered if name > object_name(segment, ledger, end)]
         for name in behind:
             header = ObjectHeader.decode(await self._bucket.get_range(name, 0, HEADER_BYTES), name)
             if header.token == token and header.durable > index.entries:
@@ -304,8 +324,12 @@ class ObjectStorage(LedgerStorage):
 def _is_fence(name: str, size: int) -> bool:
     """Whether an object of a listing is a fence. A fence has a number and no frames. The start also has no frames, but
     is not a fence."""
-    number = name.rpartition("/")[2]
-    return size == HEADER_BYTES and number.isdigit() and int(number) != START
+    return size == HEADER_BYTES and _is_numbered(name) and int(name.rpartition("/")[2]) != START
+
+
+def _is_numbered(name: str) -> bool:
+    """Whether an object holds frames, or is the start or the fence. The indexes have names of another kind."""
+    return name.rpartition("/")[2].isdigit()
 
 
 async def _storage_id(bucket: Bucket) -> str:

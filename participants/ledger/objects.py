@@ -5,6 +5,7 @@
         00000000000000000001 …    frames: one group each
         00000000000000000017      fence: the ledger ends here, forever
         index                     of a sealed ledger: the place of each entry; may be missing
+        hidden.7                  the index of hidden entries that owner 7 wrote (see `hidden_index`)
 
     offset  size  field
          0     8  magic      "mtxnobj1"
@@ -96,6 +97,10 @@ def object_name(segment: str, ledger: int, number: int) -> str:
 
 def index_name(segment: str, ledger: int) -> str:
     return f"{ledger_prefix(segment, ledger)}/index"
+
+
+def hidden_name(segment: str, ledger: int, generation: int) -> str:
+    return f"{ledger_prefix(segment, ledger)}/hidden.{generation}"
 
 
 class NameTaken(Exception):

@@ -1,4 +1,4 @@
-"""The size of reads, and cutting the bytes that a device returned into checked frames."""
+"""The size of reads, and checking the bytes that a device returned: frames, and indexes of hidden entries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from bisect import bisect_right
 
 from metatxn.wire.frames import FrameError, RawFrame, peek
 from metatxn.wire.position import Position
+from participants.ledger.hidden_index import HiddenIndex, HiddenRanges, IndexDamaged
 from participants.ledger.storage import LedgerCorrupt
 
 
@@ -33,3 +34,11 @@ def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: 
             raise LedgerCorrupt(f"at the place of entry {expected} there is {frame.position}")
         frames.append(frame)
     return frames
+
+
+def checked_hidden(content: bytes, ledger: int, entries: int) -> HiddenRanges:
+    """What the index of hidden entries of this ledger hides. Raises `LedgerCorrupt` if the bytes are not it."""
+    try:
+        return HiddenIndex.decode(content, ledger, entries).ranges
+    except IndexDamaged as error:
+        raise LedgerCorrupt(f"the index of hidden entries of ledger {ledger} is damaged: {error}") from error

@@ -31,6 +31,7 @@ from typing import Self
 
 from metatxn.wire.frames import Entry, RawFrame
 from metatxn.wire.position import Position
+from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 
 
 class LedgerError(Exception):
@@ -238,8 +239,24 @@ class LedgerStorage(ABC):
         """
 
     @abstractmethod
+    async def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
+        """Store the index of hidden entries of a sealed ledger, under the generation of its owner. It replaces one of
+        the same generation atomically, and is durable when this returns.
+
+        Raises `LedgerMissing` if the ledger was deleted, `StorageFull`, `StorageFailed`.
+        """
+
+    @abstractmethod
+    async def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
+        """What the index of this generation hides in a ledger of so many entries.
+
+        There is no ledger of which nothing is known to be hidden because its index is gone: raises `LedgerMissing` if
+        there is no such index, `LedgerCorrupt` if it is not what was written for this ledger, and `StorageFailed`.
+        """
+
+    @abstractmethod
     async def delete(self, segment: str, ledger: int) -> None:
-        """Delete a ledger's bytes, if it has any. After `StorageFailed` the call can be repeated.
+        """Delete a ledger's bytes and its indexes, if it has any. After `StorageFailed` the call can be repeated.
 
         The object that fences off a former owner stays: that owner may be frozen, and wake up after the bytes were
         deleted.

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, MIN_FRAME_BYTES, Entry, PayloadKind
+from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.append_queue import LedgerMetrics
+from participants.ledger.directories import segment_directory
+from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, LedgerStopped, LedgerStorage
 from tests.participants.ledger.ledgers import SEGMENT, append, append_all, payloads
 from tests.participants.ledger.storages import STORAGES
@@ -290,3 +293,49 @@ async def test_metrics_are_told(name: str, tmp_path: Path, request: pytest.Fixtu
 def test_the_s3_server_is_a_real_one(s3: S3Server) -> None:
     """Else the parametrization above could quietly test something else."""
     assert s3.environment["AWS_ENDPOINT_URL"].endswith(str(s3.port))
+
+
+def hiding(*entries: int, ledger: int = 1, of: int = 3) -> HiddenIndex:
+    ranges = tuple((entry, entry) for entry in entries)
+    return HiddenIndex(ledger, of, (HiddenTransaction(TxnId(1, 1), HiddenReason.ABORTED, ranges),))
+
+
+async def test_an_index_of_hidden_entries_is_kept_beside_its_ledger_and_goes_with_it(opening: Open) -> None:
+    async with await opening() as storage:
+        ledger = await storage.create(SEGMENT, 1)
+        await append_all(ledger, [b"a", b"b", b"c"])
+        await ledger.seal()
+        await storage.write_hidden(SEGMENT, 7, hiding(0))
+        await storage.write_hidden(SEGMENT, 8, hiding(2))
+        await storage.write_hidden(SEGMENT, 8, hiding(1))
+    async with await opening() as storage:
+        for generation, hidden in [(7, 0), (8, 1)]:
+            found = await storage.read_hidden(SEGMENT, 1, generation, 3)
+            assert [entry for entry in range(4) if entry in found] == [hidden]
+        assert await payloads(await storage.seal(SEGMENT, 1)) == [b"a", b"b", b"c"]
+        assert await payloads(await storage.open_sealed(SEGMENT, 1, 3)) == [b"a", b"b", b"c"]
+        with pytest.raises(LedgerMissing):
+            await storage.read_hidden(SEGMENT, 1, 9, 3)
+        with pytest.raises(LedgerCorrupt):
+            await storage.read_hidden(SEGMENT, 1, 7, 4)
+        await storage.delete(SEGMENT, 1)
+        for generation in (7, 8):
+            with pytest.raises(LedgerMissing):
+                await storage.read_hidden(SEGMENT, 1, generation, 3)
+        with pytest.raises(LedgerMissing):
+            await storage.write_hidden(SEGMENT, 8, hiding(1))
+
+
+async def test_a_ledger_is_sealed_and_set_aside_with_its_index_of_hidden_entries(storage: LedgerStorage) -> None:
+    """In a restored store a ledger that has an index may be unsealed again."""
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a", b"b", b"c"])
+    await storage.write_hidden(SEGMENT, 7, hiding(0))
+    await storage.let_go(SEGMENT)
+    assert (await storage.seal(SEGMENT, 1)).entries == 3
+    directory = segment_directory(SEGMENT)
+    assert await storage.numbers(directory) == [1]
+    await storage.set_aside(directory, 1, "away")
+    assert await storage.numbers(directory) == []
+    with pytest.raises(LedgerMissing):
+        await storage.read_hidden(SEGMENT, 1, 7, 3)

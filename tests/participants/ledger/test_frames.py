@@ -196,7 +196,7 @@ def test_the_payload_of_a_decoded_frame_is_a_view() -> None:
 
 
 def test_the_example_of_the_page() -> None:
-    block = re.search(r"```hex\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    block = re.search(r"## An example.*?```hex\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     raw = b"".join(bytes.fromhex(line[:50]) for line in block[1].splitlines())
     example = Frame(
