@@ -20,6 +20,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     # ledgers
     "participants.segment.segment.MAX_LEDGER_ENTRIES": (3, 20),
     "participants.segment.segment.MANY_LEDGERS": (3, 10),
+    "participants.segment.hidden.KEPT_INDEX_BYTES": (0, 500),
     "participants.segment.reading.LOOKED_AT_ONCE": (1, 3),
     "participants.segment.reading.READ_BYTES": (1, 500),
     "participants.segment.recovery.READ_BYTES": (1, 500),

@@ -143,9 +143,11 @@ class Ledgers:
             await self._storage.set_aside(directory, number, self._aside)
 
     async def _list_ledgers(self, segment: FoundSegment, record: SegmentRecord, sealed: Sequence[SealedLedger]) -> None:
-        there = [ledger for ledger in record.ledgers if ledger.id not in segment.missing]
-        lengths = {ledger.id: ledger.entries for ledger in there} | {ledger.id: ledger.entries for ledger in sealed}
-        ledgers = tuple(self._listed(number, entries) for number, entries in sorted(lengths.items()))
+        """What is recorded of a ledger that was sealed before the backup stays, the index of what is hidden in it too:
+        every transaction in it was decided before the backup."""
+        listed = {ledger.id: ledger for ledger in record.ledgers if ledger.id not in segment.missing}
+        listed |= {ledger.id: self._listed(ledger.id, ledger.entries) for ledger in sealed}
+        ledgers = tuple(ledger for _, ledger in sorted(listed.items()))
         first = _first_position(record, ledgers, segment.missing)
         recovered = record.model_copy(update={"ledgers": ledgers, "planned": None, "first_position": first})
         if recovered != record:

@@ -27,6 +27,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
 from participants.ledger.chain import LedgerChain
 from participants.segment.dedup import DedupTable
+from participants.segment.hidden import HiddenEntries
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.materializer import materialize
@@ -59,8 +60,10 @@ class OwnedSegment:
         mirror: HeaderMirror,
         clock: Clock,
         metrics: BrokerMetrics,
+        hidden: HiddenEntries,
     ) -> None:
         self.id = segment_id
+        self.hidden = hidden
         self.record = record
         self.ownership = ownership
         self.ledgers = ledgers
@@ -76,6 +79,15 @@ class OwnedSegment:
         self._clock = clock
         self._metrics = metrics
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def record(self) -> SegmentRecord:
+        return self._record
+
+    @record.setter
+    def record(self, record: SegmentRecord) -> None:
+        self._record = record
+        self.hidden.learn(record)
 
     # -- decisions ---------------------------------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
@@ -14,10 +16,12 @@ from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.chain import READ_BYTES
+from participants.ledger.hidden_index import HiddenRanges
 from participants.ledger.storage import LedgerError
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision
 
+T = TypeVar("T")
 LOOKED_AT_ONCE = 1_000
 """The number of entries in one step of the search for the last visible one."""
 STALE_READ_S = 5.0
@@ -50,7 +54,8 @@ class SegmentReader:
         """The entries up to the current horizon. What is hidden by then stays hidden."""
         horizon = self._segment.buffer.max_read_position
         found = await self._read(after, horizon, max_bytes)
-        visible = [frame for frame in found if not self._hides(frame)]
+        hides = await self._judge(after, found)
+        visible = [frame for frame in found if not hides(frame)]
         await self._assert_owned(STALE_READ_S)
         return self._page(visible, found, after, horizon)
 
@@ -80,8 +85,8 @@ class SegmentReader:
             )
         await self._assert_owned(0)  # at the end of what was read, so nothing decided by then is after it
         self._segment.assert_serving()  # only the owner knows everything that must be hidden
-        self._assert_untrimmed(after)
-        visible = [frame for frame in found if self._in_snapshot(frame, decided)]
+        hides = await self._judge(after, found)
+        visible = [frame for frame in found if _in_snapshot(frame, decided, hides)]
         page = self._page(visible, found, after, end)
         page.revision = revision
         return page
@@ -117,8 +122,9 @@ class SegmentReader:
     async def _last_visible_within(self, after: Position, up_to: Position) -> Position | None:
         found, at = None, max(after, self._segment.ledgers.start)
         while frames := await self._read(at, up_to, READ_BYTES):
+            hides = await self._judge(at, frames)
             at = frames[-1].position
-            found = next((f.position for f in reversed(frames) if not self._hides(f)), found)
+            found = next((f.position for f in reversed(frames) if not hides(f)), found)
         return found
 
     async def _assert_owned(self, max_age_s: float) -> None:
@@ -137,9 +143,35 @@ class SegmentReader:
         self._owned_at = now
 
     async def _read(self, after: Position, up_to: Position, max_bytes: int) -> list[RawFrame]:
+        return await self._from_storage(after, lambda: self._segment.ledgers.read(after, up_to, max_bytes))
+
+    async def _judge(self, after: Position, frames: list[RawFrame]) -> Callable[[RawFrame], bool]:
+        """Whether a frame at or below the horizon must be skipped, for the frames of a page, which are of one ledger.
+
+        The index of the ledger says so, and so do the outcomes. They move from the outcomes into the index in one step
+        of the event loop, so both are asked in one step: the caller awaits nothing before it has judged.
+        """
+        buffer, hidden = self._segment.buffer, self._segment.hidden
+        index: HiddenRanges | None = None
+        if frames:
+            ledger = frames[0].position.ledger
+            if hidden.within(ledger) is None:
+                index = await self._from_storage(after, lambda: hidden.load(ledger))
+            self._assert_untrimmed(after)
+            index = index if index is not None else hidden.within(ledger)
+
+        def hides(frame: RawFrame) -> bool:
+            if frame.txn_id is None:
+                return False
+            assert index is not None
+            return frame.position.entry in index or buffer.hides(frame.txn_id, frame.writer)
+
+        return hides
+
+    async def _from_storage(self, after: Position, read: Callable[[], Awaitable[T]]) -> T:
         self._assert_untrimmed(after)
         try:
-            found = await self._segment.ledgers.read(after, up_to, max_bytes)
+            found = await read()
         except LedgerError as error:
             self._assert_untrimmed(after)
             raise errors.StoreUnavailable(
@@ -195,23 +227,21 @@ class SegmentReader:
                 judged[txn_id] = Decision(Header.decode(record.value))
         return judged
 
-    def _in_snapshot(self, frame: RawFrame, decided: dict[TxnId, Decision | None]) -> bool:
-        txn_id = frame.txn_id
-        if txn_id is None:
-            return True
-        decision = decided[txn_id]
-        if decision is None:
-            return False
-        if decision.header is None:
-            return not self._hides(frame)
-        if decision.header.state is not TxnState.COMMITTED:
-            return False
-        counted, writer = decision.header.writers, frame.writer
-        return counted is None or writer is None or writer in counted
-
-    def _hides(self, frame: RawFrame) -> bool:
-        return frame.txn_id is not None and self._segment.buffer.hides(frame.txn_id, frame.writer)
-
     def _page(self, visible: list[RawFrame], found: list[RawFrame], after: Position, end: Position) -> Page:
         reached = found[-1].position if found else max(after, end)
         return Page(visible, reached, end=not found or reached >= end)
+
+
+def _in_snapshot(frame: RawFrame, decided: dict[TxnId, Decision | None], hides: Callable[[RawFrame], bool]) -> bool:
+    txn_id = frame.txn_id
+    if txn_id is None:
+        return True
+    decision = decided[txn_id]
+    if decision is None:
+        return False
+    if decision.header is None:
+        return not hides(frame)
+    if decision.header.state is not TxnState.COMMITTED:
+        return False
+    counted, writer = decision.header.writers, frame.writer
+    return counted is None or writer is None or writer in counted

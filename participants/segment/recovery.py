@@ -21,7 +21,7 @@ length of the last ledger, not on the history of transactions. The order matters
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from metastore.api import MetadataStore
@@ -41,6 +41,7 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
+from participants.segment.hidden import HiddenCache, HiddenEntries
 from participants.segment.owned import Ownership
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Attached, Segment
@@ -78,6 +79,7 @@ class SegmentContext:
     attach: Callable[[Segment], Attached]
     max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES
     open_buffer: OpenBuffer = open_memory_buffer
+    hidden: HiddenCache = field(default_factory=HiddenCache)
 
 
 async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
@@ -105,6 +107,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
         mirror=context.mirror,
         clock=context.clock,
         metrics=context.metrics,
+        hidden=HiddenEntries(segment_id, context.storage, context.hidden),
         shared=not context.storage.exclusive,
     )
     segment.max_ledger_bytes = context.max_ledger_bytes
@@ -183,6 +186,7 @@ async def _seal_ledgers(
     """Seal all ledgers at their final length. Empty ones are trimmed, because their positions are only bounds; but a
     sealed segment keeps its last one, which is its end."""
     sealed: list[SealedLedger] = []
+    recorded: list[LedgerRecord] = []
     empty: list[LedgerRecord] = []
     for ledger in record.ledgers:
         if ledger.entries is None:
@@ -191,12 +195,10 @@ async def _seal_ledgers(
             found = await context.storage.open_sealed(segment_id, ledger.id, ledger.entries)
         if found.entries or (record.state == "sealed" and ledger is record.ledgers[-1]):
             sealed.append(found)
+            recorded.append(ledger.model_copy(update={"entries": found.entries}))
         else:
             empty.append(ledger)
-    ledgers = tuple(
-        LedgerRecord(id=found.id, storage=context.storage.storage_id, entries=found.entries) for found in sealed
-    )
-    return sealed, record.model_copy(update={"ledgers": ledgers, "trimmed": (*record.trimmed, *empty)})
+    return sealed, record.model_copy(update={"ledgers": tuple(recorded), "trimmed": (*record.trimmed, *empty)})
 
 
 async def _recover_outcomes(segment: Segment, context: SegmentContext) -> None:

@@ -24,6 +24,7 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.storage import OpenLedger, SealedLedger
+from participants.segment.hidden import HiddenEntries
 from participants.segment.owned import OwnedSegment, Ownership
 from participants.segment.publishing import Publisher
 from participants.segment.reading import SegmentReader
@@ -67,11 +68,21 @@ class Segment(OwnedSegment):
         mirror: HeaderMirror,
         clock: Clock,
         metrics: BrokerMetrics,
+        hidden: HiddenEntries,
         shared: bool = False,
     ) -> None:
         """`shared` tells that another broker may have taken over the ledgers without this one knowing it."""
         super().__init__(
-            segment_id, record, ownership, ledgers, buffer, store=store, mirror=mirror, clock=clock, metrics=metrics
+            segment_id,
+            record,
+            ownership,
+            ledgers,
+            buffer,
+            store=store,
+            mirror=mirror,
+            clock=clock,
+            metrics=metrics,
+            hidden=hidden,
         )
         self.reader = SegmentReader(self, shared=shared)
         self.publisher = Publisher(self, clock, metrics)
@@ -174,6 +185,7 @@ class Segment(OwnedSegment):
             self.ledgers.open,
             max(trimmed, default=None),
         )
+        self.hidden.forget_before(self.ledgers.ledgers[0].id)
 
     # -- the end of appending ----------------------------------------------------------------------------------
 

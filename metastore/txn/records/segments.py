@@ -12,11 +12,16 @@ DedupRun = tuple[int, int, int, int, int, tuple[tuple[int, int], ...] | None]
 
 class LedgerRecord(JsonRecord):
     """One ledger of a segment. `entries` is its final length, which is known once it is sealed; `storage` is the only
-    storage that has it."""
+    storage that has it.
+
+    `hidden` is the generation of its index of hidden entries, 0 if nothing is hidden in it. Without it the outcomes say
+    what is hidden.
+    """
 
     id: int
     storage: str
     entries: int | None = None
+    hidden: int | None = None
 
     @property
     def last(self) -> Position | None:

@@ -27,7 +27,7 @@ from metatxn.wire.position import Position
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageRefused
 from participants.restored import recovery
-from participants.restored.ledgers import survey
+from participants.restored.ledgers import Ledgers, survey
 from participants.restored.merges import give_up_merges
 from participants.restored.recovery import OtherCluster, StillServed, StoreRecovery, Wishes
 from participants.restored.seen_store import SeenStore, StoreMemory
@@ -158,6 +158,24 @@ async def test_a_trim_takes_the_oldest_ledgers_and_never_all(
             await storage.delete(SEGMENT, number)
         (found,) = (await survey(store, storage)).segments
         assert (found.missing, found.lost) == ([*gone], lost)
+
+
+async def test_what_is_hidden_in_a_ledger_of_the_backup_stays_hidden(store: MemoryStore, storage: LocalStorage) -> None:
+    """The record goes on naming the index of a ledger that was sealed before the backup; another one has none yet."""
+    async with storage:
+        record = await segment_with(storage, store, 1)
+        indexed = record.model_copy(update={"ledgers": (record.ledgers[0].model_copy(update={"hidden": 1}),)})
+        stored = await store.get(paths.segment(SEGMENT))
+        assert stored is not None
+        await store.apply(store.batch().replace(stored, indexed.encode()))
+        unknown = await storage.create(SEGMENT, 2)
+        await append_all(unknown, [b"x"])
+        ledgers = Ledgers(store, storage, "aside", 1)
+        (found,) = (await survey(store, storage)).segments
+        await ledgers.adopt(found, await ledgers.sealed(found))
+        stored = await store.get(paths.segment(SEGMENT))
+        assert stored is not None
+        assert [ledger.hidden for ledger in SegmentRecord.decode(stored.value).ledgers] == [1, None]
 
 
 async def test_the_rest_of_a_deleted_segment_is_adopted_by_nobody(store: MemoryStore, storage: LocalStorage) -> None:
