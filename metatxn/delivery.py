@@ -240,6 +240,11 @@ class OrderedDelivery(Generic[T]):
             self._layout = self._layout.without(())
         self._route(item, txn_id)
 
+    def is_settled(self, txn_id: str) -> bool:
+        """Whether a flush would return at once: nothing of `txn_id` is waiting or on its way, and nothing has
+        failed."""
+        return txn_id not in self._failures and all(lane.txn_id != txn_id for lane in self._lanes.values())
+
     async def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
         """Wait until everything that was put inside `txn_id` (None: outside transactions) is durable. Raises the first
         failure among it. A failure after which nothing more is sent is raised every time (for a transaction until

@@ -34,6 +34,8 @@ REREAD_PAUSE_S = 0.1
 class Sender(Protocol):
     """Something that delivers inside a transaction."""
 
+    def is_settled(self, txn_id: str) -> bool: ...
+
     async def flush(self, txn_id: str | None = None) -> None: ...
 
     def discard(self, txn_id: str) -> None: ...
@@ -105,7 +107,10 @@ class AsyncTransaction:
         if self._header and self._header.already_committed:
             return self._header
         try:
-            await asyncio.gather(*[sender.flush(self._id) for sender in self._senders])
+            # A task for each of many producers would take longer than the commit, and mostly all are settled.
+            waiting = [sender for sender in self._senders if not sender.is_settled(self._id)]
+            if waiting:
+                await asyncio.gather(*[sender.flush(self._id) for sender in waiting])
             self._check_complete()
         except BaseException as failure:
             await self._abort_after(failure)

@@ -41,6 +41,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.txn.materializer.TOGETHER_BYTES": (1, 30),
     "participants.txn.shared_reads.TRANSACTIONS_PER_READ": (1, 2),
     "participants.txn.header_mirror.KEPT_DECISIONS": (1, 20),
+    "participants.txn.header_mirror.LISTENERS_AT_ONCE": (1, 3),
     # brokers
     "participants.broker.broker._PAGE": (1, 3),
     "participants.broker.broker._OPEN_AT_ONCE": (1, 2),

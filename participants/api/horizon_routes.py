@@ -75,7 +75,7 @@ async def _look(
             answer.gone.append(segment_id)
             news = True
         else:
-            changes.append(segment.changed.next())
+            changes += segment.next_changes(isolation)
             horizon = answer.segments[segment_id] = await _horizon(segment, place, isolation)
             news = news or horizon.ended or horizon.end != str(place.after)
     return answer, changes, news

@@ -272,14 +272,14 @@ async def _page_within(
     """The first page after `at` that is not empty, or an empty one when the time is over or nothing more will come."""
     deadline = asyncio.get_running_loop().time() + wait_ms / 1000
     while True:
-        changed = segment.changed.next()
+        changes = segment.next_changes(isolation)
         page = await read_page(segment, at, max_bytes, isolation, revision)
         left = deadline - asyncio.get_running_loop().time()
         at = page.next
         if page.frames or left <= 0 or isolation == "snapshot" or segment.ended_at(at):
             return page
         if page.end:
-            await asyncio.wait([changed], timeout=left)
+            await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             segment = await broker.segment(segment.id)
 
 

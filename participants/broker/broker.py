@@ -227,6 +227,10 @@ class Broker:
     def mirror_revision(self) -> Revision:
         return self._mirror.revision
 
+    async def decisions_told(self) -> None:
+        """See `HeaderMirror.told`."""
+        await self._mirror.told()
+
     @property
     def mirror_resyncs(self) -> int:
         return self._mirror.resyncs

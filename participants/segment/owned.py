@@ -22,7 +22,9 @@ from metastore.txn.records.transactions import Header
 from metastore.types import AtVersion
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
+from metatxn.wire.broker import Isolation
 from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
 from participants.ledger.chain import LedgerChain
@@ -70,6 +72,11 @@ class OwnedSegment:
         self.buffer = buffer
         self.dedup = DedupTable(record.range)
         self.changed = Signal()
+        """`read_committed` may find more, or the segment does not serve as before."""
+        self.appended = Signal()
+        """`read_uncommitted` may find more."""
+        self._readable: Position | None = None
+        """The horizon that readers were told last."""
         self.lost: str | None = None
         """The reason why this object must not be used any more (the broker was deposed, or the ledger failed), or None
         while it serves."""
@@ -78,6 +85,7 @@ class OwnedSegment:
         self._headers = Follower(mirror, self._on_final)
         self._clock = clock
         self._metrics = metrics
+        self._lag = metrics.horizon_lag.labels(segment_id)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -142,6 +150,7 @@ class OwnedSegment:
         header = transaction.decision.header
         if header is not None and header.finalized_ms is not None:
             self._metrics.decision_to_visible.observe(max(0, self._clock() - header.finalized_ms) / 1000)
+        self._readable = None  # who waits for the release itself must hear of it, wherever the horizon is
         self.advanced()
         self.spawn(self._materialize(transaction, outcome))
 
@@ -170,10 +179,19 @@ class OwnedSegment:
             self.changed.notify()
 
     def advanced(self) -> None:
-        """Readers may see more, or their lag is known for the first time."""
-        lag = self.ledgers.entries_between(self.buffer.max_read_position, self.buffer.last_durable)
-        self._metrics.horizon_lag.labels(self.id).set(lag)
-        self.changed.notify()
+        """Readers may see more, or their lag is known for the first time. Those of committed entries are woken only
+        once the horizon has moved: each entry of an open transaction would wake them for nothing."""
+        readable = self.buffer.max_read_position
+        self._lag.set(self.ledgers.entries_between(readable, self.buffer.last_durable))
+        self.appended.notify()
+        if readable != self._readable:
+            self._readable = readable
+            self.changed.notify()
+
+    def next_changes(self, isolation: Isolation) -> list[asyncio.Future[None]]:
+        """Futures, one of which completes when a read of this kind may find more; see `Signal.next`."""
+        signals = [self.changed, self.appended] if isolation == "read_uncommitted" else [self.changed]
+        return [signal.next() for signal in signals]
 
     def assert_serving(self) -> None:
         if self.lost:

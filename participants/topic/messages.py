@@ -169,13 +169,19 @@ class Messages:
                 if found or token.ends is not None:
                     return ReadMessagesAnswer(messages=found, next=str(token), revision=revision)
                 places = dict(token.places)  # the view has no more pages: continue with what comes
-            changes = [segment.changed.next() for segment in segments if isinstance(segment, Segment)]
+            changes = [
+                change
+                for segment in segments
+                if isinstance(segment, Segment)
+                for change in segment.next_changes(isolation)
+            ]
             found = await self._collect(segments, places, limit, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
             if found or left <= 0 or isolation == "snapshot":
                 return ReadMessagesAnswer(messages=found, next=str(BrowseToken(places, revision)), revision=revision)
             remote = [segment for segment in segments if isinstance(segment, RemoteSegment)]
             await _first_change(changes, remote, places, isolation, left)
+            await self._broker.decisions_told()
 
     async def _collect(
         self,

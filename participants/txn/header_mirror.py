@@ -6,9 +6,11 @@ that says nothing: use `read`, which is linearizable.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from metastore.api import MetadataStore
 from metastore.txn import paths
@@ -22,19 +24,25 @@ Listener = Callable[[TxnId, Header], None]
 KEPT_DECISIONS = 10_000
 """The number of final headers that are remembered, the latest ones. All headers that wait for garbage collection would
 be an hour's worth."""
+LISTENERS_AT_ONCE = 16
+"""The number of listeners that one turn of the event loop tells about a decision. With all segments of a large
+transaction in one turn, the answer to the commit would wait for them."""
 
 
 class HeaderMirror:
     """Each listener is called once for each final header that it follows, on the event loop and in the order of the
-    store."""
+    store, some listeners in each turn of the loop."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._mirror = Mirror(store, paths.HEADERS, self._on_change)
         self._shared_reads = SharedReads(store)
-        self._listeners: dict[str, list[Listener]] = {}
+        self._listeners: dict[str, dict[Listener, None]] = {}
         """Keyed by the key of the header, so that foreign keys below the prefix need not be parsed."""
         self._decided: deque[str] = deque()
+        self._untold: deque[_Told | asyncio.Future[None]] = deque()
+        """Listeners who are still to be told, and futures that complete once all those before them were."""
+        self._telling: asyncio.Handle | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -42,6 +50,7 @@ class HeaderMirror:
             try:
                 yield
             finally:
+                self._stop_telling()
                 await self._shared_reads.close()
 
     @property
@@ -56,14 +65,11 @@ class HeaderMirror:
     def follow(self, txn_id: TxnId, listener: Listener) -> None:
         """Call `listener` when the header of `txn_id` becomes final. Follow a transaction *before* anything is stored
         for it."""
-        listeners = self._listeners.setdefault(paths.header(txn_id), [])
-        if listener not in listeners:
-            listeners.append(listener)
+        self._listeners.setdefault(paths.header(txn_id), {})[listener] = None
 
     def unfollow(self, txn_id: TxnId, listener: Listener) -> None:
-        listeners = self._listeners.get(paths.header(txn_id), [])
-        if listener in listeners:
-            listeners.remove(listener)
+        listeners = self._listeners.get(paths.header(txn_id), {})
+        listeners.pop(listener, None)
         if not listeners:
             self._listeners.pop(paths.header(txn_id), None)
 
@@ -88,6 +94,14 @@ class HeaderMirror:
         """As `SharedReads.ask`."""
         return await self._shared_reads.ask(txn_id)
 
+    async def told(self) -> None:
+        """Wait until every listener knows the decisions that the mirror knows now. A reader of many segments that waits
+        for this finds a transaction on all of them at once."""
+        if self._untold:
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._untold.append(told)
+            await told
+
     def _on_change(self, event: Event) -> None:
         if event.record is None or event.record.first:
             return
@@ -97,9 +111,49 @@ class HeaderMirror:
         listeners = self._listeners.get(event.key)
         if listeners is None:
             return
-        header = Header.decode(event.record.value)
-        for listener in list(listeners):
-            listener(paths.txn_id_of_header(event.key), header)
+        txn_id, header = paths.txn_id_of_header(event.key), Header.decode(event.record.value)
+        self._untold.extend(_Told(event.key, listener, txn_id, header) for listener in listeners)
+        if self._telling is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell some, in order, and let the event loop do other work before the next ones. Those who do not follow the
+        header any more are passed over."""
+        self._telling = None
+        left = LISTENERS_AT_ONCE
+        try:
+            while self._untold and left:
+                told = self._untold.popleft()
+                if isinstance(told, asyncio.Future):
+                    _complete(told)
+                elif told.listener in self._listeners.get(told.key, ()):
+                    left -= 1
+                    told.listener(told.txn_id, told.header)
+        finally:
+            if self._untold:
+                self._telling = asyncio.get_running_loop().call_soon(self._tell)
+
+    def _stop_telling(self) -> None:
+        """Nobody follows any more, but some may still wait."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        while self._untold:
+            told = self._untold.popleft()
+            if isinstance(told, asyncio.Future):
+                _complete(told)
+
+
+class _Told(NamedTuple):
+    key: str
+    listener: Listener
+    txn_id: TxnId
+    header: Header
+
+
+def _complete(waited_for: asyncio.Future[None]) -> None:
+    if not waited_for.done():
+        waited_for.set_result(None)
 
 
 class Follower:

@@ -73,7 +73,7 @@ async def test_a_segment_whose_opening_fails_at_the_end_is_closed(process: Broke
     after = await process.crash()
     segment = await served(after.broker, name)
     assert failing.reached.is_set()
-    assert after.broker._mirror._listeners[paths.header(txn)] == [segment._on_final]
+    assert list(after.broker._mirror._listeners[paths.header(txn)]) == [segment._on_final]
     await after.stop()
 
 

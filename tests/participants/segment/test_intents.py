@@ -557,6 +557,24 @@ async def test_the_horizon_never_moves_backwards(world: World, monkeypatch: pyte
     assert_at_the_floor(segment, node)
 
 
+async def test_readers_of_committed_entries_are_woken_by_the_release_and_not_by_each_entry(world: World) -> None:
+    """Those of uncommitted ones hear of every entry. With many segments and entries the former would do nothing else
+    while a transaction is written."""
+    node = await world.first_node()
+    segment = await node.open()
+    await publish(segment, "plain")
+    txn = await world.begin()
+    await publish(segment, "first", txn)
+    (committed_changed,) = segment.next_changes("read_committed")
+    either = segment.next_changes("read_uncommitted")
+    await publish(segment, "second", txn)
+    assert not committed_changed.done()
+    assert any(change.done() for change in either)
+    await world.commit(txn)
+    await materialized(segment, txn)
+    assert committed_changed.done()
+
+
 # -- a decision closes at once (rule 5) ------------------------------------------------------------------------------
 
 

@@ -13,12 +13,13 @@ import pytest
 
 from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.transactions import Header
 from metastore.txn.store import put_write_op
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from participants.txn import header_mirror
-from participants.txn.header_mirror import HeaderMirror
+from participants.txn.header_mirror import HeaderMirror, Listener
 from tests.participants.segment.world import World, assert_at_the_floor, materialized, publish, snapshot
 
 
@@ -87,3 +88,48 @@ async def test_a_segment_that_was_closed_follows_nothing(world: World) -> None:
     held.go.set()
     await reconciling
     assert not node.mirror._listeners
+
+
+async def test_a_decision_reaches_many_listeners_in_several_turns_of_the_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other work, such as the answer to the commit, gets its turn between them; the order stays that of the store. Who
+    stops following meanwhile is passed over, and `told` waits for the last one."""
+    monkeypatch.setattr(header_mirror, "LISTENERS_AT_ONCE", 2)
+    mirror, loop = (await world.first_node()).mirror, asyncio.get_running_loop()
+    first, second = [await world.begin() for _ in range(2)]
+    heard: list[tuple[TxnId, int, int]] = []
+    turn = 0
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if len(heard) < 9:
+            loop.call_soon(next_turn)
+
+    def listener(number: int) -> Listener:
+        def hear(txn_id: TxnId, _: Header) -> None:
+            heard.append((txn_id, number, turn))
+
+        return hear
+
+    listeners = [listener(number) for number in range(5)]
+    leaver = listener(5)
+
+    def leads_away(txn_id: TxnId, _: Header) -> None:
+        mirror.unfollow(txn_id, leaver)
+
+    for txn_id in (first, second):
+        for each in (leads_away, *listeners, leaver):
+            mirror.follow(txn_id, each)
+    next_turn()
+    await world.commit(first)
+    await world.commit(second)
+    while mirror.final(second) is None:
+        await asyncio.sleep(0)
+    assert len(heard) < 10, "the mirror knows the decision before all listeners do"
+    await mirror.told()
+    assert [(txn_id, number) for txn_id, number, _ in heard] == [(t, n) for t in (first, second) for n in range(5)]
+    turns = [turn for _, _, turn in heard]
+    assert max(map(turns.count, turns)) <= 2
+    await mirror.told()
