@@ -529,8 +529,8 @@ PROTOCOL = (
         "commit-without-flush",
         "the client: what was sent inside is durable before the commit",
         "metatxn/transaction.py",
-        "            await asyncio.gather(*[sender.flush(self._id) for sender in self._senders])\n",
-        "",
+        "            if waiting:\n",
+        "            if not waiting:\n",
         "library",
     ),
 )
