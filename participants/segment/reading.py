@@ -170,8 +170,6 @@ class SegmentReader:
 
     async def _from_storage(self, after: Position, read: Callable[[], Awaitable[T]]) -> T:
         self._assert_untrimmed(after)
-        if after >= up_to:
-            return []
         try:
             found = await read()
         except LedgerError as error:
