@@ -17,6 +17,7 @@ from collections.abc import Callable
 from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.incarnation import IDS_PER_MS
+from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord
 from metastore.txn.records.topics import TopicRecord
@@ -30,9 +31,9 @@ async def leap(store: MetadataStore, now_ms: int) -> None:
     be repeated."""
     for prefix, leapt in _LEAPS:
         records = [record async for record in dump(store, prefix)]
-        for first in range(0, len(records), _TOGETHER):
+        for some in slices(store, records, _TOGETHER, lambda batch, record: batch.replace(record, record.value)):
             batch = store.batch()
-            for record in records[first : first + _TOGETHER]:
+            for record in some:
                 batch.replace(record, leapt(record.value, now_ms))
             await store.apply(batch)
 

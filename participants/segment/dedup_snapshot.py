@@ -24,9 +24,10 @@ from operator import itemgetter
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import escape, prefix_end
+from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.segments import DedupChunk, DedupRow, DedupRun, DedupSnapshot, SegmentRecord
-from metastore.types import AtVersion
+from metastore.types import AtVersion, Batch
 from metatxn.wire.broker import HashRange
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -144,9 +145,9 @@ async def delete_stale(store: MetadataStore, segment: str, ownership: AtVersion,
     prefix = paths.dedup_snapshots(segment)
     found = await store.range(prefix, prefix_end(prefix), keys_only=True)
     stale = [record for record in found.records if kept is None or not record.key.startswith(kept)]
-    for start in range(0, len(stale), DELETED_PER_APPLY):
+    for some in slices(store, stale, DELETED_PER_APPLY, Batch.remove):
         batch = store.batch().check(ownership)
-        for record in stale[start : start + DELETED_PER_APPLY]:
+        for record in some:
             batch.remove(record)
         await store.apply(batch)
 

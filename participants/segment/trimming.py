@@ -10,8 +10,11 @@ which sequences it contains. The apply that records both moves it to `trimmed` (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, OutcomeUnknown
+from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
@@ -73,24 +76,23 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) ->
     stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)
     up_to = max(up_to, record.trimmed_up_to or up_to)
-    outcomes = await _outcomes(segment, store, up_to)
+    outcomes = list(slices(store, await _outcomes(segment, store, up_to), OUTCOMES_PER_APPLY, Batch.remove)) or [[]]
     moved = without_trimmed(record.model_copy(update={"first_position": str(up_to.next)}))
     batch = store.batch().check(segment.ownership.check)
     if moved != record:
         batch.replace(stored, moved.encode())
     try:
-        await _delete(batch, outcomes[:OUTCOMES_PER_APPLY], store)
+        await _delete(batch, outcomes[0], store)
     except OutcomeUnknown:
         # It may still land, so nothing up to there is readable any more; the caller repeats this trim.
         segment.trimmed(segment.record.model_copy(update={"first_position": moved.first_position}))
         raise
     segment.trimmed(moved)
-    for start in range(OUTCOMES_PER_APPLY, len(outcomes), OUTCOMES_PER_APPLY):
-        batch = store.batch().check(segment.ownership.check)
-        await _delete(batch, outcomes[start : start + OUTCOMES_PER_APPLY], store)
+    for some in outcomes[1:]:
+        await _delete(store.batch().check(segment.ownership.check), some, store)
 
 
-async def _delete(batch: Batch, outcomes: list[Record], store: MetadataStore) -> None:
+async def _delete(batch: Batch, outcomes: Sequence[Record], store: MetadataStore) -> None:
     """Delete the outcomes, together with what is already in the batch."""
     for outcome in outcomes:
         batch.remove(outcome)

@@ -8,17 +8,17 @@ version.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from itertools import islice
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import structlog
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
+from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.subscriptions import AckedBucket, MarkDelete
-from metastore.types import AtVersion, Record
+from metastore.types import AtVersion, Batch, Record
 from metatxn.service.retry import until_it_succeeds
 from participants.subscription.cursor import Cursor, CursorChanges
 from participants.subscription.definitions import Definition
@@ -29,7 +29,13 @@ RECORDS_PER_APPLY = 30
 """Each record has at most 16 KiB, so an apply stays below half of the megabyte that a store accepts."""
 
 Write = tuple[str, bytes | None]
+
 """A key and its new content; None deletes it."""
+
+
+def _add(batch: Batch, write: Write) -> None:
+    key, value = write
+    batch.create(key, value or b"")
 
 
 class CursorStore:
@@ -98,9 +104,8 @@ class CursorStore:
     async def _write_once(self) -> None:
         target, changes = self._cursor.changes, self._cursor.take_changes()
         try:
-            writes = self._writes(changes)
-            while chunk := list(islice(writes, RECORDS_PER_APPLY)):
-                await self._apply(chunk)
+            for some in slices(self._store, list(self._writes(changes)), RECORDS_PER_APPLY, _add):
+                await self._apply(some)
         except BaseException:
             self._cursor.untake(changes)
             raise
@@ -117,7 +122,7 @@ class CursorStore:
                 ranges = tuple((str(start), str(end)) for start, end in spans)
                 yield paths.cursor_bucket(*self._key, name), AckedBucket(ranges=ranges).encode()
 
-    async def _apply(self, writes: list[Write]) -> None:
+    async def _apply(self, writes: Sequence[Write]) -> None:
         """Apply the writes. Only this object writes these records, so one at another version was written by an earlier
         request whose answer was lost, and contains less than what is written now."""
         while True:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
+from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import AckOp, decode_op
-from metastore.types import AtVersion, Record
+from metastore.types import AtVersion, Batch, Record
 
 RECORDS_PER_APPLY = 40
 """Each deletion is a check, a record and an index entry, so this stays below etcd's limit of 128 operations per
@@ -19,9 +20,9 @@ RECORDS_PER_READ = 4_000
 async def delete_records(store: MetadataStore, owner: AtVersion, records: Sequence[Record]) -> None:
     """Delete these records. Raises `CheckFailed` on `owner` if this broker was deposed, and on a record if it was
     deleted by another process."""
-    for start in range(0, len(records), RECORDS_PER_APPLY):
+    for some in slices(store, records, RECORDS_PER_APPLY, Batch.remove):
         batch = store.batch().check(owner)
-        for record in records[start : start + RECORDS_PER_APPLY]:
+        for record in some:
             batch.remove(record)
         await store.apply(batch)
 

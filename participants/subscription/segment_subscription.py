@@ -16,18 +16,20 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import structlog
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end
+from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import AckOp, decode_op
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
-from metastore.types import Absent, FirstVersion
+from metastore.types import Absent, Batch, FirstVersion
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.broker import ReadMessage
@@ -221,8 +223,7 @@ class SegmentSubscription:
                 sent.add(in_flight)
             elif self.pending.state(txn_id, ack) is not AckState.STORED:
                 missing.append(ack)
-        for start in range(0, len(missing), RECORDS_PER_APPLY):
-            chunk = missing[start : start + RECORDS_PER_APPLY]
+        for chunk in slices(self._store, missing, RECORDS_PER_APPLY, partial(self._put_ops, txn_id)):
             task = self.segment.spawn(self._store_ops(txn_id, chunk))
             sent.add(task)
             self._in_flight.update({(txn_id, ack): task for ack in chunk})
@@ -234,7 +235,7 @@ class SegmentSubscription:
 
     async def _store_ops(self, txn_id: TxnId, acks: Sequence[Ack]) -> None:
         batch = self._store.batch().check(self.segment.ownership.check, self.definition.check)
-        put_ack_ops(batch, txn_id, self.segment.ownership.generation, [self._op(ack) for ack in acks])
+        self._put_ops(txn_id, batch, *acks)
         try:
             await self._store.apply(batch)
         except BaseException as error:
@@ -252,6 +253,9 @@ class SegmentSubscription:
         self._metrics.op_writes.inc(len(acks))
         for ack in acks:
             self.pending.stored(txn_id, ack)
+
+    def _put_ops(self, txn_id: TxnId, batch: Batch, *acks: Ack) -> None:
+        put_ack_ops(batch, txn_id, self.segment.ownership.generation, [self._op(ack) for ack in acks])
 
     def _op(self, ack: Ack) -> tuple[int, AckOp]:
         return next(self._op_numbers), AckOp(

@@ -8,12 +8,15 @@ still contain everything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
+from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
-from metastore.types import AtVersion, Record
+from metastore.types import AtVersion, Batch, Record
 from metatxn.wire.ids import TxnId
 
 OPS_PER_APPLY = 40
@@ -39,7 +42,7 @@ async def materialize(
             found = await store.range(prefix, prefix_end(prefix), limit=OPS_PER_READ)
             records, more = found.records, found.more
         batch = store.batch().check(ownership)
-        deleted = records[:OPS_PER_APPLY]
+        deleted: Sequence[Record] = next(slices(store, records, OPS_PER_APPLY, Batch.remove), [])
         if outcome is not None:
             value = outcome.encode()
             batch.create(paths.outcome(segment, txn_id), value)

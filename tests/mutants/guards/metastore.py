@@ -12,6 +12,14 @@ _TEST_COMMITS = ("tests/metastore/sqlite/test_commits.py",)
 
 METASTORE = (
     Mutant(
+        "slices-by-number-alone",
+        "what is cut into slices fits into applies, however long the keys are",
+        "metastore/slices.py",
+        " or size > store.max_batch_bytes // 2)",
+        ")",
+        tests=("tests/metastore/test_slices.py",),
+    ),
+    Mutant(
         "restored-store-is-served",
         "a store that is behind what was seen of it is served no more",
         _INCARNATION,
