@@ -67,6 +67,7 @@ def good() -> dict[str, Call]:
         "begin of one in pieces": begin("t6"),
         "one piece": write(8, "w11", "log", "k", "t6", outcome=FAILED),
         "not all there": refused(end(12, "t6", commit=True), "InvalidTransactionState"),
+        "given up with it": refused(write(13, "w12", "log", "k", "t6"), "TransactionConflict"),
         "split": Call("surveyor", {"do": "split", "segment": "s"}, UNKNOWN, 1, 2),
         "split before": refused(Call("surveyor", {"do": "split", "segment": "s"}, OK, 3, 4), "SegmentSealed"),
         "too old": refused(snapshot(9), "InvalidArgument"),

@@ -26,18 +26,25 @@ def broken(history: History) -> Iterable[str]:
 
 
 def _ended(history: History, call: Call) -> bool:
-    """By somebody else, or by its timeout."""
-    return _timed_out(history, call) or any(_may_precede(other, call) for other in history.ends[call.action["txn"]])
+    """By somebody else, by its timeout, or by the library, which aborts on a commit what is not all there."""
+    ends = history.ends[call.action["txn"]]
+    if _timed_out(history, call) or any(_may_precede(other, call) for other in ends):
+        return True
+    commits = [end for end in ends if end.action["commit"] and end.invoked <= call.returned]
+    return bool(commits) and _incomplete(history, call)
 
 
 def _otherwise_ended(history: History, call: Call) -> bool:
     """In the opposite way. The library itself refuses to commit what is not all there."""
     txn, commit = call.action["txn"], call.action["commit"]
     others = [other for other in history.ends[txn] if other.action["commit"] is not commit]
-    sends = [write.call for write in history.transactions().get(txn, ())] if commit else []
-    return any(_may_precede(other, call) for other in others) or any(
-        send.outcome is not Outcome.OK and send.invoked <= call.returned for send in sends
-    )
+    return any(_may_precede(other, call) for other in others) or (commit and _incomplete(history, call))
+
+
+def _incomplete(history: History, call: Call) -> bool:
+    """Another call has not sent what belongs to the same transaction."""
+    sends = [write.call for write in history.transactions().get(call.action["txn"], ())]
+    return any(send is not call and send.outcome is not Outcome.OK and send.invoked <= call.returned for send in sends)
 
 
 def _timed_out(history: History, call: Call) -> bool:
