@@ -133,9 +133,8 @@ class EtcdServer:
     def wait_healthy(self) -> None:
         assert self._process is not None, "it does not run"
         give_up = time.monotonic() + START_TIMEOUT_S
-        while not self._healthy():
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > give_up:
+        while not self.serves():
+            if self.ended or time.monotonic() > give_up:
                 self.kill()
                 raise AssertionError(f"etcd did not start; the end of its log:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.02)
@@ -148,7 +147,20 @@ class EtcdServer:
     def _log(self) -> Path:
         return self._directory / "etcd.log"
 
-    def _healthy(self) -> bool:
+    @property
+    def ended(self) -> bool:
+        """By itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def leads(self) -> bool:
+        """Whether it says so; none does during an election."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/metrics", timeout=5) as answer:
+                return b"\netcd_server_is_leader 1" in answer.read()
+        except OSError:
+            return False
+
+    def serves(self) -> bool:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/health", timeout=5) as answer:
                 return bool(json.load(answer)["health"] == "true")
@@ -388,12 +400,22 @@ class ZooKeeperServer:
     def wait_serving(self) -> None:
         assert self._process is not None, "it does not run"
         give_up = time.monotonic() + START_TIMEOUT_S
-        while not self.mode():
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > give_up:
+        while not self.serves():
+            if self.ended or time.monotonic() > give_up:
                 self.kill()
                 raise AssertionError(f"ZooKeeper did not start; the end of its log:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.02)
+
+    @property
+    def ended(self) -> bool:
+        """By itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def leads(self) -> bool:
+        return self.mode() == "leader"
+
+    def serves(self) -> bool:
+        return bool(self.mode())
 
     def version(self) -> str:
         """What the server says it is."""
@@ -460,9 +482,10 @@ class ZooKeeperEnsemble:
         """Of each member: where followers come to when it leads, and where it takes part in elections."""
         peers = {f"server.{number}": peer_address(*self.peer_ports[number - 1]) for number in numbers}
         settings = {"initLimit": 20, "syncLimit": 10, **peers}
-        self.members = [ZooKeeperServer(directory / f"m{number}", settings=settings) for number in numbers]
-        for number in numbers:
-            data = directory / f"m{number}" / "data"
+        homes = {number: directory / f"m{number - 1}" for number in numbers}
+        self.members = [ZooKeeperServer(home, settings=settings) for home in homes.values()]
+        for number, home in homes.items():
+            data = home / "data"
             data.mkdir(parents=True)
             (data / "myid").write_text(str(number))
 
@@ -473,7 +496,7 @@ class ZooKeeperEnsemble:
     def leader(self) -> ZooKeeperServer:
         while True:
             for member in self.members:
-                if member.mode() == "leader":
+                if member.leads():
                     return member
             time.sleep(0.1)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,12 @@ from metastore.urls import open_store_to_read
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from tests.bounds import ledger_bytes
 from tests.chaos.disk import Disk
-from tests.chaos.mixes import Mix
-from tests.chaos.schedule import CLIENTS, COORDINATORS, SERVICES, members
+from tests.chaos.mixes import Fault, Mix
+from tests.chaos.schedule import CLIENTS, COORDINATORS, DISKS, SERVICES, members
 from tests.chaos.service import Service
 from tests.metastore.storms.relay import Relay
-from tests.partitions import PeerWays, between_etcds
-from tests.servers import EtcdCluster, EtcdServer, ZooKeeperServer, free_port
+from tests.partitions import PeerWays, between_etcds, between_zookeepers
+from tests.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer, free_port
 
 Member = EtcdServer | ZooKeeperServer
 SWEEPS = [
@@ -31,13 +32,17 @@ SWEEPS = [
 """Finished transactions are forgotten soon, so that collection meets everything else, but not while somebody asks."""
 QUOTA = ("--quota-backend-bytes", str(128 << 20))
 """Of etcd: more than a run needs, and little enough to be filled within seconds."""
+LEDGERS_SIZE, STORE_SIZE = "512m", "1g"
+"""Of disks. What lies on them takes memory; etcd keeps five files of its log, 64 MiB each, and copies its database."""
 POLL_S = 0.2
 PATIENCE_S = 300.0
 """How long anything may take without faults: much longer than on a machine that has nothing else to do."""
 
 
 class Cluster:
-    """`everyone` that can be killed and frozen, by name; `ways` by `from>to`; `peers` between members of the store."""
+    """`everyone` that can be killed and frozen, by name; `ways` by `from>to`; `peers` between members of the store;
+    `disks` that can be filled up: that of the ledgers, and those of members of the store. `died` counts how often a
+    member of the store has ended by itself."""
 
     def __init__(self, mix: Mix, seed: int, directory: Path) -> None:
         self.mix = mix
@@ -49,6 +54,8 @@ class Cluster:
         self.clients: dict[str, Service] = {}
         self.ways: dict[str, Relay] = {}
         self.peers = PeerWays()
+        self.disks: dict[str, Disk] = {}
+        self.died: Counter[str] = Counter()
         self._ports = {name: free_port() for name in SERVICES}
 
     @property
@@ -68,8 +75,7 @@ class Cluster:
         """Without the clients; they are launched when there is something for them."""
         self.histories.mkdir(parents=True)
         async with AsyncExitStack() as stack:
-            self.disk = Disk(self._directory / "disk")
-            stack.callback(self.disk.close)
+            self._open_disk(stack, DISKS, self._directory / DISKS, LEDGERS_SIZE)
             await self._start_store(stack)
             for name in SERVICES:
                 await self._open_way(stack, f"clients>{name}", self._ports[name])
@@ -87,19 +93,33 @@ class Cluster:
                 await self.ready()
             yield
 
+    def _open_disk(self, stack: AsyncExitStack, name: str, path: Path, size: str) -> None:
+        self.disks[name] = disk = Disk(path, size)
+        stack.callback(disk.close)
+
     async def _start_store(self, stack: AsyncExitStack) -> None:
+        names = members(self.mix)
         directory = self._directory / "store"
-        started: list[Member]
-        if self.mix.members > 1:
-            assert self.mix.store == "etcd" and self.mix.members == 3, "there is no cluster of this kind"
-            cluster = EtcdCluster(directory, flags=QUOTA)
-            self.peers = await stack.enter_async_context(between_etcds(cluster))
-            started = list((await asyncio.to_thread(stack.enter_context, cluster)).members)
-        elif self.mix.store == "etcd":
-            started = [await asyncio.to_thread(stack.enter_context, EtcdServer(directory, flags=QUOTA))]
-        else:
-            started = [await asyncio.to_thread(stack.enter_context, ZooKeeperServer(directory))]
-        self.members = dict(zip(members(self.mix), started, strict=True))
+        if Fault.STORE_DISK in self.mix.faults:
+            for number, name in enumerate(names):
+                self._open_disk(stack, name, directory / f"m{number}" if names[1:] else directory, STORE_SIZE)
+        started: Sequence[Member]
+        match self.mix.store, self.mix.members:
+            case "etcd", 1:
+                started = [await asyncio.to_thread(stack.enter_context, EtcdServer(directory, flags=QUOTA))]
+            case "etcd", 3:
+                cluster = EtcdCluster(directory, flags=QUOTA)
+                self.peers = await stack.enter_async_context(between_etcds(cluster))
+                started = (await asyncio.to_thread(stack.enter_context, cluster)).members
+            case "zk", 1:
+                started = [await asyncio.to_thread(stack.enter_context, ZooKeeperServer(directory))]
+            case "zk", 3:
+                ensemble = ZooKeeperEnsemble(directory)
+                self.peers = await stack.enter_async_context(between_zookeepers(ensemble))
+                started = (await asyncio.to_thread(stack.enter_context, ensemble)).members
+            case other:
+                raise AssertionError(f"there is no store of this kind: {other}")
+        self.members = dict(zip(names, started, strict=True))
 
     async def _open_way(self, stack: AsyncExitStack, name: str, port: int) -> None:
         self.ways[name] = await stack.enter_async_context(Relay(port))
@@ -126,8 +146,8 @@ class Cluster:
             return command + SWEEPS
         command += ["--max-ledger-bytes", str(ledger_bytes(self._seed, DEFAULT_MAX_LEDGER_BYTES))]
         if self.mix.ledgers == "shared":
-            return [*command, "--storage", f"file://{self.disk.path / 'objects'}"]
-        return [*command, "--data-dir", str(self.disk.path / name)]
+            return [*command, "--storage", f"file://{self.disks[DISKS].path / 'objects'}"]
+        return [*command, "--data-dir", str(self.disks[DISKS].path / name)]
 
     def _client(self, name: str) -> list[str]:
         module = [sys.executable, "-m", "tests.chaos.client"]
@@ -137,13 +157,22 @@ class Cluster:
 
     async def ready(self) -> None:
         """Until the store is there and every service says that it can serve."""
-        for member in self.members.values():
-            up = member.wait_healthy if isinstance(member, EtcdServer) else member.wait_serving
-            await asyncio.to_thread(up)
+        for name in self.members:
+            await self.revive(name)
         async with httpx.AsyncClient(timeout=30) as http:
             for name in SERVICES:
                 while not await _answers(http, f"http://127.0.0.1:{self._ports[name]}/readyz"):
                     await asyncio.sleep(POLL_S)
+
+    async def revive(self, name: str) -> None:
+        """Until this member of the store serves. One that has died is started again, as by an operator who looks."""
+        member = self.members[name]
+        while not await asyncio.to_thread(member.serves):
+            if member.ended:
+                self.died[name] += 1
+                member.kill()
+                member.launch()
+            await asyncio.sleep(POLL_S)
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[MetadataStore]:

@@ -6,16 +6,15 @@ import os
 import subprocess
 from pathlib import Path
 
-SIZE = "512m"
-
 
 class Disk:
     """`mounted` is false where mounting is not permitted: then it is a plain directory, and cannot be full."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: str) -> None:
         self.path = path
+        self._size = size
         path.mkdir(parents=True)
-        self.mounted = self._mount("-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs")
+        self.mounted = self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
 
     def _mount(self, *arguments: str) -> bool:
         try:
@@ -29,7 +28,7 @@ class Disk:
         self._mount("-o", f"remount,size={max(1, used.f_blocks - used.f_bfree) * used.f_frsize}")
 
     def free(self) -> None:
-        self._mount("-o", f"remount,size={SIZE}")
+        self._mount("-o", f"remount,size={self._size}")
 
     def close(self) -> None:
         if self.mounted:

@@ -24,6 +24,7 @@ class Fault(StrEnum):
     APART = "member cut off"
     APART_SILENT = "silence between members"
     STORE_FULL = "store full"
+    STORE_DISK = "store's disk full"
     DISK = "disk full"
 
 
@@ -43,8 +44,10 @@ EVERYTHING = {
     Fault.COMPACTION: 2,
     Fault.DISK: 1,
 }
-STORE_FULL = EVERYTHING | {Fault.STORE_FULL: 1}
-WITH_LEADER = STORE_FULL | {Fault.LEADER: 2, Fault.QUORUM: 1, Fault.APART: 1, Fault.APART_SILENT: 1}
+STORE_DISK = EVERYTHING | {Fault.STORE_DISK: 1}
+STORE_FULL = STORE_DISK | {Fault.STORE_FULL: 1}
+APART = {Fault.APART: 1, Fault.APART_SILENT: 1, Fault.STORE_DISK: 1}
+WITH_LEADER = STORE_FULL | APART | {Fault.LEADER: 2, Fault.QUORUM: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,11 @@ MIXES = {
     "etcd": Mix("etcd", 1, "shared", STORE_FULL),
     "local": Mix("etcd", 1, "local", STORE_FULL),
     "cluster": Mix("etcd", 3, "shared", WITH_LEADER),
-    "zookeeper": Mix("zk", 1, "shared", EVERYTHING),
+    "zookeeper": Mix("zk", 1, "shared", STORE_DISK),
     "network": Mix("etcd", 1, "shared", NETWORK, pause_s=3.0),
     "short": Mix("etcd", 1, "shared", EVERYTHING, pause_s=2.0, longest_s=8.0),
-    "store": Mix("etcd", 3, "shared", {Fault.APART: 1, Fault.APART_SILENT: 1, Fault.STORE_FULL: 1}, pause_s=10.0),
+    "store": Mix("etcd", 3, "shared", APART | {Fault.STORE_FULL: 1}, pause_s=10.0),
+    "ensemble": Mix("zk", 3, "shared", APART | {Fault.LEADER: 1, Fault.QUORUM: 1}, pause_s=10.0),
     "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1}, pause_s=15.0, longest_s=90.0),
 }
 DEFAULT = ("etcd", "local", "cluster", "zookeeper")

@@ -55,7 +55,7 @@ class Nemesis:
                 raging.create_task(self._strike(strike))
 
     async def _strike(self, strike: Strike) -> None:
-        if strike.fault is Fault.DISK and not self._cluster.disk.mounted:
+        if strike.fault in (Fault.DISK, Fault.STORE_DISK) and not self._cluster.disks[strike.target].mounted:
             return
         async with self._turns[whole(strike.target)]:
             self.made[strike.fault] += 1
@@ -95,8 +95,12 @@ class Nemesis:
                 finally:
                     await make_room(members)
             case Fault.DISK:
-                with self._full_disk():
+                with self._full(strike.target):
                     yield
+            case Fault.STORE_DISK:
+                with self._full(strike.target):
+                    yield
+                await self._cluster.revive(strike.target)
             case _:
                 with self._lost_way(strike.target, strike.fault):
                     yield
@@ -130,12 +134,13 @@ class Nemesis:
             peers.mend()
 
     @contextmanager
-    def _full_disk(self) -> Iterator[None]:
-        self._cluster.disk.fill()
+    def _full(self, target: str) -> Iterator[None]:
+        disk = self._cluster.disks[target]
+        disk.fill()
         try:
             yield
         finally:
-            self._cluster.disk.free()
+            disk.free()
 
     async def _storm(self, service: Service) -> None:
         while True:
@@ -145,12 +150,9 @@ class Nemesis:
 
     async def _leader(self) -> Member:
         """The one that says so; the first one if nobody does."""
-        async with httpx.AsyncClient(timeout=5) as http:
-            for member in self._cluster.members.values():
-                with suppress(httpx.TransportError):
-                    answer = await http.get(f"http://{member.endpoint}/metrics")
-                    if "\netcd_server_is_leader 1" in answer.text:
-                        return member
+        for member in self._cluster.members.values():
+            if await asyncio.to_thread(member.leads):
+                return member
         return next(iter(self._cluster.members.values()))
 
     async def _compact(self) -> None:

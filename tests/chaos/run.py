@@ -81,8 +81,9 @@ async def run(name: str, seed: int, seconds: float, directory: Path) -> Report:
     async with cluster.running():
         await rage(cluster, report)
         await Calm(cluster, report).come()
-        if report.anomalies and cluster.disk.mounted:
-            shutil.copytree(cluster.disk.path, directory / "ledgers")
+        if report.anomalies:
+            for name, disk in cluster.disks.items():
+                shutil.copytree(disk.path, directory / "evidence" / name)
     return report
 
 
@@ -95,7 +96,7 @@ async def rage(cluster: Cluster, report: Report) -> None:
     nemesis = Nemesis(cluster)
     await nemesis.rage(report.strikes)
     report.faults = nemesis.made
-    if not cluster.disk.mounted:
+    if not all(disk.mounted for disk in cluster.disks.values()):
         report.notes.append("mounting is not permitted here, so no disk was ever full")
 
 
@@ -127,7 +128,9 @@ class Calm:
         for name, client in self._cluster.clients.items():
             await self._in_time(f"{name} comes to its end", client.stop())
             self._expect(not client.ended, "clients work", f"{name} failed {client.ended} times, see {name}.log")
-        self._report.ended = Counter({name: one.ended for name, one in self._cluster.services.items() if one.ended})
+        self._report.ended = self._cluster.died + Counter(
+            {name: one.ended for name, one in self._cluster.services.items()}
+        )
         async with self._cluster.store() as store:
             await self._in_time("open transactions time out", empty(store, paths.DEADLINE_INDEX))
             await self._in_time("orders are consumed", asyncio.to_thread(self._consume))

@@ -24,7 +24,7 @@ STORM_S = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """`target` is a process, a way `from>to`, the store as a whole, or the disk. Times are seconds."""
+    """`target` is a process, a way `from>to`, the store as a whole, or the disk of the ledgers. Times are seconds."""
 
     at_s: float
     fault: Fault
@@ -80,7 +80,7 @@ def _targets(mix: Mix, fault: Fault) -> list[str]:
             return list(SERVICES)
         case Fault.COMPACTION | Fault.LEADER | Fault.QUORUM | Fault.STORE_FULL:
             return [STORE]
-        case Fault.APART | Fault.APART_SILENT:
+        case Fault.APART | Fault.APART_SILENT | Fault.STORE_DISK:
             return members(mix)
         case Fault.DISK:
             return [DISKS]
