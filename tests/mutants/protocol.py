@@ -404,8 +404,8 @@ PROTOCOL = (
         "ack-without-owner-guard",
         "5.2, 5.7: an acknowledgement is stored only by the owner, for this incarnation",
         "participants/subscription/segment_subscription.py",
-        "self._store.batch().check(self.segment.ownership.check, self.definition.check)\n        put_ack_ops(",
-        "self._store.batch()\n        put_ack_ops(",
+        "self._store.batch().check(self.segment.ownership.check, self.definition.check)\n        self._put_ops(",
+        "self._store.batch()\n        self._put_ops(",
         "passing",
     ),
     Mutant(
