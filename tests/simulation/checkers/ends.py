@@ -41,4 +41,5 @@ def _wanted(end: End, decision: Decision) -> bool:
     """The decision is what `end` asked for."""
     if not end.commit or not decision.committed:
         return end.commit == decision.committed
-    return end.writers is None or decision.header.writers == tuple(sorted(end.writers))
+    counted = end.remembered if end.writers is None else end.writers
+    return counted is None or decision.header.writers == tuple(sorted(counted))

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from metatxn import Message
-from metatxn.client import connect_async
+from metatxn.client import AsyncClient, connect_async
 from metatxn.producer import AsyncProducer
 from metatxn.transaction import AsyncTransaction
 from metatxn.wire.errors import MetatxnError
@@ -37,6 +37,7 @@ class Library(Consume):
             self.employ(f"shop-{number}", Shop)
         for number in range(CONSUMERS):
             self.employ(f"packer-{number}", Packer)
+        self.employ("rivals", Rivals)
 
 
 class ChangedMind(Exception):
@@ -54,12 +55,15 @@ class User(Actor):
 
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)
-        cluster = workload.cluster
-        self.library = connect_async(
-            random.choice((*cluster.coordinator_urls, *cluster.broker_urls)),
+        self.library = self._connect(f"library of {name}")
+
+    def _connect(self, name: str) -> AsyncClient:
+        cluster = self.workload.cluster
+        return connect_async(
+            self.random.choice((*cluster.coordinator_urls, *cluster.broker_urls)),
             request_timeout_s=REQUEST_TIMEOUT_S,
             transport=SimulatedTransport(cluster.network),
-            randomness=workload.world.generator(f"library of {name}"),
+            randomness=self.workload.world.generator(name),
         )
 
     def outcome_of(self, error: MetatxnError) -> Outcome:
@@ -88,6 +92,13 @@ class User(Actor):
     async def leave(self) -> None:
         with suppress(Told), self.asking("leave"):
             await self.library.close()
+
+    async def begin(self) -> AsyncTransaction:
+        by = f"{self.random.getrandbits(64):016x}"
+        with self.asking("txns", by=by):
+            txn = await self.library.begin(self.random.choice(TIMEOUT_MS), properties={"by": by})
+        self.history.answered_begins.append(Begun(txn.id, by, ((txn.header and txn.header.properties) or {}).get("by")))
+        return txn
 
     async def put(self, producer: AsyncProducer, key: str, txn: AsyncTransaction | None = None) -> asyncio.Future[str]:
         """Send a message and write down what comes of it, whenever that is."""
@@ -136,6 +147,45 @@ class Shop(User):
             raise Told from error
 
 
+class Rivals(User):
+    """Two clients that commit the same transaction at the same moment, each with a list of writers of its own; one of
+    them may have remembered its list instead. Whoever is told that it is committed has decided the writers."""
+
+    def __init__(self, workload: Workload, name: str, random: Random) -> None:
+        super().__init__(workload, name, random)
+        self._other = self._connect(f"other library of {name}")
+
+    async def leave(self) -> None:
+        with suppress(Told), self.asking("leave"):
+            await self._other.close()
+        await super().leave()
+
+    async def act(self) -> None:
+        txn = await self.begin()
+        ours, theirs = ("ours",), self.random.choice((("theirs",), ()))
+        remembered = self.random.random() < 0.5
+        if remembered:
+            with self.asking("writers", txn_id=txn.id):
+                await txn.remember_writers(list(ours))
+        first = self._commit(txn, None if remembered else ours, ours)
+        await asyncio.gather(first, self._commit(self._other.attach(txn.id), theirs, None))
+
+    async def _commit(
+        self, txn: AsyncTransaction, writers: tuple[str, ...] | None, remembered: tuple[str, ...] | None
+    ) -> None:
+        await asyncio.sleep(self.random.choice((0, 0.01, 0.1)))
+        end = End(txn.id, True, self.name, writers, remembered)
+        self.history.ends.append(end)
+        try:
+            with self.asking("commit", txn_id=txn.id) as asked:
+                await txn.commit(None if writers is None else list(writers))
+        except Told:
+            end.outcome, end.code = asked.outcome, asked.code
+        else:
+            end.outcome = Outcome.OK
+            self.is_closed(txn.id)
+
+
 class Packer(User):
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)
@@ -169,10 +219,7 @@ class Packer(User):
             raise
 
     async def _pack(self, messages: list[Message]) -> None:
-        by = f"{self.random.getrandbits(64):016x}"
-        with self.asking("txns", by=by):
-            txn = await self.library.begin(self.random.choice(TIMEOUT_MS), properties={"by": by})
-        self.history.answered_begins.append(Begun(txn.id, by, ((txn.header and txn.header.properties) or {}).get("by")))
+        txn = await self.begin()
         if self.random.random() < 0.05:
             await self._fill(txn, messages)
             return  # nobody ends it
