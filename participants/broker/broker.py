@@ -444,6 +444,7 @@ class Broker:
                 await segment.reconcile()
             except MetastoreError as error:
                 log.warning("reconcile failed and will be repeated", segment=segment.id, error=str(error))
+            segment.tend()
         await self.upkeep.reconcile(self._deleted)
 
     async def header(self, txn_id: TxnId) -> Header | None:

@@ -20,6 +20,7 @@ length of the last ledger, not on the history of transactions. The order matters
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +43,7 @@ from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.hidden import HiddenCache, HiddenEntries
+from participants.segment.indexing import IndexingContext, index_hidden, indexing_limit
 from participants.segment.owned import Ownership
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Attached, Segment
@@ -80,6 +82,7 @@ class SegmentContext:
     max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES
     open_buffer: OpenBuffer = open_memory_buffer
     hidden: HiddenCache = field(default_factory=HiddenCache)
+    indexing: asyncio.Semaphore = field(default_factory=indexing_limit)
 
 
 async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
@@ -112,6 +115,8 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     )
     segment.max_ledger_bytes = context.max_ledger_bytes
     segment.on_full = partial(roll, segment, context.store, context.storage)
+    indexing = IndexingContext(context.store, context.storage, context.indexing)
+    segment.on_tend = partial(index_hidden, segment, indexing)
     segment.attached = context.attach(segment)
     try:
         await _recover_outcomes(segment, context)

@@ -93,6 +93,8 @@ class Segment(OwnedSegment):
         """The open ledger is full at this size, or with `MAX_LEDGER_ENTRIES`; None means never."""
         self.on_full: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._rolling: asyncio.Task[None] | None = None
+        self.on_tend: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._tending: asyncio.Task[None] | None = None
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
@@ -133,6 +135,12 @@ class Segment(OwnedSegment):
                 self.decide(transaction, Decision(Header.decode(record.value) if record else None))
         if self.attached is not None:
             await self.attached.reconcile()
+
+    def tend(self) -> None:
+        """Begin the upkeep that nobody asks for (see `indexing`), unless it is still going on. It is asked again
+        soon."""
+        if self.on_tend is not None and not self.lost and (self._tending is None or self._tending.done()):
+            self._tending = self.spawn(self.on_tend())
 
     # -- the end of a ledger -----------------------------------------------------------------------------------
 

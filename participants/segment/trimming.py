@@ -82,17 +82,17 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) ->
     if moved != record:
         batch.replace(stored, moved.encode())
     try:
-        await _delete(batch, outcomes[0], store)
+        await delete_outcomes(batch, outcomes[0], store)
     except OutcomeUnknown:
         # It may still land, so nothing up to there is readable any more; the caller repeats this trim.
         segment.trimmed(segment.record.model_copy(update={"first_position": moved.first_position}))
         raise
     segment.trimmed(moved)
     for some in outcomes[1:]:
-        await _delete(store.batch().check(segment.ownership.check), some, store)
+        await delete_outcomes(store.batch().check(segment.ownership.check), some, store)
 
 
-async def _delete(batch: Batch, outcomes: Sequence[Record], store: MetadataStore) -> None:
+async def delete_outcomes(batch: Batch, outcomes: Sequence[Record], store: MetadataStore) -> None:
     """Delete the outcomes, together with what is already in the batch."""
     for outcome in outcomes:
         batch.remove(outcome)

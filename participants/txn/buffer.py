@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from metastore.txn.records.operations import Outcome
@@ -179,6 +179,15 @@ class TransactionBuffer(ABC):
     @abstractmethod
     def hides(self, txn_id: TxnId, writer: str | None) -> bool:
         """Whether a frame at or below `max_read_position` must be skipped. Unknown means committed (DESIGN §5.6)."""
+
+    def outcomes(self) -> Mapping[TxnId, Outcome]:
+        """All known outcomes. Those of a buffer that does not tell them stay until their entries are trimmed."""
+        return {}
+
+    def drop(self, txn_ids: Iterable[TxnId]) -> None:
+        """Forget these outcomes: their records are deleted, because indexes of ledgers say what is hidden. A buffer
+        that tells its outcomes must implement this."""
+        raise NotImplementedError
 
     @property
     @abstractmethod

@@ -5,7 +5,7 @@ It is pure: it does no I/O and has no clock and no tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from sortedcontainers import SortedSet
 
@@ -131,6 +131,13 @@ class MemoryTransactionBuffer(TransactionBuffer):
         if outcome.aborted:
             return True
         return writer is not None and writer not in (outcome.counted_writers or ())
+
+    def outcomes(self) -> Mapping[TxnId, Outcome]:
+        return self._outcomes
+
+    def drop(self, txn_ids: Iterable[TxnId]) -> None:
+        for txn_id in txn_ids:
+            self._outcomes.pop(txn_id, None)
 
     @property
     def aborted_count(self) -> int:

@@ -130,7 +130,8 @@ class LocalDevice(Device):
 
     def lose(self, ledger: int) -> None:
         for path in self.directory.glob("ledgers/*/*"):
-            if path.stem.isdecimal() and int(path.stem) == ledger:
+            number = path.name.partition(".")[0]
+            if number.isdecimal() and int(number) == ledger:
                 path.unlink()
 
 

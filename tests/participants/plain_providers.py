@@ -3,7 +3,7 @@ through from the beginning every time. They show that what asks for one needs no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from metastore.txn.records.operations import Outcome
 from metatxn.wire.ids import TxnId
@@ -110,6 +110,13 @@ class PlainBuffer(TransactionBuffer):
         if outcome is None or outcome.aborted:
             return outcome is not None
         return writer is not None and writer not in (outcome.counted_writers or ())
+
+    def outcomes(self) -> Mapping[TxnId, Outcome]:
+        return dict(self._outcomes)
+
+    def drop(self, txn_ids: Iterable[TxnId]) -> None:
+        gone = list(txn_ids)
+        self._outcomes = [each for each in self._outcomes if each[0] not in gone]
 
     @property
     def aborted_count(self) -> int:

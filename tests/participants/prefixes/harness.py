@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +228,11 @@ async def _assert_nothing_left(life: Life, client: Client) -> None:
         named = snapshot.chunks if snapshot is not None else 0
         assert chunks == {paths.dedup_chunk(segment_id, snapshot.name, n) for n in range(named) if snapshot}
         trimmed = record.trimmed_up_to
+        indexed = [ledger.last for ledger in takewhile(lambda each: each.hidden is not None, record.ledgers)]
         for outcome in (await store.scan(paths.outcomes(segment_id))).records:
             highest = Position.parse(Outcome.decode(outcome.value).highest)
             assert trimmed is None or highest > trimmed, "an outcome below the first readable position"
+            assert all(end is None or highest > end for end in indexed), "an outcome of ledgers that are indexed"
         assert not list(segment.buffer.undecided())
     assert {name: found for name, found in life.place.ledgers().items() if found} == {
         name: found for name, found in expected.items() if found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from abc import ABC, abstractmethod
 from itertools import count
@@ -74,8 +75,13 @@ class Files(Place):
         return {each.name: {int(path.stem) for path in each.glob("*.ledger")} for each in directories}
 
     def drafts(self) -> list[str]:
-        found = (self._directory / "ledgers").rglob("*.*")
-        return [path.name for path in found if path.is_file() and path.suffix not in (".ledger", ".sealed")]
+        """An index that no record names, and a draft of one, go with the ledger."""
+        found = [path for path in (self._directory / "ledgers").rglob("*.*") if path.is_file()]
+        ledgers = {path.with_suffix("") for path in found if path.suffix == ".ledger"}
+        hidden = {path for path in found if re.search(r"\.hidden\.\d+(\.tmp)?$", path.name)}
+        orphans = [path.name for path in hidden if path.with_name(path.name.partition(".")[0]) not in ledgers]
+        others = [path for path in found if path not in hidden and path.suffix not in (".ledger", ".sealed")]
+        return [*orphans, *(path.name for path in others)]
 
 
 class Objects(Place):

@@ -155,6 +155,40 @@ class Trim(Roll):
         await client.once("trim", lambda: trim(segment, life.store, life.storage, client.answers["before"]))
 
 
+class Index(Story):
+    """What is hidden in full ledgers moves from outcomes into indexes: of aborted transactions, one of which goes on in
+    the open ledger."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await client.begin("over")
+        for name in ("first", "second"):
+            await client.begin(name)
+            await send(life, client, LOW, f"plain {name}")
+            await send(life, client, LOW, f"never {name}", client.txns[name])
+            await send(life, client, LOW, f"over {name}", client.txns["over"])
+            await client.end(name, commit=False)
+            await self.roll(life)
+        await send(life, client, LOW, "never", client.txns["over"])
+        await client.end("over", commit=False)
+        segment = await life.segment(PARENT)
+        while len(segment.buffer.outcomes()) < len(client.txns):
+            await segment.changed.wait()
+
+    async def roll(self, life: Life) -> None:
+        segment = await life.segment(PARENT)
+        assert segment.on_full is not None
+        await segment.on_full()
+
+    async def act(self, life: Life, client: Client) -> None:
+        segment = await life.segment(PARENT)
+        while len(segment.buffer.outcomes()) > 1:
+            segment.tend()
+            await life.quiet()
+        assert set(segment.buffer.outcomes()) <= {client.txns["over"]}
+        assert all(segment.hidden.is_indexed(ledger.id) for ledger in segment.record.ledgers[:2])
+
+
 class DeleteTopic(Merge):
     """Layers of segments, outcomes, sequences, a subscription with acknowledgements, and an open transaction."""
 
@@ -424,6 +458,7 @@ def _slices_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for slices in (
         "participants.txn.materializer.OPS_PER_APPLY",
         "participants.segment.trimming.OUTCOMES_PER_APPLY",
+        "participants.segment.indexing.OUTCOMES_PER_APPLY",
         "participants.segment.dedup_snapshot.DELETED_PER_APPLY",
         "participants.segment.dedup_snapshot.CHUNK_BYTES",
         "participants.subscription.deletion.RECORDS_PER_APPLY",
@@ -443,6 +478,7 @@ STORIES = (
     Merge,
     Seal,
     Trim,
+    Index,
     DeleteTopic,
     Acknowledge,
     DeleteSubscription,

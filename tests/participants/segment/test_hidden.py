@@ -1,24 +1,35 @@
-"""Goal: what is hidden in a sealed ledger is known from the index beside it, whoever reads it and how.
+"""Goal: what is hidden in a sealed ledger moves from the store into the index beside it, and stays hidden at every
+moment, whoever reads it and how, and whoever dies.
 
 Method: a segment over a store with faults and a device with real ledgers; as in `test_trimming`. DESIGN §5.6.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from metastore.errors import OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
+from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
+from participants.ledger.chain import LedgerChain
+from participants.ledger.directories import segment_directory
 from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
-from participants.ledger.storage import LedgerStorage
+from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, StorageFull
 from participants.segment.hidden import HiddenCache
+from participants.segment.sealing import seal
 from participants.segment.segment import Segment
+from participants.segment.trimming import trim
+from tests.participants.segment.faulty_store import CLEANUP, Fault, deletes, puts
 from tests.participants.segment.world import (
     ALL_BYTES,
     SEGMENT,
@@ -26,7 +37,9 @@ from tests.participants.segment.world import (
     World,
     committed,
     materialized,
+    payload_of,
     publish,
+    released,
     snapshot,
     uncommitted,
 )
@@ -138,3 +151,306 @@ def test_the_cache_keeps_the_indexes_that_were_used_last(monkeypatch: pytest.Mon
     cache.forget(("s", 1, 1))
     cache.put(("s", 4, 1), index)
     assert [ledger for ledger in (1, 2, 3, 4) if cache.get(("s", ledger, 1)) is not None] == [3, 4]
+
+
+# -- outcomes leave the store ------------------------------------------------------------------------------------
+
+
+async def rolled(segment: Segment) -> None:
+    assert segment.on_full is not None
+    await segment.on_full()
+
+
+async def tended(segment: Segment) -> None:
+    """Let the upkeep do what there is to do."""
+    segment.tend()
+    while segment._tasks:
+        await asyncio.wait(segment._tasks)
+
+
+async def outcomes(world: World) -> set[TxnId]:
+    found = await world.store.inner.scan(paths.outcomes(SEGMENT))
+    return {TxnId.parse(record.key.rpartition("/")[2]) for record in found.records}
+
+
+async def indexes(world: World) -> list[int | None]:
+    return [ledger.hidden for ledger in (await record_of(world)).ledgers]
+
+
+async def aborted(world: World, segment: Segment, *payloads: str) -> TxnId:
+    txn_id = await world.begin()
+    for payload in payloads:
+        await publish(segment, payload, txn_id)
+    await world.abort(txn_id)
+    await materialized(segment, txn_id)
+    return txn_id
+
+
+async def one_to_index(world: World) -> tuple[Node, Segment, TxnId]:
+    """Ledger 1 is full, with an aborted entry between two others; ledger 2 is open."""
+    node = await world.first_node()
+    segment = await node.open()
+    await publish(segment, "a")
+    txn_id = await aborted(world, segment, "never")
+    await publish(segment, "b")
+    await rolled(segment)
+    return node, segment, txn_id
+
+
+async def test_outcomes_of_sealed_ledgers_leave_the_store_and_hide_on(world: World) -> None:
+    """Of an aborted transaction, and of a writer that does not count; ledgers with nothing to hide need no index."""
+    segment = await world.segment()
+    await publish(segment, "a")
+    await rolled(segment)
+    txn_ids = [await aborted(world, segment, "never", "never again"), await world.begin()]
+    await publish(segment, "b", txn_ids[1], writer="good")
+    await publish(segment, "void", txn_ids[1], writer="bad")
+    await publish(segment, "c", txn_ids[1])
+    await world.commit(txn_ids[1], ["good"])
+    await materialized(segment, txn_ids[1])
+    await tended(segment)
+    assert await outcomes(world) == {*txn_ids}, "their ledger is open"
+    await rolled(segment)
+    await publish(segment, "d")
+    await tended(segment)
+    assert await outcomes(world) == set()
+    assert segment.buffer.outcomes() == {}
+    assert await indexes(world) == [0, 1, None]
+    assert await committed(segment) == ["a", "b", "c", "d"] == await snapshot(segment)
+    for txn_id in txn_ids:
+        await world.collect(txn_id)
+    world.store.ranged.clear()
+    again = await world.reopened()
+    assert again.buffer.outcomes() == {}
+    assert await committed(again) == ["a", "b", "c", "d"] == await snapshot(again)
+    assert await uncommitted(again) == ["a", "never", "never again", "b", "void", "c", "d"]
+    await tended(again)
+    assert await indexes(world) == [0, 1, None, None], "nothing is indexed unless an outcome goes for it"
+
+
+async def test_what_another_generation_sealed_is_indexed_by_the_next(world: World) -> None:
+    segment = await world.segment()
+    txn_id = await aborted(world, segment, "never")
+    await publish(segment, "a")
+    again = await world.reopened()
+    assert await outcomes(world) == {txn_id}
+    await tended(again)
+    assert await outcomes(world) == set()
+    assert await indexes(world) == [2, None]
+    assert await committed(again) == ["a"] == await committed(await world.reopened())
+
+
+async def test_the_outcome_of_a_transaction_that_goes_on_in_an_open_ledger_stays(world: World) -> None:
+    segment = await world.segment()
+    over = await world.begin()
+    await publish(segment, "over 1", over)
+    within = await aborted(world, segment, "never")
+    await rolled(segment)
+    await publish(segment, "over 2", over)
+    await tended(segment)
+    assert await outcomes(world) == {within}, "a transaction in the ledger is undecided"
+    await world.abort(over)
+    await materialized(segment, over)
+    await tended(segment)
+    assert await outcomes(world) == {over}
+    assert await committed(segment) == []
+    segment = await world.reopened()
+    assert set(segment.buffer.outcomes()) == {over}
+    assert await committed(segment) == []
+    await tended(segment)
+    assert await outcomes(world) == set()
+    assert await committed(await world.reopened()) == []
+
+
+async def test_an_outcome_ends_with_the_last_entry_of_the_run(world: World) -> None:
+    """`highest` may be the very end of the indexed ledgers."""
+    segment = await world.segment()
+    await aborted(world, segment, "never")
+    await rolled(segment)
+    await tended(segment)
+    assert await outcomes(world) == set()
+    assert await committed(await world.reopened()) == []
+
+
+async def test_the_outcome_of_a_transaction_with_operations_left_stays(world: World) -> None:
+    segment = await world.segment()
+    cleanup = world.store.fault(Fault(CLEANUP, hold_before=True))
+    txn_id = await world.begin()
+    await publish(segment, "never", txn_id)
+    await world.abort(txn_id)
+    await cleanup.reached.wait()
+    other = await world.begin()
+    await publish(segment, "nor this", other)
+    await world.abort(other)
+    await released(segment, txn_id, other)
+    while segment.buffer.get(other) is not None:
+        await asyncio.sleep(0)
+    await rolled(segment)
+    segment.tend()
+    assert segment._tending is not None
+    await segment._tending
+    assert await indexes(world) == [1, None]
+    assert await outcomes(world) == set(), "of the one it is not written yet"
+    assert set(segment.buffer.outcomes()) == {txn_id}
+    assert await committed(segment) == []
+    cleanup.go.set()
+    await materialized(segment, txn_id)
+    assert await outcomes(world) == {txn_id}
+    await tended(segment)
+    assert await outcomes(world) == set()
+    assert await committed(await world.reopened()) == []
+
+
+@pytest.mark.parametrize("in_effect", [False, True], ids=["lost request", "lost reply"])
+async def test_memory_forgets_nothing_while_the_answer_is_unknown(world: World, in_effect: bool) -> None:
+    _node, segment, txn_id = await one_to_index(world)
+    lost = OutcomeUnknown("the connection was lost")
+    fault = Fault(puts("/segment/"), hold_before=True)
+    fault.before, fault.after = (None, lost) if in_effect else (lost, None)
+    world.store.fault(fault)
+    segment.tend()
+    await fault.reached.wait()
+    assert set(segment.buffer.outcomes()) == {txn_id}
+    assert await committed(segment) == ["a", "b"]
+    fault.go.set()
+    while segment._tasks:
+        await asyncio.wait(segment._tasks)
+    assert await outcomes(world) == set()
+    assert segment.buffer.outcomes() == {}
+    assert await committed(segment) == ["a", "b"] == await committed(await world.reopened())
+
+
+async def test_more_outcomes_than_one_apply_holds_go_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("participants.segment.indexing.OUTCOMES_PER_APPLY", 2)
+    monkeypatch.setattr("participants.segment.indexing.READ_BYTES", 1)
+    segment = await world.segment()
+    for _ in range(5):
+        await aborted(world, segment, "never")
+    await rolled(segment)
+    second = world.store.fault(Fault(deletes(paths.outcomes(SEGMENT)), times=1))
+    second.matches = lambda batch: not batch.puts and deletes(paths.outcomes(SEGMENT))(batch)
+    second.after = OutcomeUnknown("the connection was lost")
+    await tended(segment)
+    slices = [len(batch.deletes) for batch in world.store.applied if deletes(paths.outcomes(SEGMENT))(batch)]
+    assert slices == [2, 2, 1]
+    assert await outcomes(world) == set()
+    assert segment.buffer.outcomes() == {}
+    assert await committed(segment) == []
+
+
+async def test_an_owner_that_was_deposed_deletes_nothing(world: World) -> None:
+    """Its index says nothing, and the next owner writes its own."""
+    _node, segment, txn_id = await one_to_index(world)
+    stored = await world.store.inner.get(paths.segment_owner(SEGMENT))
+    assert stored is not None
+    await world.store.inner.apply(world.store.batch().replace(stored, stored.value))
+    await tended(segment)
+    assert segment.lost
+    assert await outcomes(world) == {txn_id}
+    assert await indexes(world) == [None, None]
+    again = await world.reopened()
+    assert await committed(again) == ["a", "b"]
+    await tended(again)
+    assert await outcomes(world) == set()
+    assert (await indexes(world))[0] == again.ownership.generation
+    assert await committed(again) == ["a", "b"]
+
+
+async def test_a_read_that_the_index_has_overtaken_hides_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has fetched an aborted entry; memory forgets that it was aborted."""
+    _node, segment, _ = await one_to_index(world)
+    fetched, go = asyncio.Event(), asyncio.Event()
+    real = LedgerChain.read
+
+    async def slow(chain: LedgerChain, *args: object) -> list[RawFrame]:
+        found = await real(chain, *args)  # type: ignore[arg-type]
+        fetched.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(LedgerChain, "read", slow)
+    reading = asyncio.create_task(segment.reader.read_committed(segment.ledgers.start, ALL_BYTES))
+    await fetched.wait()
+    monkeypatch.setattr(LedgerChain, "read", real)
+    await tended(segment)
+    assert segment.buffer.outcomes() == {}
+    go.set()
+    assert [payload_of(frame) for frame in (await reading).frames] == ["a", "b"]
+
+
+async def test_a_trim_takes_the_index_with_the_ledger(world: World) -> None:
+    node, segment, _ = await one_to_index(world)
+    kept = await publish(segment, "kept")
+    await tended(segment)
+    assert 1 in await node.storage.numbers(segment_directory(SEGMENT))
+    await node.storage.read_hidden(SEGMENT, 1, 1, 3)
+    await committed(segment)
+    await trim(segment, world.store, node.storage, kept)
+    await tended(segment)
+    with pytest.raises(LedgerMissing):
+        await node.storage.read_hidden(SEGMENT, 1, 1, 3)
+    assert not segment.hidden.is_indexed(1)
+    assert await committed(segment) == ["kept"]
+
+
+async def test_what_is_trimmed_in_part_is_indexed_from_there_on(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    await aborted(world, segment, "gone")
+    kept = await publish(segment, "kept")
+    txn_id = await aborted(world, segment, "never")
+    await rolled(segment)
+    await trim(segment, world.store, node.storage, kept)
+    assert await outcomes(world) == {txn_id}
+    await tended(segment)
+    assert await outcomes(world) == set()
+    found = await node.storage.read_hidden(SEGMENT, 1, 1, 3)
+    assert [entry for entry in range(3) if entry in found] == [2]
+    assert await committed(segment) == ["kept"]
+
+
+@pytest.mark.parametrize("damaged", ["ledger", "storage"])
+async def test_a_ledger_that_cannot_be_indexed_keeps_its_outcomes(
+    world: World, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those behind it; what is before it goes. A storage that fails is asked again, a damaged ledger is not."""
+    node, segment, _first = await one_to_index(world)
+    second = await aborted(world, segment, "nor this")
+    await rolled(segment)
+    error = LedgerCorrupt("damaged") if damaged == "ledger" else StorageFull("full")
+    place, name = (LedgerChain, "read") if damaged == "ledger" else (type(node.storage), "write_hidden")
+    real = getattr(place, name)
+
+    async def failing(self: object, *args: Any) -> Any:
+        ledger = max(args[0], self.start).ledger if isinstance(self, LedgerChain) else args[2].ledger
+        if ledger == 2:
+            raise error
+        return await real(self, *args)
+
+    monkeypatch.setattr(place, name, failing)
+    await tended(segment)
+    assert await outcomes(world) == {second}
+    assert await indexes(world) == [1, None, None]
+    monkeypatch.setattr(place, name, real)
+    await tended(segment)
+    assert await outcomes(world) == ({second} if damaged == "ledger" else set())
+    assert await committed(segment) == ["a", "b"]
+
+
+async def test_a_sealed_segment_is_indexed_to_its_end(world: World) -> None:
+    async def succession(_: Batch, record: SegmentRecord) -> SegmentRecord:
+        return record
+
+    async def installation(_: SegmentRecord) -> None:
+        return None
+
+    segment = await world.segment()
+    await publish(segment, "a")
+    await aborted(world, segment, "never")
+    await seal(segment, world.store, succession, installation)
+    await tended(segment)
+    assert await outcomes(world) == set()
+    assert await indexes(world) == [1]
+    assert await committed(segment) == ["a"] == await committed(await world.reopened())

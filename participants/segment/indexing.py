@@ -1,0 +1,195 @@
+"""What is hidden in sealed ledgers moves from outcome records into indexes beside the ledgers, so that the store need
+not remember it (DESIGN §5.6).
+
+    judge the frames ─▶ an index beside each ledger ─▶ one apply: the record names the indexes, outcomes go
+                                                       ─▶ the other outcomes go, in slices ─▶ memory forgets them
+
+It concerns the ledgers from the oldest on that are sealed at a recorded length and are below the horizon of readers:
+every transaction in them is decided, and memory knows what to hide of it. An outcome may go once the last frame of its
+transaction is in an indexed ledger, and none of its operation records is left here.
+
+An index is judged from memory, where an outcome stays until its record is known to be gone. An index that was written
+and is not named says nothing, and goes with its ledger. So this may stop anywhere and be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.slices import slices
+from metastore.txn import paths
+from metastore.txn.records.segments import LedgerRecord, SegmentRecord
+from metastore.types import Batch, Record
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
+from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerStorage
+from participants.segment.segment import Segment
+from participants.segment.trimming import delete_outcomes, stored_segment
+from participants.segment.upkeep import until_done
+
+log = structlog.get_logger()
+INDEXED_AT_ONCE = 2
+"""The number of ledgers of a broker that are read for this at the same time."""
+READ_BYTES = 256 << 10
+"""The size of one step on the event loop."""
+OUTCOMES_PER_APPLY = 40
+"""Each is a check and a deletion, so this stays below etcd's limit of 128 operations per transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexingContext:
+    """`at_once` limits the work of all segments of a broker."""
+
+    store: MetadataStore
+    storage: LedgerStorage
+    at_once: asyncio.Semaphore
+
+
+def indexing_limit() -> asyncio.Semaphore:
+    """One for a broker."""
+    return asyncio.Semaphore(INDEXED_AT_ONCE)
+
+
+async def index_hidden(segment: Segment, context: IndexingContext) -> None:
+    """Index what can be indexed, unless no outcome could go for it. Returns when that is done, or the segment is
+    lost."""
+    run = decided_run(segment)
+    if not run or not obsolete_outcomes(segment, run[-1]):
+        return
+    written: dict[int, int] = {}
+    for ledger in run:
+        if segment.hidden.is_indexed(ledger.id):
+            continue
+        try:
+            written[ledger.id] = await _index(segment, context, ledger)
+        except LedgerError as error:
+            # It was trimmed meanwhile, or there is no space: this is asked for again, and what is before it can go.
+            if isinstance(error, LedgerCorrupt):
+                segment.hidden.damaged.add(ledger.id)
+            log.warning("a ledger is not indexed", segment=segment.id, ledger=ledger.id, error=str(error))
+            break
+    indexed = list(takewhile(lambda each: each.id in written or segment.hidden.is_indexed(each.id), run))
+    if indexed:
+        once = lambda: _record(segment, context.store, indexed[-1], written)  # noqa: E731
+        await until_done(segment, once, "delete the outcomes of indexed ledgers again")
+
+
+def decided_run(segment: Segment) -> list[LedgerRecord]:
+    """The ledgers from the oldest on that are sealed at a recorded length, and whose transactions are all decided and
+    released here. It ends before a ledger that is damaged: nobody can read that one, so its outcomes stay."""
+    horizon = segment.buffer.max_read_position
+
+    def is_decided(ledger: LedgerRecord) -> bool:
+        readable = ledger.id not in segment.hidden.damaged
+        return readable and ledger.last is not None and ledger.last <= horizon
+
+    return list(takewhile(is_decided, segment.record.ledgers))
+
+
+def obsolete_outcomes(segment: Segment, last: LedgerRecord) -> list[TxnId]:
+    """The transactions whose outcomes may go once everything up to the ledger `last` is indexed. One that is still
+    tracked may have operation records."""
+    assert last.last is not None
+    end = last.last
+    return [
+        txn_id
+        for txn_id, outcome in segment.buffer.outcomes().items()
+        if Position.parse(outcome.highest) <= end and segment.buffer.get(txn_id) is None
+    ]
+
+
+# -- the index of a ledger -------------------------------------------------------------------------------------
+
+
+async def _index(segment: Segment, context: IndexingContext, ledger: LedgerRecord) -> int:
+    """Write the index of a ledger. Returns its generation, or 0 if nothing is hidden, which needs no index."""
+    assert ledger.entries is not None
+    if not any(Position.parse(each.highest).ledger >= ledger.id for each in segment.buffer.outcomes().values()):
+        return 0
+    async with context.at_once:
+        found = await _hidden_frames(segment, ledger)
+    if not found:
+        return 0
+    transactions = tuple(
+        HiddenTransaction(txn_id, reason, tuple(_ranges(found[txn_id, reason]))) for txn_id, reason in sorted(found)
+    )
+    generation = segment.ownership.generation
+    await context.storage.write_hidden(segment.id, generation, HiddenIndex(ledger.id, ledger.entries, transactions))
+    return generation
+
+
+async def _hidden_frames(segment: Segment, ledger: LedgerRecord) -> Mapping[tuple[TxnId, HiddenReason], list[int]]:
+    """The entries that are hidden in a ledger, as far as they can still be read."""
+    assert ledger.last is not None
+    found: dict[tuple[TxnId, HiddenReason], list[int]] = {}
+    at = max(Position(ledger.id, -1), segment.ledgers.start)
+    while frames := await segment.ledgers.read(at, ledger.last, READ_BYTES):
+        for frame in frames:
+            if (reason := _reason(segment, frame)) is not None and frame.txn_id is not None:
+                found.setdefault((frame.txn_id, reason), []).append(frame.position.entry)
+        at = frames[-1].position
+    return found
+
+
+def _reason(segment: Segment, frame: RawFrame) -> HiddenReason | None:
+    if frame.txn_id is None or not segment.buffer.hides(frame.txn_id, frame.writer):
+        return None
+    whole = segment.buffer.hides(frame.txn_id, None)
+    return HiddenReason.ABORTED if whole else HiddenReason.VOID_WRITERS
+
+
+def _ranges(entries: list[int]) -> list[tuple[int, int]]:
+    """The ranges of these entries, which are in order."""
+    ranges: list[tuple[int, int]] = []
+    for entry in entries:
+        if ranges and entry == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], entry)
+        else:
+            ranges.append((entry, entry))
+    return ranges
+
+
+# -- the store -------------------------------------------------------------------------------------------------
+
+
+async def _record(segment: Segment, store: MetadataStore, last: LedgerRecord, written: Mapping[int, int]) -> None:
+    """Name the indexes up to the ledger `last`, and delete the outcomes that nothing needs any more. Memory forgets
+    them at the end, and knows the indexes before that: until then both say the same."""
+    check = segment.ownership.check
+    obsolete = obsolete_outcomes(segment, last)
+    outcomes = await _stored_outcomes(segment, store, obsolete)
+    stored = await stored_segment(segment, store)
+    record = SegmentRecord.decode(stored.value)
+    named = _with_indexes(record, written)
+    assert all(each.hidden is not None for each in named.ledgers if each.id <= last.id), "its outcomes are needed"
+    batch = store.batch().check(check)
+    if named != record:
+        batch.replace(stored, named.encode())
+    first, *others = list(slices(store, outcomes, OUTCOMES_PER_APPLY, Batch.remove)) or [[]]
+    await delete_outcomes(batch, first, store)
+    segment.hidden.learn(named)
+    for some in others:
+        await delete_outcomes(store.batch().check(check), some, store)
+    segment.buffer.drop([txn_id for txn_id in obsolete if segment.buffer.get(txn_id) is None])
+
+
+async def _stored_outcomes(segment: Segment, store: MetadataStore, txn_ids: list[TxnId]) -> list[Record]:
+    """Those that are there: an earlier attempt, or a trim, may have deleted some."""
+    found = await store.get_each([paths.outcome(segment.id, txn_id) for txn_id in txn_ids])
+    return [record for record in found.values() if record is not None]
+
+
+def _with_indexes(record: SegmentRecord, written: Mapping[int, int]) -> SegmentRecord:
+    ledgers = tuple(
+        each.model_copy(update={"hidden": written[each.id]}) if each.hidden is None and each.id in written else each
+        for each in record.ledgers
+    )
+    return record.model_copy(update={"ledgers": ledgers})
