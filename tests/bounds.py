@@ -42,6 +42,8 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.txn.materializer.OPS_PER_APPLY": (1, 3),
     "participants.txn.materializer.OPS_PER_READ": (1, 5),
     "participants.txn.materializer.TOGETHER_BYTES": (1, 30),
+    "participants.txn.shared_materializing.OPS_PER_SEGMENT": (1, 3),
+    "participants.txn.shared_materializing.REQUESTS_PER_ROUND": (1, 3),
     "participants.txn.shared_reads.TRANSACTIONS_PER_READ": (1, 2),
     "participants.txn.header_mirror.KEPT_DECISIONS": (1, 20),
     "participants.txn.header_mirror.LISTENERS_AT_ONCE": (1, 3),

@@ -43,6 +43,7 @@ from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Segment
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
+from participants.txn.shared_materializing import SharedMaterializing
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -100,6 +101,7 @@ class Broker:
         self.id = storage.storage_id if storage.exclusive else uuid.uuid4().hex
         self.clock = clock
         self._mirror = HeaderMirror(store)
+        self._materializing = SharedMaterializing(store)
         self._placement: Placement | None = None
         if not storage.exclusive:
             self._placement = Placement(
@@ -121,6 +123,7 @@ class Broker:
             storage,
             store,
             self._mirror,
+            self._materializing,
             clock,
             metrics,
             self._subscriptions_on,
@@ -199,6 +202,7 @@ class Broker:
         self._keepers.clear()
         self._opened.notify()
         await asyncio.gather(*(segment.close() for segment in segments))
+        await self._materializing.close()
         if not self.storage.exclusive:
             await asyncio.gather(*map(self._release, segments), return_exceptions=True)
         if self.peers is not None:

@@ -32,7 +32,7 @@ from participants.segment.dedup import DedupTable
 from participants.segment.hidden import HiddenEntries
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 from participants.txn.header_mirror import Follower, HeaderMirror
-from participants.txn.materializer import materialize
+from participants.txn.shared_materializing import SharedMaterializing
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -60,6 +60,7 @@ class OwnedSegment:
         *,
         store: MetadataStore,
         mirror: HeaderMirror,
+        materializing: SharedMaterializing,
         clock: Clock,
         metrics: BrokerMetrics,
         hidden: HiddenEntries,
@@ -82,6 +83,7 @@ class OwnedSegment:
         while it serves."""
         self.store = store
         self.mirror = mirror
+        self._shared = materializing
         self._headers = Follower(mirror, self._on_final)
         self._clock = clock
         self._metrics = metrics
@@ -157,7 +159,7 @@ class OwnedSegment:
     async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
         async def once() -> None:
             try:
-                await materialize(self.store, self.id, self.ownership.check, transaction.txn_id, outcome)
+                await self._shared.materialize(self.id, self.ownership.check, transaction.txn_id, outcome)
             except CheckFailed as lost:
                 self.deposed_by(lost)
 

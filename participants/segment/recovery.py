@@ -51,6 +51,7 @@ from participants.segment.trimming import delete_trimmed, without_trimmed
 from participants.txn.buffer import Decision, OpenBuffer
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.memory_buffer import open_memory_buffer
+from participants.txn.shared_materializing import SharedMaterializing
 
 Operations = dict[TxnId, list[WriteOp]]
 
@@ -76,6 +77,7 @@ class SegmentContext:
     storage: LedgerStorage
     store: MetadataStore
     mirror: HeaderMirror
+    materializing: SharedMaterializing
     clock: Clock
     metrics: BrokerMetrics
     attach: Callable[[Segment], Attached]
@@ -108,6 +110,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
         context.open_buffer(segment_id, ledgers.last_durable),
         store=context.store,
         mirror=context.mirror,
+        materializing=context.materializing,
         clock=context.clock,
         metrics=context.metrics,
         hidden=HiddenEntries(segment_id, context.storage, context.hidden),

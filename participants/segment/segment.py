@@ -31,6 +31,7 @@ from participants.segment.reading import SegmentReader
 from participants.txn.buffer import Decision, TransactionBuffer
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.refusals import refusal
+from participants.txn.shared_materializing import SharedMaterializing
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class Segment(OwnedSegment):
         *,
         store: MetadataStore,
         mirror: HeaderMirror,
+        materializing: SharedMaterializing,
         clock: Clock,
         metrics: BrokerMetrics,
         hidden: HiddenEntries,
@@ -80,6 +82,7 @@ class Segment(OwnedSegment):
             buffer,
             store=store,
             mirror=mirror,
+            materializing=materializing,
             clock=clock,
             metrics=metrics,
             hidden=hidden,

@@ -161,6 +161,22 @@ PARTICIPANTS = (
         tests=("tests/participants/segment/test_intents.py::test_a_deposed_owner_materializes_nothing",),
     ),
     Mutant(
+        "deposed-owner-cleans-up-with-others",
+        "who was deposed deletes no operations, together with other segments either",
+        "participants/txn/shared_materializing.py",
+        "batch = self._store.batch().check(*dict.fromkeys(request.ownership for request in portion))",
+        "batch = self._store.batch()",
+        tests=("tests/participants/txn/test_shared_materializing.py",),
+    ),
+    Mutant(
+        "outcome-left-out-of-a-shared-apply",
+        "what must be hidden is durable before the operations of an apply of many segments go",
+        "participants/txn/shared_materializing.py",
+        "        if self.outcome is not None:\n            batch.create",
+        "        if self.outcome is not None and not self.operations:\n            batch.create",
+        tests=("tests/participants/txn/test_shared_materializing.py",),
+    ),
+    Mutant(
         "writers-beside-deletions",
         "what nearly fills an apply is written by one of its own",
         "participants/txn/materializer.py",

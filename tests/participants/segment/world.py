@@ -31,6 +31,7 @@ from participants.segment.segment import Segment
 from participants.subscription.memory_pending_acks import open_memory_pending_acks
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
+from participants.txn.shared_materializing import SharedMaterializing
 from tests.participants.broker.applications import Application
 from tests.participants.devices import Device, DeviceKind, OnDevice, new_device
 from tests.participants.segment.faulty_store import FaultyStore
@@ -46,6 +47,7 @@ class Node(OnDevice):
         self.device = device
         self.metrics = BrokerMetrics()
         self.mirror = HeaderMirror(store)
+        self.materializing = SharedMaterializing(store, rest_s=0)
         self.storage = storage
         self.segments: list[Segment] = []
         self.context = SegmentContext(
@@ -54,6 +56,7 @@ class Node(OnDevice):
             self.storage,
             store,
             self.mirror,
+            self.materializing,
             clock.now_ms,
             self.metrics,
             self._subscriptions_on,
@@ -77,6 +80,7 @@ class Node(OnDevice):
         self.device.go()
         for segment in self.segments:
             await segment.close()
+        await self.materializing.close()
         await self._exit.aclose()
         await self.storage.close()
 
