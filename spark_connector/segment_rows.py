@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,22 +120,13 @@ def _rows(
     partition: SegmentRange, after: str, options: ReadOptions, schema: StructType, let_through: EntryFilter
 ) -> Iterator[pa.RecordBatch]:
     """Never reads beyond the end that the driver fixed: a task that runs later must not see what is decided later."""
-    service, expected = client(options.service), arrow_schema.expected_by_spark(schema)
+    expected = arrow_schema.expected_by_spark(schema)
     end = order(partition.end) if partition.end is not None else None
-    while True:
-        page = service.read_frames(
-            partition.segment,
-            owner_url=partition.owner,
-            after=after,
-            isolation=options.isolation,
-            revision=partition.revision,
-        )
+    for page in _pages(partition, after, end, options):
         entries: list[tuple[str, pa.Table]] = []
-        reached = page.end or page.next == after
         for frame in page.frames:
             position = str(frame.position)
             if end is not None and order(position) > end:
-                reached = True
                 break
             described = {
                 "__topic": partition.topic,
@@ -151,9 +143,40 @@ def _rows(
                 table = _with_metadata(table, decoded.keys, described)
             entries.append((position, table))
         yield from _conformed(entries, partition.segment, expected)
-        if reached or (end is not None and order(page.next.partition("@")[0]) >= end):
-            return
-        after = page.next
+
+
+def _pages(
+    partition: SegmentRange, after: str, end: tuple[int, int] | None, options: ReadOptions
+) -> Iterator[metatxn.FramesPage]:
+    """The pages of a range, up to the one that reaches its end. The next one is requested before one is handed out, so
+    that it arrives while Spark processes the rows: there are two pages in memory."""
+    service = client(options.service)
+
+    def page(after: str) -> metatxn.FramesPage:
+        return service.read_frames(
+            partition.segment,
+            owner_url=partition.owner,
+            after=after,
+            isolation=options.isolation,
+            revision=partition.revision,
+        )
+
+    ahead = ThreadPoolExecutor(1)
+    requested: Future[metatxn.FramesPage] | None = ahead.submit(page, after)
+    try:
+        while requested is not None:
+            read = requested.result()
+            reached = read.end or read.next == after or (end is not None and _place_of(read.next) >= end)
+            after = read.next
+            requested = None if reached else ahead.submit(page, after)
+            yield read
+    finally:
+        ahead.shutdown(wait=False)  # Spark may want no more rows while a page is on its way
+
+
+def _place_of(token: str) -> tuple[int, int]:
+    """Where a page ended, without what the broker adds for the next one."""
+    return order(token.partition("@")[0])
 
 
 def _conformed(entries: list[tuple[str, pa.Table]], segment: str, expected: pa.Schema) -> Iterator[pa.RecordBatch]:
