@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from metatxn.sync.transaction import Transaction
     from metatxn.table_writer import AsyncTableWriter
     from metatxn.transaction import AsyncTransaction
-    from metatxn.wire.broker import HorizonsAnswer, SegmentDetail, SubscriptionInfo, SubscriptionSummary, TopicInfo
+    from metatxn.wire.broker import (
+        HorizonsAnswer,
+        PositionAnswer,
+        SeekAnswer,
+        SegmentDetail,
+        SubscriptionInfo,
+        SubscriptionSummary,
+        TopicInfo,
+    )
     from metatxn.wire.coordinator import (
         ConnectAnswer,
         HangingTransaction,
@@ -86,11 +94,13 @@ __all__ = [
     "Operation",
     "OutcomeUnknown",
     "PayloadTooLarge",
+    "PositionAnswer",
     "PositionTrimmed",
     "Producer",
     "RateLimited",
     "Reader",
     "SchemaMismatch",
+    "SeekAnswer",
     "SegmentDetail",
     "SegmentSealed",
     "ServiceUnreachable",

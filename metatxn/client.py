@@ -7,8 +7,9 @@ import random
 import re
 import weakref
 from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self, overload
+from typing import Any, Literal, Self, overload
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -33,6 +34,8 @@ from metatxn.wire.broker import (
     HorizonPlace,
     HorizonsAnswer,
     Isolation,
+    PositionAnswer,
+    SeekAnswer,
     SegmentDetail,
     SubscriptionInfo,
     SubscriptionSummary,
@@ -280,6 +283,12 @@ class AsyncClient:
         response = await self._connection.owner_of(segment_id, Call("GET", path_of("segments", segment_id)))
         return parsed(SegmentDetail, response)
 
+    async def position_at(self, segment_id: str, at: datetime) -> PositionAnswer:
+        """The position of the first entry of a segment that was published at a time or later, or of the next one to
+        come. The time needs a time zone. Raises `NotFound`."""
+        call = Call("GET", path_of("segments", segment_id, "position"), {"at_ms": milliseconds("at", at)})
+        return parsed(PositionAnswer, await self._connection.owner_of(segment_id, call))
+
     async def split_segment(self, segment_id: str, at: int | None = None) -> list[str]:
         """Seal a segment and return the two children that take over: one for the hashes below `at`, one for those from
         `at` on (default: the middle). Producers and readers find them by themselves. Raises `SegmentSealed`."""
@@ -369,23 +378,28 @@ class AsyncClient:
         self,
         topic: str,
         subscription: str,
-        type: Literal["exclusive", "failover", "shared"] = "exclusive",
-        initial: Literal["earliest", "latest"] = "latest",
+        type: Literal["exclusive", "failover", "shared"] | None = None,
+        initial: Literal["earliest", "latest"] | None = None,
         dead_letter_topic: str | None = None,
         max_redeliveries: int | None = None,
         name: str | None = None,
     ) -> AsyncConsumer:
-        """A consumer of a subscription, which is created if it does not exist. Raises `AlreadyExists` if a subscription
-        of this name has other settings."""
-        await self.create_subscription(topic, subscription, type, initial, dead_letter_topic, max_redeliveries)
+        """A consumer of a subscription. If it does not exist, it is created: shared, from the earliest message on,
+        unless other settings are given. Raises `AlreadyExists` if settings are given, and a subscription of this name
+        has others."""
+        as_it_is = (type, initial, dead_letter_topic, max_redeliveries) == (None, None, None, None)
+        with contextlib.suppress(AlreadyExists) if as_it_is else contextlib.nullcontext():
+            await self.create_subscription(
+                topic, subscription, type or "shared", initial or "earliest", dead_letter_topic, max_redeliveries
+            )
         return self.consumer(topic, subscription, name)
 
     async def create_subscription(
         self,
         topic: str,
         subscription: str,
-        type: Literal["exclusive", "failover", "shared"] = "exclusive",
-        initial: Literal["earliest", "latest"] = "latest",
+        type: Literal["exclusive", "failover", "shared"] = "shared",
+        initial: Literal["earliest", "latest"] = "earliest",
         dead_letter_topic: str | None = None,
         max_redeliveries: int | None = None,
     ) -> None:
@@ -431,6 +445,32 @@ class AsyncClient:
         call = post(subscription_path(topic, subscription, "acks"), body, settled_by=ACKS_SETTLED_BY)
         with inside(txn):
             await self._connection.broker(call)
+
+    async def seek(
+        self,
+        topic: str,
+        subscription: str,
+        to: Literal["earliest", "latest"] | datetime | Mapping[str, str],
+        *,
+        force: bool = False,
+    ) -> SeekAnswer:
+        """Move a subscription, on all segments at once: everything before the new place is acknowledged, and everything
+        after it is delivered, again or for the first time. `to` is an end of the topic, a time with a time zone, or for
+        every segment the position of the first entry to be delivered.
+
+        Messages that consumers have received before stay with them, but they can no longer acknowledge them inside a
+        transaction. Raises `NotFound`, and `TransactionConflict` if open transactions have acknowledged messages; with
+        `force`, which requires the right `admin`, these are aborted.
+        """
+        body: dict[str, Any] = {"force": force or None}
+        if isinstance(to, datetime):
+            body["at_ms"] = milliseconds("to", to)
+        elif isinstance(to, str):
+            body["to"] = to
+        else:
+            body["positions"] = dict(to)
+        call = post(subscription_path(topic, subscription, "seek"), body)
+        return parsed(SeekAnswer, await self._connection.home_of(topic, call))
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:
         """Drop a subscription with all of its state. Raises `NotFound`."""
@@ -508,3 +548,12 @@ class AsyncClient:
     def decode_entry(frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:
         """The rows of an entry in the topic's columns. Raises `SchemaMismatch`."""
         return frames.decode_entry(frame, topic_schema)
+
+
+def milliseconds(field: str, time: datetime) -> int:
+    """The time since 1970. Raises `InvalidArgument` without a time zone: the time of which clock would it be?"""
+    if time.tzinfo is None:
+        raise InvalidArgument(
+            f"{field}: {time} has no time zone", action="Use datetime.now(UTC), for example.", field=field
+        )
+    return int(time.timestamp() * 1000)

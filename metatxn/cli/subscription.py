@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
+from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, when
+from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import SubscriptionInfo
 
@@ -76,6 +78,54 @@ def show(session: ServiceOptions, topic: TopicArgument, subscription: NameArgume
     transaction."""
     with session.connect() as client:
         show_subscription(session, client.subscription(topic, subscription))
+
+
+@app.command(epilog="Example: metatxn subscription seek orders billing --to 1h")
+@takes_session
+def seek(
+    session: ServiceOptions,
+    topic: TopicArgument,
+    subscription: NameArgument,
+    to: Annotated[
+        str | None, typer.Option(metavar="PLACE", help=f"`earliest`, `latest`, {TIME_HELP}.", show_default=False)
+    ] = None,
+    positions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--position",
+            metavar="SEGMENT=POSITION",
+            help="Instead of --to, once for every segment: the first entry to be delivered.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Abort open transactions that have acknowledged messages.")
+    ] = False,
+) -> None:
+    """Move a subscription, on all segments at once. Everything before the new place is acknowledged, and everything
+    after it is delivered, again or for the first time."""
+    if (to is None) == (positions is None):
+        raise CliError("give either --to or --position. Use --to for a time or an end of the topic.")
+    with session.connect() as client:
+        moved = client.seek(topic, subscription, seek_target(to, positions or []), force=force)
+        if moved.aborted and not session.json:
+            print(f"aborted {', '.join(moved.aborted)}")
+        show_subscription(session, moved)
+
+
+def seek_target(to: str | None, positions: list[str]) -> Literal["earliest", "latest"] | datetime | dict[str, str]:
+    if to == "earliest":
+        return "earliest"
+    if to == "latest":
+        return "latest"
+    if to is not None:
+        return time_of("--to", to)
+    wanted = {}
+    for each in positions:
+        segment, equals, position = each.rpartition("=")
+        if not equals:
+            raise CliError(f"--position: {each!r} is not SEGMENT=POSITION. Write it as `metatxn topic show` names it.")
+        wanted[segment] = position
+    return wanted
 
 
 @app.command(epilog="Example: metatxn subscription drop orders billing")

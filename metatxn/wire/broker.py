@@ -58,6 +58,8 @@ _TOPIC: dict[str, Any] = {
         {"segment": _SEGMENT, "range": [0, 65535], "state": "active", "parents": [], "children": [], "owner": _URL}
     ],
 }
+MAX_TIME_MS = 253_402_300_799_999
+"""The end of the year 9999."""
 _FIRST_MESSAGE = "WyJzZWdtZW50Oi8vcHVibGljL2RlZmF1bHQvb3JkZXJzLzAwMDAtZmZmZi0wIiwiNzoxMiIsMF0"
 
 
@@ -195,6 +197,16 @@ class OpenTransaction(BaseModel):
     txn_id: str
     max_read_position: str
     since_ms: int
+
+
+class PositionAnswer(BaseModel):
+    """`position` is that of the first entry that was published at the time or later, or of the next one to come; a read
+    with `after` begins with it."""
+
+    model_config = example(position="7:12", after="7:11")
+
+    position: str
+    after: str
 
 
 class SegmentDetail(BaseModel):
@@ -454,6 +466,12 @@ class SubscriptionInfo(BaseModel):
     segments: list[SubscriptionSegment]
 
 
+class SeekAnswer(SubscriptionInfo):
+    """The subscription at its new place. `aborted` are the transactions that `force` has aborted."""
+
+    aborted: list[str] = []
+
+
 class SubscriptionSummary(BaseModel):
     """A subscription with the settings it was created with."""
 
@@ -567,6 +585,24 @@ class AckMessagesAnswer(BaseModel):
     model_config = example(acknowledged=1)
 
     acknowledged: int
+
+
+class SeekRequest(RequestBody):
+    """Exactly one of `to`, `at_ms` (milliseconds since 1970) and `positions` (by segment, the first entry to be
+    delivered; for every segment of the topic). `force` aborts open transactions that have acknowledged messages."""
+
+    model_config = example(at_ms=1_700_000_000_000, force=False)
+
+    to: Literal["earliest", "latest"] | None = None
+    at_ms: Annotated[int, Field(ge=0, le=MAX_TIME_MS)] | None = None
+    positions: Annotated[dict[Text, Text], Field(min_length=1, max_length=10_000)] | None = None
+    force: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> SeekRequest:
+        if [self.to, self.at_ms, self.positions].count(None) != 2:
+            raise ValueError("give exactly one of `to`, `at_ms` and `positions`")
+        return self
 
 
 class RedeliverRequest(RequestBody):

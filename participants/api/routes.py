@@ -21,6 +21,7 @@ from metatxn.wire.broker import (
     END_HEADER,
     FRAMES_MEDIA_TYPE,
     MAX_NAME,
+    MAX_TIME_MS,
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
     PAYLOAD_MEDIA_TYPES,
@@ -30,6 +31,7 @@ from metatxn.wire.broker import (
     Isolation,
     Message,
     OpenTransaction,
+    PositionAnswer,
     PublishAnswer,
     PublishMessagesAnswer,
     PublishMessagesRequest,
@@ -140,6 +142,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
 
 def _segment_routes(api: APIRouter, broker: Broker) -> None:
     _look_route(api, broker)
+    _position_route(api, broker)
     quick = APIRouter(route_class=DirectRoute)
     _append_route(quick, broker)
     _read_route(quick, broker)
@@ -157,6 +160,22 @@ def _look_route(api: APIRouter, broker: Broker) -> None:
         """Get the contents of a segment, how far it can be read, and which transactions hold readers back."""
         found = await broker.segment(segment)
         return _detail(found, await found.reader.last_visible(), broker)
+
+
+def _position_route(api: APIRouter, broker: Broker) -> None:
+    @api.get(
+        "/v1/segments/{segment}/position",
+        tags=["segments"],
+        responses=problems(307, 404, 422, 503),
+        dependencies=[on_segment("consume")],
+    )
+    async def get_position(
+        segment: PathText,
+        at_ms: Annotated[int, Query(ge=0, le=MAX_TIME_MS, description="Milliseconds since 1970-01-01 UTC.")],
+    ) -> PositionAnswer:
+        """Find the first entry that was published at a time or later."""
+        found = await (await broker.segment(segment)).reader.position_at(at_ms)
+        return PositionAnswer(position=str(found), after=str(found.before))
 
 
 def _append_route(api: APIRouter, broker: Broker) -> None:

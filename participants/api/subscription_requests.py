@@ -51,7 +51,7 @@ def ack_request(request: AckMessagesRequest) -> AckRequest:
         request.kind == "cumulative",
         _txn_id(request.txn_id),
         request.writer,
-        _places(request.positions or {}),
+        places(request.positions or {}),
         request.for_all,
     )
 
@@ -78,7 +78,7 @@ def _message_ids(texts: Iterable[str]) -> list[MessageId]:
         raise errors.invalid_field("message_ids", str(error)) from None
 
 
-def _places(texts: Mapping[str, str]) -> dict[str, Position]:
+def places(texts: Mapping[str, str]) -> dict[str, Position]:
     try:
         return {segment_id: Position.parse(text) for segment_id, text in texts.items()}
     except ValueError as error:

@@ -19,6 +19,8 @@ from metatxn.wire.broker import (
     ReceiveRequest,
     RedeliverAnswer,
     RedeliverRequest,
+    SeekAnswer,
+    SeekRequest,
     SubscriptionInfo,
     SubscriptionPage,
     SubscriptionRequest,
@@ -34,12 +36,14 @@ from participants.api.subscription_requests import (
     ack_answer,
     ack_request,
     parsed_topic,
+    places,
     redelivered,
     subscription_router,
 )
 from participants.broker.broker import Broker
 from participants.subscription.definitions import Definition, Definitions
 from participants.topic.messages import Messages
+from participants.topic.seeking import Target
 from participants.topic.subscription import Subscription
 from participants.topic.subscriptions import Subscriptions
 
@@ -49,6 +53,7 @@ def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
     _add_list_route(api, broker)
     consuming = subscription_router("subscriptions", "consume")
     _add_definition_routes(consuming, broker, subscriptions)
+    _add_seek_route(consuming, subscriptions)
     _add_delivery_routes(consuming, subscriptions)
     _add_acknowledgement_routes(consuming, broker, subscriptions)
     administering = subscription_router("subscriptions", "admin")
@@ -92,6 +97,23 @@ def _add_definition_routes(api: APIRouter, broker: Broker, subscriptions: Subscr
     async def get_subscription(topic: TopicPath, subscription: NamePath, shown: Shown) -> SubscriptionInfo:
         """Get the progress of a subscription on every segment, and what is pending in which transaction."""
         return await _info(await subscriptions.at_home(topic, subscription), shown)
+
+
+def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
+    @api.post(
+        "/seek",
+        responses=problems(ErrorCode.NOT_FOUND, ErrorCode.TXN_CONFLICT, 307, 422, 503, 504),
+    )
+    async def seek_subscription(
+        topic: TopicPath, subscription: NamePath, request: SeekRequest, caller: Caller, shown: Shown
+    ) -> SeekAnswer:
+        """Move a subscription, on all segments at once: everything before the new place is acknowledged, and everything
+        after it is delivered, again or for the first time."""
+        if request.force:
+            caller.require("admin", topic)
+        target = Target(request.to, request.at_ms, places(request.positions) if request.positions else None)
+        moved, aborted = await subscriptions.seek(topic, subscription, target, force=request.force, authorization=shown)
+        return SeekAnswer(**(await _info(moved, shown)).model_dump(), aborted=aborted)
 
 
 def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:

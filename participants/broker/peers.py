@@ -139,6 +139,13 @@ class RemoteSegment:
         answer = await self.peer.request("GET", self._path(), self._name, reads=True)
         return Position.parse(answer.json()["max_read_position" if isolation == "read_committed" else "last_position"])
 
+    async def position_at(self, at_ms: int) -> Position:
+        """See `SegmentReader.position_at`."""
+        answer = await self.peer.request(
+            "GET", self._path("/position"), self._name, reads=True, params={"at_ms": at_ms}
+        )
+        return Position.parse(answer.json()["position"])
+
     async def _request(
         self,
         method: str,

@@ -26,11 +26,11 @@ from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.errors import CheckFailed
 from metastore.txn import paths
-from metastore.txn.key_records import read_key
+from metastore.txn.operator_decisions import decide_for_operator
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.transactions import GcHorizon, Header
 from metastore.txn.states import TxnState
-from metastore.txn.store import TransactionRecords, finalize, read_transaction
+from metastore.txn.store import TransactionRecords, read_transaction
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.chain import READ_BYTES
@@ -86,7 +86,7 @@ class RestoredTransactions:
             if records.prepared_record is not None:
                 prepared += 1
             else:
-                await self._decide(records, decision)
+                await decide_for_operator(self._store, records, decision, self._now_ms, REASON)
                 decided += 1
         return decided, prepared
 
@@ -96,23 +96,6 @@ class RestoredTransactions:
             records = await read_transaction(self._store, TxnId.parse(entry.key.rpartition("/")[2]))
             if records is not None and not records.header.state.final:
                 yield records
-
-    async def _decide(self, records: TransactionRecords, decision: TxnState) -> None:
-        """Decide as the coordinator does, under the transaction's key: a transaction that its key no longer holds
-        cannot be committed."""
-        header = records.header
-        batch = self._store.batch()
-        if header.key is not None:
-            key = await read_key(self._store, header.owner, header.key)
-            if key.value is None or key.value.txn_id != records.txn_id:
-                decision = TxnState.ABORTED
-            else:
-                committed = decision is TxnState.COMMITTED and header.version is not None
-                last_version = header.version if committed else key.value.last_version
-                key.write(batch, key.value.model_copy(update={"txn_id": None, "last_version": last_version}))
-        writers = records.remembered_writers if decision is TxnState.COMMITTED else None
-        final = {"state": decision, "finalized_ms": self._now_ms, "writers": writers, "reason": REASON}
-        await self._store.apply(finalize(batch, [records], header.model_copy(update=final)))
 
     async def hide(self, found: FrameSurvey, decision: TxnState) -> int:
         """Write outcomes for transactions that are aborted, or will be by `decision`, and may have no operation on this

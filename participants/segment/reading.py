@@ -127,6 +127,40 @@ class SegmentReader:
             found = next((f.position for f in reversed(frames) if not hides(f)), found)
         return found
 
+    async def position_at(self, at_ms: int) -> Position:
+        """The position of the first entry that was published at `at_ms` or later, or of the next one to come.
+
+        Entries lie in the order in which this segment's owners published them, so it is found by bisection, with one
+        read for each step: 16 for a full ledger. It is as exact as the clocks of these owners agree. Raises
+        STORE_UNAVAILABLE and the store's errors.
+        """
+        while True:
+            try:
+                found = await self._find_position_at(at_ms)
+            except errors.PositionTrimmed:
+                continue
+            await self._assert_owned(STALE_READ_S)
+            return found
+
+    async def _find_position_at(self, at_ms: int) -> Position:
+        ledgers, start = self._segment.ledgers, self._segment.ledgers.start
+        for ledger in ledgers.ledgers:
+            first, end = start.entry + 1 if ledger.id == start.ledger else 0, ledger.entries
+            if first >= end or await self._published_ms(Position(ledger.id, end - 1)) < at_ms:
+                continue
+            while first < end:
+                middle = (first + end) // 2
+                if await self._published_ms(Position(ledger.id, middle)) < at_ms:
+                    first = middle + 1
+                else:
+                    end = middle
+            return Position(ledger.id, first)
+        return ledgers.last_durable.next
+
+    async def _published_ms(self, position: Position) -> int:
+        (frame,) = await self._read(position.before, position, 1)
+        return frame.publish_ms
+
     async def _assert_owned(self, max_age_s: float) -> None:
         """Check that this broker was the owner at most `max_age_s` ago. A broker that was frozen serves its old end
         until it hears that it was deposed. Local files cannot be taken from it, so they need no read of the store.

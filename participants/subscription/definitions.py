@@ -1,8 +1,9 @@
-"""The stored definitions of subscriptions: create, find, drop. Each is one record on its topic (see
+"""The stored definitions of subscriptions: create, find, seek, drop. Each is one record on its topic (see
 `SubscriptionRecord`).
 
 Every write on a segment for a subscription checks this record. So one apply drops the subscription everywhere at once,
-and its other records are deleted afterwards.
+and its other records are deleted afterwards. A seek is one such apply, too: the subscription becomes its next
+incarnation, which begins at other places.
 """
 
 from __future__ import annotations
@@ -42,6 +43,18 @@ class Definition:
 
     def missing(self) -> errors.MetatxnError:
         return _not_found(self.topic, self.name)
+
+    def ended(self, current: Record | None) -> errors.MetatxnError:
+        """The error for a request of this incarnation, which has ended, given the record as it is now. If there is a
+        later incarnation, the request can be repeated with that one."""
+        if current is None or SubscriptionRecord.decode(current.value).deleted:
+            return self.missing()
+        return errors.StoreUnavailable(
+            f"subscription {self.name} has begun again, at another place",
+            action="Try again in a moment; nothing happened.",
+            topic=self.topic,
+            subscription=self.name,
+        )
 
 
 def _not_found(topic: str, name: str) -> errors.MetatxnError:
@@ -128,6 +141,38 @@ class Definitions:
             except CheckFailed:
                 continue
             return Definition(topic, name, record, AtVersion(key, applied.revision))
+
+    async def seek(
+        self,
+        topic: str,
+        name: str,
+        stored_topic: Callable[[], Awaitable[Record]],
+        starts: Callable[[], Awaitable[Mapping[str, Place]]],
+    ) -> Definition:
+        """Begin again at `starts`, on every segment at once: everything before is acknowledged, and nothing after.
+
+        Acknowledgements that are stored before this apply are those of an earlier incarnation, so they no longer count,
+        whether or not their transaction is decided; those that arrive later are refused and can be repeated. Segments
+        that are missing in `starts` begin with the earliest entry. Raises NOT_FOUND.
+        """
+        while True:
+            topic_record = await stored_topic()
+            known = await self._store.get(paths.subscription(topic, name))
+            if known is None:
+                raise _not_found(topic, name)
+            found = _definition(topic, known)
+            if found.record.deleted:
+                raise found.missing()
+            places = {segment: str(place) for segment, place in (await starts()).items()}
+            record = found.record.model_copy(
+                update={"incarnation": found.record.incarnation + 1, "starts": places or None}
+            )
+            batch = self._store.batch().check(AtVersion(topic_record.key, topic_record.version))
+            try:
+                applied = await self._store.apply(batch.replace(known, record.encode()))
+            except CheckFailed:
+                continue
+            return Definition(topic, name, record, AtVersion(known.key, applied.revision))
 
     async def drop(self, topic: str, name: str) -> Definition:
         """Drop the subscription: from now on nothing of it can be stored. Returns what was dropped, now or earlier.

@@ -29,7 +29,7 @@ from metastore.txn.records.operations import AckOp, decode_op
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
-from metastore.types import Absent, Batch, FirstVersion
+from metastore.types import Absent, Batch, FirstVersion, Record
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.broker import ReadMessage
@@ -106,7 +106,7 @@ class SegmentSubscription:
         self.deliveries = Deliveries(cursor.mark_delete, definition.record.max_redeliveries)
         self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
         """Called with messages that were delivered too often. They are `buried` once they are published elsewhere."""
-        self.dropped = False
+        self._ended: errors.MetatxnError | None = None
         self.dispatch = Dispatch(
             segment,
             definition.name,
@@ -283,14 +283,15 @@ class SegmentSubscription:
     async def acknowledge(self, acks: Iterable[Ack]) -> None:
         """Acknowledge outside transactions, directly after `check`. Returns once the acknowledgements are durable.
 
-        Raises OUTCOME_UNKNOWN if they are not: this broker delivers the messages to nobody, and keeps trying.
+        Raises OUTCOME_UNKNOWN if they are not: this broker delivers the messages to nobody, and keeps trying. If this
+        incarnation has ended meanwhile, nothing that it has acknowledged counts, and the error says so.
         """
         for ack in acks:
             self.dispatch.delete(ack.span)
         try:
             await self._cursor_store.persist()
         except MetastoreError as error:
-            raise self._not_durable(str(error)) from None
+            raise self._ended or self._not_durable(str(error)) from None
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
@@ -374,7 +375,7 @@ class SegmentSubscription:
         prefix = paths.ack_ops_of_subscription(txn_id, self.segment.id, self.definition.name)
 
         async def once() -> None:
-            if self.segment.lost or self.dropped:
+            if self.is_gone:
                 return
             try:
                 if header is None or header.state is TxnState.COMMITTED:
@@ -458,20 +459,25 @@ class SegmentSubscription:
         """Whether it no longer serves."""
         return self.dropped or self.segment.lost is not None
 
-    def drop(self) -> None:
-        """The subscription is dropped, so nothing of it can be stored any more."""
-        self.dropped = True
+    @property
+    def dropped(self) -> bool:
+        return self._ended is not None
+
+    def drop(self, current: Record | None = None) -> None:
+        """This incarnation has ended, so nothing of it can be stored any more. `current` is the record of the
+        subscription, unless it is dropped."""
+        self._ended = self.definition.ended(current)
         self.close()
         self.segment.changed.notify()
 
     def _assert_serving(self) -> None:
         self.segment.assert_serving()
-        if self.dropped:
-            raise self.definition.missing()
+        if self._ended is not None:
+            raise self._ended
 
     def _guard_lost(self, lost: CheckFailed) -> None:
         if lost.check == self.definition.check:
-            self.drop()
+            self.drop(lost.current)
         else:
             self.segment.deposed_by(lost)
 
@@ -482,7 +488,7 @@ class SegmentSubscription:
             return self.segment.not_serving()
         if lost.check == self.definition.check:
             self._guard_lost(lost)
-            return self.definition.missing()
+            return self.definition.ended(lost.current)
         if isinstance(lost.check, FirstVersion):
             header = Header.decode(lost.current.value) if lost.current else None
             if header is not None:

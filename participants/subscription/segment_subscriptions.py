@@ -67,7 +67,7 @@ class SegmentSubscriptions:
             if stored is None or stored.version != definition.check.version:
                 raise definition.missing()
             if known is not None:  # an earlier incarnation, whose end was not reported
-                known.drop()
+                known.drop(stored)
                 self._segment.spawn(self._delete(definition.name, definition.record.incarnation - 1))
             cursor, versions = await CursorStore.load(self._store, self._segment.id, definition)
             found = SegmentSubscription(

@@ -28,6 +28,11 @@ async def end_of(segment: AnySegment, isolation: Isolation) -> Position:
     return segment.buffer.max_read_position if isolation == "read_committed" else segment.buffer.last_durable
 
 
+async def position_at(segment: AnySegment, at_ms: int) -> Position:
+    """The position of the first entry that was published at `at_ms` or later, or of the next one to come."""
+    return await (segment if isinstance(segment, RemoteSegment) else segment.reader).position_at(at_ms)
+
+
 async def read_page(
     segment: AnySegment, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None
 ) -> Page:

@@ -28,8 +28,8 @@ from participants.subscription.segment_subscription import acks_error
 from participants.subscription.segment_subscriptions import subscriptions_of
 from participants.subscription.share import AckRequest, LocalShare, TakeAnswer, TakeRequest
 from participants.topic.messages import Messages, PublishOptions
-from participants.topic.reading import end_of
 from participants.topic.remote_share import RemoteShare
+from participants.topic.seeking import Target, abort, open_holders, places_of, refuse
 from participants.topic.shares import SubscriptionShares, ids_within, shares_of
 from participants.topic.subscription import Subscription, home_of
 
@@ -61,12 +61,8 @@ class Subscriptions:
         another one has the name, NOT_FOUND without the topic, and NOT_OWNER."""
 
         async def ends() -> Mapping[str, Place]:
-            """The places of `latest`: after everything that readers can see. What becomes visible later belongs to the
-            subscription."""
-            self._broker.forget_topic(topic)
-            segments = (await self._broker.topic(topic)).segments
-            found = await asyncio.gather(*(self._broker.anywhere(each, authorization) for each in segments))
-            return {segment.id: Place.behind(await end_of(segment, "read_committed")) for segment in found}
+            """After everything that readers can see. What becomes visible later belongs to the subscription."""
+            return await places_of(Target("latest"), self._broker, topic, authorization)
 
         async def stored() -> Record:
             return (await self._broker.topics.get(topic)).record
@@ -103,6 +99,30 @@ class Subscriptions:
         served.close()
         if self._at_home.get(key) is served:
             del self._at_home[key]
+
+    async def seek(
+        self, topic: str, name: str, target: Target, *, force: bool = False, authorization: str | None = None
+    ) -> tuple[Subscription, list[str]]:
+        """Move the subscription (see `seeking`). Returns it with the ids of the transactions that `force` has aborted.
+
+        Raises TXN_CONFLICT if an open transaction has acknowledged messages, unless `force`; INVALID_ARGUMENT for wrong
+        positions; NOT_FOUND, NOT_OWNER and STORE_UNAVAILABLE. After an error that is not definite it can be repeated.
+        """
+        home, broker = await home_of(self._broker, topic), self._broker
+        known = await self._definitions.get(topic, name)
+        await places_of(target, broker, topic, authorization)  # a wrong request has no effect
+        holders = await open_holders(broker.store, known, (await broker.topic(topic)).segments)
+        if not force:
+            refuse(known, holders)
+        aborted = await abort(broker.store, holders, f"subscription {name} of {topic} was moved", broker.clock())
+
+        async def stored() -> Record:
+            return (await broker.topics.get(topic)).record
+
+        moved = await self._definitions.seek(
+            topic, name, stored, lambda: places_of(target, broker, topic, authorization)
+        )
+        return self._serve(moved, home), aborted
 
     async def drop(self, topic: str, name: str, authorization: str | None = None) -> None:
         """Drop the subscription. It is gone at once, and its records are deleted before this returns, as far as the

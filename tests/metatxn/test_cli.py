@@ -131,6 +131,19 @@ def test_the_latest_value_of_each_key(ask: Callable[..., Any], cli: Run, topic: 
     assert "start" in error_line(cli("topic", "consume", topic, "--compacted", "--start", "latest"))
 
 
+def test_a_subscription_is_moved_by_hand(ask: Callable[..., Any], cli: Run, topic: str) -> None:
+    ask("topic", "produce", topic, '"x"')
+    ask("subscription", "create", topic, "s", "--initial", "latest")
+    (segment,) = ask("subscription", "seek", topic, "s", "--to", "1h")["segments"]
+    assert segment["backlog"] == 1
+    assert ask("subscription", "seek", topic, "s", "--to", "latest")["segments"][0]["backlog"] == 0
+    place = f"{segment['segment']}=1:0"
+    assert ask("subscription", "seek", topic, "s", "--position", place)["segments"][0]["backlog"] == 1
+    for wrong in (["--to", "noon"], ["--to", "2026-11-22T10:00:00"], [], ["--position", "1:0"], ["--to", "99999999d"]):
+        assert "--to" in error_line(cli("subscription", "seek", topic, "s", *wrong)) or "--position" in wrong
+    assert "positions" in error_line(cli("subscription", "seek", topic, "s", "--position", "segment://t=1:0"))
+
+
 def test_the_layout_of_a_topic_by_hand(ask: Callable[..., Any], cli: Run, topic: str) -> None:
     """Split, merge, trim, seal, delete: messages stay readable until they are trimmed, a sealed topic says so."""
     name = f"segment://{topic}"

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_what_a_closed_consumer_held_goes_to_the_next_one(client: metatxn.Client
 
 def test_exclusive_is_exclusive_and_another_definition_is_refused(client: metatxn.Client, new_topic: NewTopic) -> None:
     topic = new_topic()
-    first = client.subscribe(topic, "s")
+    first = client.subscribe(topic, "s", "exclusive", "latest")
     assert first.receive(timeout_s=0) is None
     with pytest.raises(metatxn.AlreadyExists, match="exclusive"):
         client.consumer(topic, "s").receive(timeout_s=0)
@@ -126,6 +127,45 @@ def test_exclusive_is_exclusive_and_another_definition_is_refused(client: metatx
     client.drop_subscription(topic, "s")
     with pytest.raises(metatxn.NotFound):
         client.subscription(topic, "s")
+
+
+def test_subscribing_without_settings_takes_what_is_there_or_creates_what_the_command_line_creates(
+    client: metatxn.Client, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    client.create_subscription(topic, "there", "failover", "latest")
+    for name, expected in (("there", ("failover", "latest")), ("new", ("shared", "earliest"))):
+        client.subscribe(topic, name).close()
+        found = client.subscription(topic, name)
+        assert (found.type, found.initial) == expected
+
+
+def test_a_subscription_moves_under_its_consumers(client: metatxn.Client, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    send(client, topic, *range(3))
+    between = datetime.now(UTC)
+    (segment,) = [each.segment for each in client.topic(topic).segments]
+    assert client.position_at(segment, between).after == client.segment(segment).last_position
+    with client.subscribe(topic, "s") as consumer:
+        messages = taken(consumer)
+        consumer.acknowledge(messages)
+        assert client.seek(topic, "s", "earliest").segments[0].backlog == 3
+        assert [message.value for message in taken(consumer)] == [0, 1, 2]
+        while between >= datetime.now(UTC):
+            pass
+        send(client, topic, 3)
+        txn = client.begin()
+        consumer.acknowledge(messages[0], txn)
+        with pytest.raises(metatxn.TransactionConflict, match=txn.id):
+            client.seek(topic, "s", between)
+        assert client.seek(topic, "s", between, force=True).aborted == [txn.id]
+        with pytest.raises(metatxn.InvalidTransactionState):
+            txn.commit()
+        assert [message.value for message in taken(consumer)] == [3]
+    with pytest.raises(metatxn.InvalidArgument, match="time zone"):
+        client.seek(topic, "s", datetime(2026, 11, 22))  # noqa: DTZ001
+    with pytest.raises(metatxn.NotFound):
+        client.seek(topic, "missing", "earliest")
 
 
 def test_a_transaction_whose_acknowledgement_failed_cannot_be_committed(

@@ -178,7 +178,7 @@ LEDGERS = (
     Mutant(
         "key-holds-what-recovery-decided",
         "a recovery decides under a key as the coordinator does",
-        _DECISIONS,
+        "metastore/txn/operator_decisions.py",
         'update={"txn_id": None, "last_version": last_version}',
         'update={"last_version": last_version}',
         tests=(

@@ -328,4 +328,52 @@ PARTICIPANTS = (
         "if ended or end",
         tests=("tests/participants/broker/test_large_entries.py",),
     ),
+    Mutant(
+        "seek-does-not-ask-for-holders",
+        "5.10: a seek takes no acknowledgement from an open transaction unless that is aborted",
+        "participants/topic/subscriptions.py",
+        "        if not force:\n            refuse(known, holders)\n",
+        "",
+        tests=(
+            "tests/participants/subscription/test_seek.py::test_open_transactions_that_have_acknowledged_are_named_or_aborted",
+        ),
+    ),
+    Mutant(
+        "seek-keeps-the-incarnation",
+        "5.10: what was acknowledged before a seek belongs to an earlier incarnation",
+        "participants/subscription/definitions.py",
+        'update={"incarnation": found.record.incarnation + 1, "starts": places or None}',
+        'update={"incarnation": found.record.incarnation, "starts": places or None}',
+        tests=(
+            "tests/participants/subscription/test_seek.py::test_everything_before_the_place_is_acknowledged_and_nothing_after",
+        ),
+    ),
+    Mutant(
+        "time-found-in-the-first-ledger",
+        "a time is looked for in every ledger",
+        "participants/segment/reading.py",
+        "if first >= end or await self._published_ms(Position(ledger.id, end - 1)) < at_ms:",
+        "if first >= end:",
+        tests=(
+            "tests/participants/subscription/test_seek.py::test_a_time_begins_with_the_first_entry_that_was_published_then_or_later",
+        ),
+    ),
+    Mutant(
+        "ended-incarnation-is-not-found",
+        "a request of an incarnation that a seek has ended can be repeated with the next one",
+        "participants/subscription/definitions.py",
+        "if current is None or SubscriptionRecord.decode(current.value).deleted:",
+        "if True:",
+        tests=(
+            "tests/participants/subscription/test_spread.py::test_brokers_that_have_not_heard_of_a_seek_take_acknowledgements_after_it",
+        ),
+    ),
+    Mutant(
+        "force-without-the-right",
+        "aborting the transactions of others needs the right admin",
+        "participants/api/subscription_routes.py",
+        '        if request.force:\n            caller.require("admin", topic)\n',
+        "",
+        tests=("tests/participants/api/test_subscription_rights.py",),
+    ),
 )

@@ -54,6 +54,7 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
             ("DELETE", "/consumers/c", None),
             ("GET", "/share", None),
             ("POST", "/share/redeliver", {}),
+            ("POST", "/seek", {"to": "earliest"}),
         )
         taking = {"incarnation": 1, "segments": ["x"], "home": 1, "session": 1, "sessions": [1], "newest": 1}
         others: tuple[tuple[str, str, object], ...] = (
@@ -66,6 +67,9 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
             assert await status(producer, method, SUBSCRIPTION + path, body) == 403, path
         for method, path, body in verbs:
             assert await status(consumer, method, SUBSCRIPTION + path, body) in (200, 204), path
+        forced = {"to": "earliest", "force": True}
+        assert await status(consumer, "POST", f"{SUBSCRIPTION}/seek", forced) == 403, "it would end what others began"
+        assert await status(boss, "POST", f"{SUBSCRIPTION}/seek", forced) == 200
         dead = f"{SUBSCRIPTION}2", DEFINITION | {"dead_letter_topic": "dead"}
         assert await status(consumer, "PUT", *dead) == 403, "it may not produce there"
         assert await status(boss, "PUT", *dead) == 200

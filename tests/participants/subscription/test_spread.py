@@ -579,3 +579,37 @@ async def test_with_local_files_any_broker_leads_to_the_one_that_has_the_topic(w
     assert (await having.http.get(root)).status_code == 404
     assert (await world.store.inner.scan(paths.CURSORS)).records == []
     await asyncio.gather(having.stop(), other.stop())
+
+
+async def test_a_seek_moves_all_segments_at_once_whoever_serves_them(spreading: Spreading) -> None:
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*range(40))
+    assert await spreading.all_values() == list(range(40))
+    await spreading.acked([ids[value] for value in range(0, 40, 2)])
+    await spreading.asked("POST", "/subscriptions/s/seek", {"to": "earliest"})
+    assert await spreading.all_values(consumer="d") == list(range(40))
+    assert await spreading.counts() == (40, 40, {})
+    await spreading.acked(list(ids.values()))
+    assert await spreading.counts() == (0, 0, {})
+
+
+async def test_brokers_that_have_not_heard_of_a_seek_take_acknowledgements_after_it(spreading: Spreading) -> None:
+    """They keep the earlier incarnation in memory until a request or a write tells them."""
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*range(40))
+    await spreading.all_values()
+    await spreading.asked("POST", "/subscriptions/s/seek", {"to": "earliest"})
+    for number in range(0, 40, 4):
+        some = [ids[each] for each in range(number, number + 4)]
+        while (answer := await spreading.ack(some)).status_code != 200:
+            assert answer.json()["code"] in ("STORE_UNAVAILABLE", "OUTCOME_UNKNOWN"), "a client sends it again"
+    assert await spreading.counts() == (0, 0, {})
+
+
+async def test_a_time_is_found_at_every_broker(spreading: Spreading, world: World) -> None:
+    await spreading.subscribe()
+    await spreading.publish_keys(*range(20))
+    between_ms = world.now_ms()
+    await spreading.publish_keys(*range(20, 40))
+    await spreading.asked("POST", "/subscriptions/s/seek", {"at_ms": between_ms})
+    assert await spreading.all_values() == list(range(20, 40))

@@ -1,0 +1,27 @@
+"""Times as people give them on the command line."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from metatxn.cli.options import CliError
+
+_AGO = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+TIME_HELP = "a time such as 2026-11-22T10:00:00Z, or how long ago, such as 90s, 15m, 1h or 2d"
+
+
+def time_of(option: str, text: str, clock: Callable[[], float] = time.time) -> datetime:
+    """The time that `text` says. Raises `CliError`, which names the option."""
+    try:
+        if (ago := _AGO.fullmatch(text)) is not None:
+            return datetime.fromtimestamp(clock(), UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        found = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise CliError(f"{option}: {text!r} is not a time. Give {TIME_HELP}.") from None
+    if found.tzinfo is None:
+        raise CliError(f"{option}: {text!r} has no time zone. Add Z for UTC, or an offset such as +01:00.")
+    return found

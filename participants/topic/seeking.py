@@ -1,0 +1,141 @@
+"""Moving a subscription to another place, on all segments of its topic at once.
+
+    pending acknowledgements of open transactions? ─▶ refuse, or abort these transactions
+    the places ─▶ one apply: the subscription becomes its next incarnation, which begins there (`Definitions.seek`)
+
+Every acknowledgement and every write of a cursor checks the incarnation. So the apply is the moment of the seek: what
+was acknowledged before it is forgotten as a whole, what is acknowledged after it is a matter of the new incarnation,
+and a crash leaves one or the other. The records of the earlier incarnation are deleted like those of a dropped one.
+
+A transaction may acknowledge something between the look at the pending acknowledgements and the apply. That is as if it
+had committed before the seek: its messages are delivered again if they are after the new place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
+from metastore.keys import prefix_end
+from metastore.txn import paths
+from metastore.txn.operator_decisions import decide_for_operator
+from metastore.txn.records.operations import AckOp, decode_op
+from metastore.txn.states import TxnState
+from metastore.txn.store import TransactionRecords, read_transactions
+from metatxn.wire import errors
+from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
+from participants.broker.broker import Broker
+from participants.subscription.definitions import Definition
+from participants.subscription.places import Place
+from participants.topic.reading import end_of, position_at
+
+HOLDERS_NAMED = 100
+"""A refusal names at most so many transactions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a subscription goes: to an end of the topic, to a time, or to the first entry of each segment that is to be
+    delivered. Exactly one of them is given."""
+
+    to: Literal["earliest", "latest"] | None = None
+    at_ms: int | None = None
+    positions: Mapping[str, Position] | None = None
+
+
+async def places_of(target: Target, broker: Broker, topic: str, authorization: str | None) -> Mapping[str, Place]:
+    """By segment, the place where the subscription begins; a segment that is missing begins with its earliest entry.
+
+    Raises INVALID_ARGUMENT for positions that are not those of the topic, and STORE_UNAVAILABLE.
+    """
+    broker.forget_topic(topic)
+    names = (await broker.topic(topic)).segments
+    if target.to == "earliest":
+        return {}
+    if target.positions is not None:
+        _assert_same(target.positions, names)
+    segments = await asyncio.gather(*(broker.anywhere(name, authorization) for name in names))
+    if target.at_ms is not None:
+        at_ms = target.at_ms
+        found = await asyncio.gather(*(position_at(segment, at_ms) for segment in segments))
+        return {segment.id: Place.at(position) for segment, position in zip(segments, found, strict=True)}
+    ends = await asyncio.gather(*(end_of(segment, "read_committed") for segment in segments))
+    places = {segment.id: Place.behind(end) for segment, end in zip(segments, ends, strict=True)}
+    if target.positions is None:
+        return places
+    for name, position in target.positions.items():
+        if Place.at(position) > places[name]:
+            raise errors.InvalidArgument(
+                f"positions: {position} of segment {name} is after everything that can be read", field="positions"
+            )
+    return {name: Place.at(position) for name, position in target.positions.items()}
+
+
+def _assert_same(positions: Mapping[str, Position], names: Sequence[str]) -> None:
+    for name in positions.keys() - set(names):
+        raise errors.InvalidArgument(f"positions: {name} is not in this topic", field="positions")
+    for name in names:
+        if name not in positions:
+            raise errors.InvalidArgument(
+                f"positions: segment {name} of the topic is missing",
+                action="Give a position for every segment of the topic.",
+                field="positions",
+            )
+
+
+async def open_holders(
+    store: MetadataStore, definition: Definition, segments: Sequence[str]
+) -> list[TransactionRecords]:
+    """The open transactions that have acknowledged messages of this incarnation. Raises the store's errors."""
+    found = await asyncio.gather(*(_acknowledging(store, definition, segment) for segment in segments))
+    txn_ids = list(dict.fromkeys(txn_id for part in found for txn_id in part))
+    return [
+        each for each in await read_transactions(store, txn_ids) if each is not None and not each.header.state.final
+    ]
+
+
+async def _acknowledging(store: MetadataStore, definition: Definition, segment: str) -> list[TxnId]:
+    prefix = paths.acks_by_subscription(segment, definition.name)
+    entries = await store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
+    keys = [paths.op_of_ack_entry(entry) for entry in entries]
+    txn_ids = []
+    for key, record in (await store.get_each(keys)).items():
+        op = decode_op(record.value) if record is not None else None
+        if isinstance(op, AckOp) and op.incarnation == definition.record.incarnation:
+            txn_ids.append(TxnId.parse(paths.op_key_parts(key)[0]))
+    return txn_ids
+
+
+def refuse(definition: Definition, holders: Sequence[TransactionRecords]) -> None:
+    """Raises TXN_CONFLICT if there are holders."""
+    if holders:
+        named = [str(records.txn_id) for records in holders[:HOLDERS_NAMED]]
+        raise errors.TransactionConflict(
+            f"{len(holders)} open transactions have acknowledged messages of subscription {definition.name}: "
+            + ", ".join(named[:3])
+            + (", …" if len(holders) > 3 else ""),
+            action="Wait until they are decided, or set `force`, which aborts them.",
+            subscription=definition.name,
+            holders=named,
+        )
+
+
+async def abort(store: MetadataStore, holders: Sequence[TransactionRecords], reason: str, now_ms: int) -> list[str]:
+    """Abort the transactions that are still open, and return their ids. Raises the store's errors."""
+    aborted = []
+    for holder in holders:
+        records: TransactionRecords | None = holder
+        while records is not None and not records.header.state.final:
+            try:
+                await decide_for_operator(store, records, TxnState.ABORTED, now_ms, reason)
+            except CheckFailed:
+                (records,) = await read_transactions(store, [holder.txn_id])
+            else:
+                aborted.append(str(holder.txn_id))
+                break
+    return aborted
