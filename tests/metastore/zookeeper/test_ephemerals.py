@@ -171,6 +171,40 @@ async def test_no_loss_behind_a_new_session_costs_the_record(
     assert await observer.get("/live/1") is None
 
 
+@pytest.mark.parametrize("fault", UNSETTLED)
+async def test_a_record_that_nobody_has_cleaned_up_is_known_as_ours(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, fault: str
+) -> None:
+    """Otherwise it depends on who is quicker: the holder that tries again, or whoever cleans up behind its session."""
+    observer, store = await observed(zookeeper_server, open_store)
+    ephemerals = store._ephemerals
+    assert ephemerals is not None and observer._ephemerals is not None
+    cleaning = asyncio.Event()
+    for each in (ephemerals, observer._ephemerals):
+        each.reap = partial(after, cleaning, each.reap)  # type: ignore[method-assign]
+    await store.ephemeral("/live/1", b"here", 1_000)
+    nemesis = Nemesis(store)
+    async with asyncio.timeout(40):
+        for step in itertools.count():
+            cleaning.clear()
+            nemesis.strike(step, FAULTS[fault](store), held=True)
+            await end_session(store)
+            await store._connection.wait_connected()
+            while (keeper := ephemerals._keeper) is not None:
+                await asyncio.wait([keeper])
+            met = nemesis.rest()
+            cleaning.set()
+            await at_rest(observer, store)
+            assert (await seen(observer, "/live/1")).value == b"here"
+            if not met:
+                break
+
+
+async def after(event: asyncio.Event, act: Callable[[], Awaitable[None]]) -> None:
+    await event.wait()
+    await act()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_loss_while_it_is_put_first_costs_the_record(
     zookeeper_server: ZooKeeperServer, open_store: OpenStore, fault: str

@@ -133,7 +133,9 @@ CLUSTERS = (
         _ZOOKEEPER_EPHEMERALS,
         "        held.holders.append(holder)\n",
         "        held.holders = [holder]\n",
-        tests=("tests/metastore/zookeeper/test_ephemerals.py::test_no_loss_behind_a_new_session_costs_the_record",),
+        tests=(
+            "tests/metastore/zookeeper/test_ephemerals.py::test_a_record_that_nobody_has_cleaned_up_is_known_as_ours",
+        ),
     ),
     Mutant(
         "etcd-member-that-cannot-serve-is-kept",
