@@ -23,7 +23,7 @@ from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, json_body, path_of
 from metatxn.paging import Listing, Paged
 from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, message_batching
-from metatxn.reader import AsyncReader
+from metatxn.reader import AsyncReader, milliseconds
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import read_topics
 from metatxn.topics import arrow_schema, wire_schema
@@ -362,14 +362,15 @@ class AsyncClient:
     async def reader(
         self,
         topic: str,
-        start: str = "earliest",
+        start: str | datetime = "earliest",
         isolation: Isolation = "read_committed",
         follow: bool = False,
         revision: int | None = None,
         compacted: bool = False,
     ) -> AsyncReader:
-        """A reader that iterates over messages from `earliest`, `latest`, or the `token` of another reader. A
-        `compacted` one begins with the latest value of each key."""
+        """A reader that iterates over messages from `earliest`, `latest`, the `token` of another reader, or a time with
+        a time zone: then it begins with what was published at that time or later. A `compacted` one begins with the
+        latest value of each key."""
         reader = AsyncReader(self._connection, topic, start, isolation, follow, revision, compacted)
         await reader.open(at_end=start == "latest")
         return reader
@@ -548,12 +549,3 @@ class AsyncClient:
     def decode_entry(frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:
         """The rows of an entry in the topic's columns. Raises `SchemaMismatch`."""
         return frames.decode_entry(frame, topic_schema)
-
-
-def milliseconds(field: str, time: datetime) -> int:
-    """The time since 1970. Raises `InvalidArgument` without a time zone: the time of which clock would it be?"""
-    if time.tzinfo is None:
-        raise InvalidArgument(
-            f"{field}: {time} has no time zone", action="Use datetime.now(UTC), for example.", field=field
-        )
-    return int(time.timestamp() * 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from metatxn.answers import parsed
@@ -13,6 +14,7 @@ from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.wire.broker import Isolation, ReadMessage, ReadMessagesAnswer
 from metatxn.wire.errors import InvalidArgument, MetatxnError
+from metatxn.wire.names import ReadTime
 
 PAGE_MESSAGES = 1000
 FULL_PAGE_BYTES = 512 * 1024
@@ -43,6 +45,15 @@ def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Mess
     return Message(topic, read.message_id, value, read.key, properties, read.publish_ms, read.txn_id, redelivery_count)
 
 
+def milliseconds(field: str, time: datetime) -> int:
+    """The time since 1970. Raises `InvalidArgument` without a time zone: the time of which clock would it be?"""
+    if time.tzinfo is None:
+        raise InvalidArgument(
+            f"{field}: {time} has no time zone", action="Use one like datetime.now(UTC).", field=field
+        )
+    return int(time.timestamp() * 1000)
+
+
 class MessagePage(NamedTuple):
     """`full`: there are probably more messages behind these."""
 
@@ -66,7 +77,7 @@ class AsyncReader(Paged[Message]):
         self,
         connection: Connection,
         topic: str,
-        start: str,
+        start: str | datetime,
         isolation: Isolation,
         follow: bool,
         revision: int | None,
@@ -78,6 +89,8 @@ class AsyncReader(Paged[Message]):
                 field="start",
             )
         self.topic = topic
+        if isinstance(start, datetime):
+            start = str(ReadTime(milliseconds("start", start)))
         self.token: str | None = None if start in ("earliest", "latest") else start
         self._connection = connection
         self._isolation: Isolation = isolation

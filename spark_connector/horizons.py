@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 import metatxn
@@ -66,6 +67,14 @@ class Horizons:
             groups.setdefault(self._owners.get(segment), {})[segment] = place
         yield from groups.values()
 
+    def offsets(self, wanted: Offsets, looked: Looked) -> Offsets:
+        """A time as the places of the segments: what was published before it is before them, as far as it can be
+        read."""
+        if not isinstance(wanted, datetime):
+            return wanted
+        found = {each: self._service.position_at(each, wanted).after for each in looked.segments}
+        return {each: min(place, looked.segments[each].end, key=order) for each, place in found.items()}
+
     def ask(self, group: HorizonPlaces, wait_ms: int = 0) -> Looked:
         """One request to one broker. Segments that the broker does not have are missing in the answer."""
         answer = self._service.horizons(group, self._isolation, wait_ms)
@@ -86,6 +95,7 @@ def ending_places(offsets: Offsets, topics: Sequence[Topic], looked: Looked) -> 
 
 def _places(option: str, offsets: Offsets, topics: Sequence[Topic], looked: Looked, default: str) -> dict[str, str]:
     topic_of = {each.id: topic.name for topic in topics for each in topic.segments if each.id in looked.segments}
+    assert not isinstance(offsets, datetime), "see Horizons.offsets"
     given: dict[str, str] = {}
     if isinstance(offsets, str):
         default = offsets

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -32,8 +33,8 @@ TOPIC_COLUMN = "topic"
 
 Direction = Literal["read", "write"]
 Mode = Literal["batch", "streaming"]
-Offsets = Literal["earliest", "latest"] | dict[str, str]
-"""`earliest` (everything), `latest` (nothing), or, for each topic or segment, `earliest`, `latest` or a place
+Offsets = Literal["earliest", "latest"] | dict[str, str] | datetime
+"""`earliest` (everything), `latest` (nothing), a time, or, for each topic or segment, `earliest`, `latest` or a place
 `ledger:entry`."""
 
 WRITE_OPTIONS = (
@@ -53,6 +54,8 @@ READ_OPTIONS = (
     "subscribePattern",
     "startingOffsets",
     "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
     "maxOffsetsPerTrigger",
     "failOnDataLoss",
     "isolation",
@@ -143,6 +146,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
     values = _Values(given, "read", mode)
     if mode == "streaming":
         values.refuse("endingOffsets", "a streaming read has no end")
+        values.refuse("endingTimestamp", "a streaming read has no end")
         values.refuse("revision", "a streaming read is not a snapshot")
         values.refuse("pushFilters", "Spark pushes no filters into streaming reads")
         if (values.get("isolation") or "").lower() == "snapshot":
@@ -159,14 +163,15 @@ def read_options(given: Mapping[str, str], mode: Mode | None) -> ReadOptions:
     revision = values.parsed("revision")
     if revision is not None and isolation != "snapshot":
         raise values.error(f"option revision needs isolation=snapshot, not {isolation}")
-    starting: Offsets = values.parsed("startingOffsets") or "earliest"
-    ending: Offsets = values.parsed("endingOffsets") or "latest"
+    starting: Offsets = values.one_of("startingOffsets", "startingTimestamp") or "earliest"
+    ending: Offsets = values.one_of("endingOffsets", "endingTimestamp") or "latest"
     if mode == "batch" and starting == "latest":
         raise values.error("option startingOffsets=latest contradicts a batch read: nothing follows it")
     if ending == "earliest":
         raise values.error("option endingOffsets=earliest leaves nothing to read")
     if ending != "latest" and isolation == "snapshot":
-        raise values.error("option endingOffsets contradicts isolation=snapshot, which ends at its revision")
+        named = "endingOffsets" if values.get("endingOffsets") is not None else "endingTimestamp"
+        raise values.error(f"option {named} contradicts isolation=snapshot, which ends at its revision")
     include_metadata = values.parsed("includeMetadata") or False
     push_filters = values.parsed("pushFilters") or False
     if push_filters and not include_metadata:
@@ -260,6 +265,12 @@ class _Values:
         except ValueError as error:
             raise self.error(f"option {name}={value!r} {error}") from None
 
+    def one_of(self, name: str, other: str) -> Any:
+        """The parsed value of the option that is given, or None."""
+        if self.get(name) is not None and self.get(other) is not None:
+            raise self.error(f"options {name} and {other} contradict each other; give one of them")
+        return self.parsed(name) or self.parsed(other)
+
     def service(self) -> ServiceAddress:
         url = self.parsed("url")
         if url is None:
@@ -340,6 +351,19 @@ def _offsets(value: str) -> Offsets:
     return given
 
 
+def _timestamp(value: str) -> datetime:
+    """Milliseconds since 1970, as Spark's source for Kafka takes them, or RFC 3339."""
+    try:
+        if value.isascii() and value.isdigit():
+            return datetime.fromtimestamp(int(value) / 1000, UTC)
+        found = datetime.fromisoformat(value)
+    except (ValueError, OverflowError, OSError):
+        found = None
+    if found is None or found.tzinfo is None:
+        raise ValueError("must be a time such as 2026-11-22T10:00:00Z, or milliseconds since 1970")
+    return found
+
+
 _OFFSETS_EXAMPLE = '{"orders": "latest", "segment://public/default/audit/0000-ffff-0": "3:17"}'
 
 
@@ -380,6 +404,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "revision": _revision,
     "startingOffsets": _offsets,
     "endingOffsets": _offsets,
+    "startingTimestamp": _timestamp,
+    "endingTimestamp": _timestamp,
     "includeMetadata": _boolean,
     "pushFilters": _boolean,
     "maxOffsetsPerTrigger": _row_count,

@@ -45,11 +45,12 @@ class BatchReader(DataSourceReader):
             revision = service.cluster().revision
         topics = find_topics(service, options.topics, options.pattern)
         columns = {topic.name: wanted_columns(self._schema, topic, options) for topic in topics}
-        looked = Horizons(service, options.isolation, topics).look(every_segment(topics))
+        horizons = Horizons(service, options.isolation, topics)
+        looked = horizons.look(every_segment(topics))
         if looked.gone and options.fail_on_data_loss:
             raise data_lost(min(looked.gone), "it was deleted")
-        starts = starting_places(options.starting, topics, looked)
-        ends = None if snapshot else ending_places(options.ending, topics, looked)
+        starts = starting_places(horizons.offsets(options.starting, looked), topics, looked)
+        ends = None if snapshot else ending_places(horizons.offsets(options.ending, looked), topics, looked)
         return [
             SegmentRange(
                 topic.name,

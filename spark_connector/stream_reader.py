@@ -134,7 +134,7 @@ class StreamPlanner:
 
     def initial(self) -> Offset:
         looked = self._horizons.look(every_segment(self._topics))
-        return Offset(starting_places(self._options.starting, self._topics, looked))
+        return Offset(starting_places(self._horizons.offsets(self._options.starting, looked), self._topics, looked))
 
     def stop_at_what_is_there(self) -> None:
         self._refresh_topics()

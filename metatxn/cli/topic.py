@@ -17,6 +17,7 @@ from pydantic import ValidationError
 import metatxn
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_line, print_rows, when
+from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.txn import named_values
 from metatxn.wire.broker import SchemaField, TopicInfo, TopicSchema
 
@@ -114,6 +115,9 @@ def consume(
     session: ServiceOptions,
     topic: TopicArgument,
     start: Annotated[str, typer.Option(help="earliest, latest, or a token of the browse endpoint.")] = "earliest",
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Begin with what was published since {TIME_HELP}.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for more messages until Ctrl-C, and print one line for each.")
     ] = False,
@@ -140,11 +144,17 @@ def consume(
         raise CliError("--txn: nothing is acknowledged without --subscription. Name a subscription.")
     if compacted and subscription is not None:
         raise CliError("--compacted: a subscription delivers every message. Read without --subscription.")
+    if since is not None and (subscription is not None or start != "earliest"):
+        raise CliError(
+            "--since: a subscription has a place of its own, and --start is another one. Use one of them; "
+            "`metatxn subscription seek` moves a subscription."
+        )
+    begin = start if since is None else time_of("--since", since)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(session.connect())
         if subscription is None:
             messages: Iterator[metatxn.Message]
-            reader = client.reader(topic, start, isolation.value, follow, compacted=compacted)
+            reader = client.reader(topic, begin, isolation.value, follow, compacted=compacted)
             messages = itertools.islice(reader, limit)
         else:
             consumer = stack.enter_context(subscribed(client, topic, subscription, start))

@@ -7,6 +7,7 @@ import binascii
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from metatxn.wire.position import Position
@@ -90,6 +91,38 @@ class ReadPlace:
                 f"{text!r} is not a place where a read can continue: <ledger>:<entry>[@<revision>] is expected"
             )
         return cls(Position.parse(position), int(revision) if at else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTime:
+    """A read that begins with the first entry of each segment that was published at a time or later: `@<RFC 3339>`."""
+
+    at_ms: int
+
+    def __str__(self) -> str:
+        return f"@{datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec='milliseconds')}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `ValueError` if `text` is not such a time."""
+        wrong = ValueError(f"{text!r} is not a time: @2026-11-22T10:00:00Z is expected, with a time zone")
+        try:
+            found = datetime.fromisoformat(text.removeprefix("@"))
+        except ValueError:
+            raise wrong from None
+        if found.tzinfo is None:
+            raise wrong
+        return cls(max(0, round(found.timestamp() * 1000)))
+
+
+def place_or_time(text: str) -> ReadPlace | ReadTime:
+    """Raises `ValueError`."""
+    return ReadTime.parse(text) if text.startswith("@") else ReadPlace.parse(text)
+
+
+def token_or_time(text: str) -> BrowseToken | ReadTime:
+    """Raises `ValueError`."""
+    return ReadTime.parse(text) if text.startswith("@") else BrowseToken.parse(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from metatxn.wire.broker import (
 )
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import BrowseToken, ReadPlace, topic_name
+from metatxn.wire.names import ReadPlace, ReadTime, place_or_time, token_or_time, topic_name
 from metatxn.wire.position import Position
 from metatxn.wire.text import no_control_characters
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
@@ -81,8 +81,16 @@ _ENTRY_BODY = {
 _KINDS = {media_type: kind for kind, media_type in PAYLOAD_MEDIA_TYPES.items()}
 
 TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
-PlaceQuery = Annotated[Any, parsed_by(ReadPlace.parse), Query(description="`Metatxn-Next`, or a position; exclusive")]
-TokenQuery = Annotated[Any, parsed_by(BrowseToken.parse), Query(description="`next` of an earlier answer")]
+PlaceQuery = Annotated[
+    Any,
+    parsed_by(place_or_time),
+    Query(description="`Metatxn-Next`, or a position, exclusive; or a time such as @2026-11-22T10:00:00Z"),
+]
+TokenQuery = Annotated[
+    Any,
+    parsed_by(token_or_time),
+    Query(description="`next` of an earlier answer, or a time such as @2026-11-22T10:00:00Z"),
+]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
@@ -257,6 +265,8 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         one.
         """
         target = await broker.segment(segment)
+        if isinstance(after, ReadTime):
+            after = ReadPlace((await target.reader.position_at(after.at_ms)).before)
         revision = snapshot_revision(isolation, revision, after.revision if after else None)
         at = after.position if after else target.ledgers.start
         page = await _page_within(wait_ms, broker, target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)

@@ -17,7 +17,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import BrowseToken, MessageId
+from metatxn.wire.names import BrowseToken, MessageId, ReadTime
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.broker.peers import RemoteSegment
@@ -27,7 +27,15 @@ from participants.messages.payloads import encode_messages, hashes_of, message_c
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
-from participants.topic.reading import BROWSE_BYTES, AnySegment, end_of, read_page, snapshot_revision, start_of
+from participants.topic.reading import (
+    BROWSE_BYTES,
+    AnySegment,
+    end_of,
+    position_at,
+    read_page,
+    snapshot_revision,
+    start_of,
+)
 
 _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
 
@@ -129,7 +137,7 @@ class Messages:
     async def browse(
         self,
         topic_name: str,
-        token: BrowseToken | None,
+        token: BrowseToken | ReadTime | None,
         limit: int,
         isolation: Isolation,
         revision: Revision | None,
@@ -141,9 +149,12 @@ class Messages:
     ) -> ReadMessagesAnswer:
         """Up to `limit` messages after `token`, or fewer if they are large. Waits up to `wait_ms` for the first one.
 
-        Without a token, `latest` returns at once with the place after everything readable, and `compacted` begins with
-        the compacted view (see `compaction`). Later pages continue as their token says.
+        A time as the token begins with what was published then or later. Without a token, `latest` returns at once with
+        the place after everything readable, and `compacted` begins with the compacted view (see `compaction`). Later
+        pages continue as their token says.
         """
+        if isinstance(token, ReadTime):
+            token = await self._token_at(topic_name, token.at_ms, authorization)
         places = dict(token.places) if token else {}
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
@@ -243,6 +254,14 @@ class Messages:
             if not reached or not segment.ended_at(at):
                 unread.add(segment.id)
         return places
+
+    async def _token_at(self, topic_name: str, at_ms: int, authorization: str | None) -> BrowseToken:
+        async def look() -> list[AnySegment]:
+            return await self._segments(await self._broker.topic(topic_name), (), authorization)
+
+        segments = await self._broker.in_layout(topic_name, look)
+        found = await asyncio.gather(*(position_at(segment, at_ms) for segment in segments))
+        return BrowseToken({each.id: (at.before, 0) for each, at in zip(segments, found, strict=True)})
 
     async def _segments(
         self, topic: TopicRecord, wanted: Iterable[str] = (), authorization: str | None = None

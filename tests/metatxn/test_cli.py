@@ -131,8 +131,10 @@ def test_the_latest_value_of_each_key(ask: Callable[..., Any], cli: Run, topic: 
     assert "start" in error_line(cli("topic", "consume", topic, "--compacted", "--start", "latest"))
 
 
-def test_a_subscription_is_moved_by_hand(ask: Callable[..., Any], cli: Run, topic: str) -> None:
+def test_a_topic_and_a_subscription_are_read_from_a_time_on(ask: Callable[..., Any], cli: Run, topic: str) -> None:
     ask("topic", "produce", topic, '"x"')
+    assert [message["value"] for message in ask("topic", "consume", topic, "--since", "1h")] == ["x"]
+    assert ask("topic", "consume", topic, "--since", "2126-11-22T10:00:00+01:00") == []
     ask("subscription", "create", topic, "s", "--initial", "latest")
     (segment,) = ask("subscription", "seek", topic, "s", "--to", "1h")["segments"]
     assert segment["backlog"] == 1
@@ -212,6 +214,8 @@ def test_options_before_the_command(dev: DevServer) -> None:
         (["topic", "create", "x", "--schema", "id:nonsense"], "nonsense"),
         (["topic", "produce", "missing", "not json"], "--text"),
         (["topic", "consume", "missing", "--isolation", "none"], "read_committed"),
+        (["topic", "consume", "missing", "--since", "noon"], "2026-11-22T10:00:00Z"),
+        (["topic", "consume", "missing", "--since", "1h", "--start", "latest"], "--since"),
         (["key", "get", "missing"], "missing"),
         (["txn", "list", "--no-such-option"], "--help"),
         (["no-such-command"], "--help"),

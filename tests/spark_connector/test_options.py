@@ -106,6 +106,13 @@ def test_read_options() -> None:
             {**URL, "subscribe": "a", "isolation": "snapshot", "endingOffsets": '{"a": "latest"}'},
             "Option endingOffsets contradicts isolation=snapshot",
         ),
+        ({**URL, "subscribe": "a", "startingTimestamp": "noon"}, "must be a time such as 2026-11-22T10:00:00Z"),
+        ({**URL, "subscribe": "a", "startingTimestamp": "2026-11-22T10:00:00"}, "must be a time such as"),
+        ({**URL, "subscribe": "a", "startingTimestamp": "1", "startingOffsets": "earliest"}, "contradict each other"),
+        (
+            {**URL, "subscribe": "a", "isolation": "snapshot", "endingTimestamp": "1"},
+            "Option endingTimestamp contradicts isolation=snapshot",
+        ),
         ({**URL, "subscribe": "a", "failOnDataLoss": "maybe"}, "must be true or false"),
         ({**URL, "subscribe": "a", "maxOffsetsPerTrigger": "5"}, "Option maxOffsetsPerTrigger contradicts a batch"),
         ({**URL, "subscribe": "a", "pushFilters": "true"}, "Option pushFilters needs includeMetadata=true"),

@@ -116,7 +116,10 @@ def test_a_part_of_a_topic(spark: SparkSession, url: str, client: metatxn.Client
     for number in range(4):
         write(client, name, [number])
     (segment,) = [each.segment for each in client.topic(name).segments]
-    places = [str(frame.position) for frame in client.read_frames(segment).frames]
+    frames = client.read_frames(segment).frames
+    places = [str(frame.position) for frame in frames]
+    times = {"startingTimestamp": str(frames[1].publish_ms), "endingTimestamp": str(frames[3].publish_ms)}
+    assert ids(read(spark, url, name, **times)) == [1, 2]
     between = {"startingOffsets": json.dumps({segment: places[0]}), "endingOffsets": json.dumps({segment: places[2]})}
     assert ids(read(spark, url, name, **between)) == [1, 2]
     reader = spark.read.format("metatxn").options(url=url, subscribe=name, includeMetadata="true")
