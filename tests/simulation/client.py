@@ -205,6 +205,9 @@ class Client:
     async def redeliver(self, topic: str, name: str, ids: list[str]) -> None:
         await self._at_subscription(topic, name, "POST", "/redeliver", {"message_ids": ids})
 
+    async def seek(self, topic: str, name: str, to: str, *, force: bool = False) -> None:
+        await self._at_subscription(topic, name, "POST", "/seek", {"to": to, "force": force})
+
     async def _at_subscription(
         self,
         topic: str,

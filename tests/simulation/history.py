@@ -180,6 +180,8 @@ class Asked:
     """Which one is invalid, as the refusal tells."""
     holder: str | None = None
     """The transaction that is in the way, as the refusal tells."""
+    holders: tuple[str, ...] = ()
+    """All of them, of a seek."""
     never_given: bool = False
     """As the refusal tells, nobody was given what was to be acknowledged."""
     detail: str | None = None
@@ -192,6 +194,7 @@ class Asked:
         """Written down when it is told."""
         self.code, self.detail, self.outcome, self.at_revision = code, detail, outcome, revision
         self.argument, self.holder = problem.get("field"), problem.get("holder")
+        self.holders = tuple(problem.get("holders", ()))
         self.segment = problem.get("segment", self.segment)
         self.never_given = problem.get("never_given", False)
 
@@ -226,6 +229,8 @@ class History:
     """Topics of which the second has one output for each entry of the first, by the entry's id."""
     letters: dict[str, Counter[str]] = field(default_factory=dict)
     """Of the first topic of such a pair, by the ids of its entries: how many dead letters there are in the end."""
+    again: dict[str, set[str]] = field(default_factory=dict)
+    """By topic, the entries that a subscription delivered after it was moved to the beginning in the end."""
     asked: list[Asked] = field(default_factory=list)
     given_to_nobody: list[str] = field(default_factory=list)
     """Acknowledgements in transactions that were taken, of messages that nobody can have been given."""

@@ -239,6 +239,7 @@ UNFOUNDED = [
     refused("acks", "INVALID_ARGUMENT", (5, 5), topic=TOPIC, subscription="s", argument="message_ids"),
     refused("entries", "INVALID_ARGUMENT", (5, 5), sequence=("p", 1, "x"), argument="sequence"),
     refused("entries", "PAYLOAD_TOO_LARGE", (5, 5), segment=SEGMENT),
+    refused("seek", "TXN_CONFLICT", (5, 6), topic=TOPIC, subscription="s", holders=(T1,)),
 ]
 
 
@@ -272,6 +273,11 @@ def letter_again(history: History) -> None:
     history.layouts["nothing"] = []
     history.pipes.append((TOPIC, "nothing"))
     history.letters[TOPIC] = Counter([*ids, ids[0]])
+
+
+def delivered_after_all(history: History) -> None:
+    """Moved to the beginning, a subscription does not deliver what can be read."""
+    history.again[TOPIC] = set()
 
 
 def version_again(history: History) -> None:
@@ -326,7 +332,7 @@ LIES: dict[str, list[Lie]] = {
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
     "no request tries for ever": [endless_request],
-    "acknowledged exactly when there is an output": [input_without_output, letter_again],
+    "acknowledged exactly when there is an output": [input_without_output, letter_again, delivered_after_all],
     "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
     "refused only for what was so": [
         refused_because_of_an_aborted_one,

@@ -1,5 +1,7 @@
 """Acknowledged exactly when its output is there: every input has one output, and no output is of something else.
 
+What a subscription delivers after it was moved to the beginning is what can be read.
+
 An input that was given back too often may have one dead letter instead; and both, when the broker that had written the
 letter died before it could acknowledge the input.
 """
@@ -24,3 +26,7 @@ def check(history: History) -> Iterable[str]:
                 yield f"{name} of {source} has {letters[name]} dead letters"
         for name in sorted((outputs.keys() | letters.keys()) - inputs):
             yield f"there is an output or a dead letter of {name}, which is not in {source}"
+    for topic, again in history.again.items():
+        differ = sorted(again ^ {seen.id for seen in history.visible_in(topic)})
+        if differ:
+            yield f"moved to the beginning of {topic}, a subscription differs from a read in {differ[:9]}"

@@ -81,6 +81,8 @@ def _unknown(history: History, asked: Asked) -> bool:
 
 
 def _takes_no_more(history: History, asked: Asked) -> bool:
+    if asked.verb == "seek":
+        return bool(asked.holders) and all(_holds_up(history, asked, txn_id) for txn_id in asked.holders)
     if asked.holder is not None or asked.never_given or asked.txn_id is None:
         return asked.verb == "acks" and _held(history, asked)
     prepared = paths.prepared(TxnId.parse(asked.txn_id))
@@ -105,8 +107,19 @@ def _held(history: History, asked: Asked) -> bool:
     )
 
 
+def _holds_up(history: History, asked: Asked, txn_id: str) -> bool:
+    """An open transaction has acknowledged something of the subscription."""
+    decision = history.decisions.get(txn_id)
+    return (decision is None or decision.revision > asked.floor) and any(
+        (other.verb, other.txn_id) == ("acks", txn_id) and other.subscription == asked.subscription
+        for other in history.asked
+    )
+
+
 def _may_be_forgotten(history: History, asked: Asked) -> bool:
-    """What was given is not known any more where a segment has had more than one owner."""
+    """What was given is not known any more where a segment has had more than one owner, or after a seek."""
+    if any(other.verb == "seek" and other.subscription == asked.subscription for other in history.asked):
+        return True
     received = any(
         (other.verb, other.topic, other.subscription) == ("receive", asked.topic, asked.subscription)
         and other.floor <= asked.at_revision

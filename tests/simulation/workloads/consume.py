@@ -31,6 +31,8 @@ CARELESS = 0.1
 GUESSING = 0.1
 """How many packings acknowledge what nobody was given."""
 NEVER_READ = "unread"
+MOVED = "moved"
+"""A subscription that is moved again and again."""
 LONGEST_NAME = 256
 
 
@@ -53,12 +55,14 @@ class Consume(Workload):
             redeliveries = random.choice((0, 1, 3))
         await self.client(random).subscribe(self.orders, self.subscription, self.kind, self.letters, redeliveries)
         await self.client(random).subscribe(self.orders, NEVER_READ, "shared")
+        await self.client(random).subscribe(self.orders, MOVED, "shared")
 
     def start(self) -> None:
         for number in range(PRODUCERS):
             self.employ(f"shop-{number}", Shop)
         for number in range(CONSUMERS):
             self.employ(f"packer-{number}", Packer)
+        self.employ("mover", Mover)
 
     async def drain(self) -> None:
         """One more consumer packs what the others have left, once what they hold has returned."""
@@ -70,12 +74,41 @@ class Consume(Workload):
 
     async def read_everything(self) -> None:
         await super().read_everything()
+        await self._consume_again()
         if self.letters is not None:
             client = self.client(self.world.generator("final letters"))
             found = self.history.letters[self.orders] = Counter()
             for place in await client.look(self.letters):
                 for page in await self.read_all("final letters", client, place, "read_committed"):
                     found.update(seen.id for seen in page.frames)
+
+    async def _consume_again(self) -> None:
+        """Move the subscription to the beginning, and consume to the end."""
+        client = self.client(self.world.generator("again"))
+        await client.seek(self.orders, MOVED, "earliest")
+        again = self.history.again[self.orders] = set()
+        while given := await client.receive(self.orders, MOVED, "again", 100):
+            again.update(payload_of(message)["id"] for message in given)
+
+
+class Mover(Actor):
+    """Consumes a little, and moves the subscription to one of its ends, under transactions that it has left open."""
+
+    pause_s = 2.0
+
+    async def act(self) -> None:
+        assert isinstance(self.workload, Consume)
+        orders = self.workload.orders
+        given = await self.client.receive(orders, MOVED, self.name, 5)
+        txn_id = await self.client.begin(self.random.choice(TIMEOUT_MS))
+        if given:
+            await self.client.acknowledge(orders, MOVED, [each["message_id"] for each in given], txn_id)
+        fate = self.random.random()
+        if fate < 0.6:
+            await self.end(txn_id, commit=True)
+        await self.client.seek(
+            orders, MOVED, self.random.choice(("earliest", "latest")), force=self.random.random() < 0.5
+        )
 
 
 class Shop(Actor):

@@ -15,6 +15,7 @@ from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 
 WRITERS = 3
 NAMES = 2
+MOVING = 0.4
 TIMEOUT_MS = (3_000, 15_000)
 
 
@@ -64,7 +65,8 @@ class Writer(Actor):
 
 
 class Caretaker(Actor):
-    """Deletes a topic or its subscription, whether or not it is there, and makes it again."""
+    """Deletes a topic or its subscription, whether or not it is there, and makes it again; or only moves the
+    subscription."""
 
     pause_s = 1.2
     _made = 0
@@ -73,6 +75,10 @@ class Caretaker(Actor):
         assert isinstance(self.workload, Passing)
         subscriptions = self.workload.subscriptions
         topic = self.random.choice(list(subscriptions))
+        if self.random.random() < MOVING:
+            force = self.random.random() < 0.7
+            await self.client.seek(topic, subscriptions[topic], self.random.choice(("earliest", "latest")), force=force)
+            return
         if self.random.random() < 0.5:
             await self.client.drop_subscription(topic, subscriptions[topic])
         else:
