@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 import weakref
@@ -53,6 +54,8 @@ from metatxn.wire.coordinator import (
 )
 from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
+from metatxn.wire.names import namespace_name
+from metatxn.wire.policies import PolicyInfo
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
 HANGING_PATH = "/admin/v2/transactions/hanging"
@@ -273,6 +276,37 @@ class AsyncClient:
         connection = self._connection
         await connection.http.request(connection.brokers, Call("DELETE", path_of("topics", name)))
         connection.topics.forget(name)
+
+    async def topic_policy(self, name: str) -> PolicyInfo:
+        """The policy of a topic: what was set on it, and what counts. Raises `NotFound`."""
+        return await self._policy(path_of("topics", name, "policy"))
+
+    async def set_topic_policy(self, /, name: str, **settings: int | str | None) -> PolicyInfo:
+        """Change settings of a topic's policy, such as `retention_ms`; None removes one. Raises `NotFound`."""
+        return await self._set_policy(path_of("topics", name), settings)
+
+    async def namespace_policy(self, namespace: str) -> PolicyInfo:
+        """The policy of a namespace `tenant/name`, which counts where those of its topics say nothing."""
+        return await self._policy(path_of("policies", "namespaces", *_namespace_parts(namespace)))
+
+    async def set_namespace_policy(self, /, namespace: str, **settings: int | str | None) -> PolicyInfo:
+        """Change settings of a namespace's policy; None removes one."""
+        return await self._set_policy(path_of("policies", "namespaces", *_namespace_parts(namespace)), settings)
+
+    async def cluster_policy(self) -> PolicyInfo:
+        """The policy of the cluster, which counts where those of topics and namespaces say nothing."""
+        return await self._policy(path_of("policies", "cluster"))
+
+    async def set_cluster_policy(self, /, **settings: int | str | None) -> PolicyInfo:
+        """Change settings of the cluster's policy; None removes one."""
+        return await self._set_policy(path_of("policies", "cluster"), settings)
+
+    async def _policy(self, path: str) -> PolicyInfo:
+        return parsed(PolicyInfo, await self._connection.broker(Call("GET", path)))
+
+    async def _set_policy(self, path: str, settings: dict[str, int | str | None]) -> PolicyInfo:
+        call = Call("PATCH", path, content=json.dumps(settings).encode())  # null removes
+        return parsed(PolicyInfo, await self._connection.broker(call))
 
     async def topic_schema(self, name: str) -> pa.Schema | None:
         """The topic's columns, or None for a topic that accepts any message."""
@@ -549,3 +583,10 @@ class AsyncClient:
     def decode_entry(frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:
         """The rows of an entry in the topic's columns. Raises `SchemaMismatch`."""
         return frames.decode_entry(frame, topic_schema)
+
+
+def _namespace_parts(namespace: str) -> list[str]:
+    try:
+        return namespace_name(namespace).split("/")
+    except ValueError as error:
+        raise InvalidArgument(f"namespace: {error}", field="namespace") from None

@@ -182,7 +182,7 @@ def exposed(registry: CollectorRegistry) -> dict[str, str]:
 
 
 def test_the_page_has_every_endpoint_and_no_other() -> None:
-    assert titled("GET ", "POST ", "PUT ", "DELETE ") == {name for name, _, _ in endpoints()}
+    assert titled("GET ", "POST ", "PUT ", "PATCH ", "DELETE ") == {name for name, _, _ in endpoints()}
 
 
 def test_every_field_of_a_body_is_in_its_table_with_its_bounds() -> None:

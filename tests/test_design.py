@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from metastore.txn import paths
-from metastore.txn.records import operations, processes, segments, subscriptions, topics, transactions
+from metastore.txn.records import operations, policies, processes, segments, subscriptions, topics, transactions
 from tests.citations import DESIGN
 
 ROWS: dict[str, tuple[type[BaseModel], ...]] = {
@@ -29,6 +29,8 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
         segments.MergeClaim,
     ),
     f"{paths.SEGMENT_OWNERS}<id>": (segments.OwnerRecord,),
+    paths.CLUSTER_POLICY: (policies.PolicyRecord,),
+    f"{paths.NAMESPACE_POLICIES}<tenant/namespace>": (policies.PolicyRecord,),
     f"{paths.SUBSCRIPTIONS}<topic>/<subscription>": (subscriptions.SubscriptionRecord,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/mark-delete": (subscriptions.MarkDelete,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/acked/<bucket>": (subscriptions.AckedBucket,),

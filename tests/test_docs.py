@@ -25,7 +25,6 @@ from tests.links import anchors, links, navigated
 ROOT = Path(__file__).parent.parent
 DEFAULT_URL = "http://127.0.0.1:8470"
 README = (ROOT / "README.md").read_text()
-CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +53,11 @@ def test_python_example_prints_what_the_readme_shows(url: str) -> None:
     assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
 
 
-def test_examples_of_the_client_page_print_what_it_shows(url: str) -> None:
-    programs, printed = examples(CLIENT_PAGE, "python"), outputs(CLIENT_PAGE)
-    assert len(programs) == len(printed) > 2
+@pytest.mark.parametrize(("page", "least"), [("client", 3), ("policies", 1)])
+def test_examples_of_a_page_print_what_it_shows(page: str, least: int, url: str) -> None:
+    source = (ROOT / "docs" / f"{page}.md").read_text()
+    programs, printed = examples(source, "python"), outputs(source)
+    assert len(programs) == len(printed) >= least
     for source, expected in zip(programs, printed, strict=True):
         assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
 

@@ -18,6 +18,7 @@ from metastore.txn import paths
 from metastore.txn.laws.cluster import by_key_only, horizon_law, incarnation_law, sequence_law
 from metastore.txn.laws.law import Finding, Law, MalformedKeyError, UnreadableError, View
 from metastore.txn.laws.operations import op_entry, op_law
+from metastore.txn.laws.policies import policy_law
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.laws.segments import owner_law, segment_law, segment_state_law, topic_law
 from metastore.txn.laws.subscriptions import cursor_law, subscription_law
@@ -68,6 +69,7 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.TOPICS, topic_law),
     (paths.SEGMENTS, segment_law),
     (paths.SEGMENT_OWNERS, owner_law),
+    (paths.POLICIES, policy_law),
     (paths.GC_HORIZON, horizon_law),
     (paths.SUBSCRIPTIONS, subscription_law),
     (paths.CURSORS, cursor_law),

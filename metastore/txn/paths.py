@@ -17,6 +17,7 @@
     /cursor/<segment>/<subscription>/<incarnation>/mark-delete      everything before it is acknowledged
     /cursor/<segment>/<subscription>/<incarnation>/acked/<bucket>   ranges behind it that are, a bounded number
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
+    /policy/cluster  /policy/namespace/<namespace>    PolicyRecord: what counts where a topic's own policy says nothing
     /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: the running services
     /cluster/incarnation                              Incarnation: the current incarnation of the store
     /gc/horizon                                       GcHorizon
@@ -51,6 +52,9 @@ SUBSCRIPTIONS = "/subscription/"
 CURSORS = "/cursor/"
 TOPICS = "/topic/"
 SEGMENTS = "/segment/"
+POLICIES = "/policy/"
+CLUSTER_POLICY = "/policy/cluster"
+NAMESPACE_POLICIES = "/policy/namespace/"
 SEGMENT_OWNERS = "/segment-owner/"
 COORDINATORS = "/cluster/coordinator/"
 BROKERS = "/cluster/broker/"
@@ -252,6 +256,11 @@ def segment(segment_id: str) -> str:
 
 def segment_owner(segment_id: str) -> str:
     return f"{SEGMENT_OWNERS}{escape(segment_id)}"
+
+
+def namespace_policy(namespace: str) -> str:
+    """The namespace is `tenant/namespace`."""
+    return f"{NAMESPACE_POLICIES}{escape(namespace)}"
 
 
 def coordinator_process(process_id: str) -> str:

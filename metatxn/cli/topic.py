@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 import metatxn
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import print_fields, print_json, print_line, print_rows, when
+from metatxn.cli.output import as_json, print_fields, print_json, print_line, print_rows, when
+from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.txn import named_values
 from metatxn.wire.broker import SchemaField, TopicInfo, TopicSchema
@@ -65,9 +66,25 @@ def list_(session: ServiceOptions, limit: LimitOption = 1000) -> None:
 @app.command(epilog="Example: metatxn topic show orders")
 @takes_session
 def show(session: ServiceOptions, topic: TopicArgument) -> None:
-    """Show a topic's schema and its segments with their owners."""
+    """Show a topic's schema, its policy, and its segments with their owners."""
     with session.connect() as client:
-        show_topic(session, client.topic(topic))
+        found, policy = client.topic(topic), client.topic_policy(topic)
+    if session.json:
+        print_json(as_json(found) | as_json(policy))
+        return
+    show_topic(session, found)
+    print()
+    show_policy(session, policy)
+
+
+@app.command("set", epilog="Example: metatxn topic set orders --retention-ms 604800000 --retention hard")
+@takes_session
+@takes_settings
+def set_(session: ServiceOptions, settings: SettingOptions, topic: TopicArgument) -> None:
+    """Change a topic's policy, while it is in use. What is not named stays as it is."""
+    changes = settings.changes()
+    with session.connect() as client:
+        show_policy(session, client.set_topic_policy(topic, **changes))
 
 
 @app.command(

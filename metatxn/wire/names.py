@@ -27,6 +27,25 @@ def topic_name(text: str) -> str:
     return "/".join(parts)
 
 
+def namespace_of(topic: str) -> str:
+    """The `tenant/namespace` of a topic's full name."""
+    return topic.rpartition("/")[0]
+
+
+def namespace_part(text: str) -> str:
+    """The name of a tenant, or of a namespace without its tenant. Raises `ValueError` for any other text."""
+    topic_name(f"{text}/namespace/topic")
+    return text
+
+
+def namespace_name(text: str) -> str:
+    """`tenant/namespace`. Raises `ValueError` for any other text."""
+    if text.count("/") != 1:
+        raise ValueError("a namespace is named tenant/namespace")
+    topic_name(f"{text}/topic")
+    return text
+
+
 def segment_id(topic: str, low: int, high: int, number: int) -> str:
     """`segment://tenant/namespace/topic/<lo>-<hi>-<n>`, with the inclusive hash range in hexadecimal; `n` is never
     reused."""

@@ -49,6 +49,7 @@ from participants.api.frames_response import ANSWER_BYTES, FramesResponse, Large
 from participants.api.horizon_routes import add_horizon_routes
 from participants.api.large_answers import LargeAnswerRoute
 from participants.api.layout_routes import add_layout_routes
+from participants.api.policy_routes import add_policy_routes
 from participants.api.queries import PageTokenQuery, parsed_by
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.subscription_routes import add_subscription_routes
@@ -104,6 +105,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     _segment_routes(api, broker)
     add_horizon_routes(api, broker)
     add_layout_routes(api, broker, layout)
+    add_policy_routes(api, broker)
     _message_routes(api, broker)
     add_subscription_routes(api, broker)
     return api

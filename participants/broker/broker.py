@@ -37,6 +37,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerStorage
+from participants.messages.policies import Policies
 from participants.messages.topics import Topics, segment_not_found
 from participants.segment.recovery import OwnedElsewhere, SegmentContext, SegmentDeleted, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
@@ -96,6 +97,7 @@ class Broker:
     ) -> None:
         self.store = store
         self.topics = Topics(store)
+        self.policies = Policies(store, self.topics)
         self.url = url
         self.storage = storage
         self.id = storage.storage_id if storage.exclusive else uuid.uuid4().hex

@@ -52,7 +52,7 @@ class Deletion:
                 raise not_found(name)
             if stored.topic.deleted:
                 break
-            tombstone = stored.topic.model_copy(update={"deleted": True, "arrow_schema": None})
+            tombstone = stored.topic.model_copy(update={"deleted": True, "arrow_schema": None, "policy": None})
             try:
                 await self._store.apply(self._store.batch().replace(stored.record, tombstone.encode()))
             except CheckFailed:

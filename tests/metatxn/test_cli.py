@@ -353,3 +353,39 @@ def test_a_key_needs_its_epoch(ask: Callable[..., Any], cli: Run) -> None:
 def test_help_without_arguments() -> None:
     assert "Usage" in run().stdout + run().stderr
     assert run("--version").stdout == f"metatxn {version('metatxn')}\n"
+
+
+def test_policies_are_shown_with_where_each_value_comes_from(ask: Callable[..., Any], cli: Run) -> None:
+    namespace = f"shop/{uuid.uuid4().hex[:12]}"
+    topic = f"{namespace}/orders"
+    ask("topic", "create", topic)
+    ask("policy", "set", namespace, "--retention-ms", "5000", "--retention", "hard")
+    assert ask("topic", "set", topic, "--retention-ms", "-1", "--roll-ms", "1000")["policy"] == {
+        "retention_ms": -1,
+        "roll_ms": 1000,
+    }
+    shown = ask("topic", "show", topic)
+    assert (shown["name"], shown["effective"]["retention"]) == (topic, {"value": "hard", "source": "namespace"})
+    assert ask("policy", "show", namespace)["policy"] == {"retention_ms": 5000, "retention": "hard"}
+    assert ask("policy", "show", "--cluster")["policy"] == {}
+    changed = cli("topic", "set", topic, "--unset", "retention_ms")
+    assert [line.split() for line in changed.stdout.splitlines()[1:3]] == [
+        ["retention_ms", "5000", "namespace"],
+        ["retention_bytes", "-", "default"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("topic", "set", "orders"), "nothing to change"),
+        (("topic", "set", "orders", "--unset", "retention_hours"), "--unset: 'retention_hours'"),
+        (("topic", "set", "orders", "--unset", "roll_ms", "--roll-ms", "1000"), "--unset: roll_ms"),
+        (("policy", "set", "shop/prod", "--cluster", "--roll-ms", "1000"), "--cluster"),
+        (("policy", "show"), "--cluster"),
+        (("policy", "show", "shop"), "namespace: "),
+        (("policy", "show", "shop/prod/orders"), "namespace: "),
+    ],
+)
+def test_a_policy_that_cannot_be_set_is_refused(cli: Run, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in error_line(cli(*arguments))

@@ -122,6 +122,7 @@ AIMS = (
     paths.SUBSCRIPTIONS,
     paths.CURSORS,
     paths.TOPICS,
+    paths.POLICIES,
 )
 """What keys of one kind have in common, and no others."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from metastore.txn.records.json_record import JsonRecord
+from metastore.txn.records.policies import PolicyRecord
 
 
 class TopicRecord(JsonRecord):
@@ -19,4 +20,5 @@ class TopicRecord(JsonRecord):
     next_segment: int
     created_ms: int
     arrow_schema: str | None = Field(default=None, description="Serialized Arrow schema, base64.")
+    policy: PolicyRecord | None = None
     deleted: bool | None = None

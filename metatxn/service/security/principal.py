@@ -3,8 +3,8 @@
     right      on a topic                               without a topic
     produce    append, publish
     consume    read, browse, look at a segment
-    admin      create, split, merge, seal, trim, drop   `admin = true`: all of this on every topic, `/admin/…`,
-                                                        and ending, keeping alive and reading anybody's transaction
+    admin      create, split, merge, seal, trim, drop,  `admin = true`: all of this on every topic, `/admin/…`,
+               set policies                             and ending, keeping alive and reading anybody's transaction
 
 While authentication is off, every caller is `ANYONE`, who may do everything and owns nothing by name.
 """
@@ -46,6 +46,10 @@ class Grants(BaseModel):
     topics: dict[TopicPattern, frozenset[Right]] = {}
 
 
+def _all_below(pattern: str, prefix: str) -> bool:
+    return pattern.endswith("*") and fnmatchcase(prefix, pattern)
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A principal. `name` is the owner of the transactions that it begins; it is None if the caller is not
@@ -78,6 +82,15 @@ class Principal:
         """Raises NOT_ALLOWED, which names the right that is missing."""
         if not self.may(right, topic):
             raise self.lacks(f"the right {right} on topic {topic}", right=right, topic=topic)
+
+    def require_below(self, right: Right, prefix: str) -> None:
+        """Raises NOT_ALLOWED unless the principal has the right on every topic whose name begins with `prefix`.
+
+        A pattern that ends in `*` and matches the prefix alone matches whatever follows, too. Others do not count.
+        """
+        rights = [rights for pattern, rights in self.grants.topics.items() if _all_below(pattern, prefix)]
+        if not self.superuser and not any(right in each for each in rights):
+            raise self.lacks(f"the right {right} on all topics {prefix}*", right=right)
 
     def require_admin(self) -> None:
         """Raises NOT_ALLOWED if the right admin is missing."""

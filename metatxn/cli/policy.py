@@ -1,0 +1,126 @@
+"""`metatxn policy …`: the policies of namespaces and of the cluster, and the options of `metatxn topic set`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from metatxn.cli.options import CliError, ServiceOptions, takes, takes_session
+from metatxn.cli.output import print_json, print_rows
+from metatxn.wire.policies import MIN_ROLL_MS, UNLIMITED, PolicyInfo, PolicySettings
+
+app = typer.Typer(
+    help="Show and set the policies of namespaces and of the cluster. `metatxn topic set` is for one topic.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+NamespaceArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAMESPACE]", help="tenant/namespace; or give --cluster.")
+]
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="The policy of the whole cluster.")]
+
+
+class RetentionChoice(StrEnum):
+    ACKNOWLEDGED = "acknowledged"
+    HARD = "hard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingOptions:
+    """The settings of a policy that a command changes."""
+
+    retention_ms: Annotated[
+        int | None,
+        typer.Option(min=UNLIMITED, help="Messages are kept at least this long; -1 means forever."),
+    ] = None
+    retention_bytes: Annotated[
+        int | None,
+        typer.Option(min=UNLIMITED, help="At least this many of the latest bytes of a topic are kept; -1 means all."),
+    ] = None
+    retention: Annotated[
+        RetentionChoice | None,
+        typer.Option(
+            help="Whether messages are kept that a subscription has not acknowledged, or dropped all the same."
+        ),
+    ] = None
+    roll_ms: Annotated[
+        int | None,
+        typer.Option(min=MIN_ROLL_MS, help="The age at which an open ledger is closed, so that it can be dropped."),
+    ] = None
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SETTING", help="Remove this setting, such as retention_ms. May be repeated."),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Raises `CliError` if nothing or something unknown is to be changed."""
+        names = [field.name for field in fields(self) if field.name != "unset"]
+        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name in self.unset or ():
+            if name not in PolicySettings.model_fields:
+                raise CliError(
+                    f"--unset: {name!r} is not a setting. Use one of {', '.join(PolicySettings.model_fields)}."
+                )
+            if name in changes:
+                raise CliError(f"--unset: {name} is also given a value. Give one of both.")
+            changes[name] = None
+        if not changes:
+            raise CliError("There is nothing to change. Give a setting, such as --retention-ms, or --unset.")
+        return changes
+
+
+takes_settings = takes("settings", SettingOptions)
+
+
+@app.command(epilog="Examples: metatxn policy show shop/prod · metatxn policy show --cluster")
+@takes_session
+def show(session: ServiceOptions, namespace: NamespaceArgument = None, cluster: ClusterOption = False) -> None:
+    """Show a policy, and what counts, with where each value comes from."""
+    chosen = _chosen(namespace, cluster)
+    with session.connect() as client:
+        show_policy(session, client.cluster_policy() if chosen is None else client.namespace_policy(chosen))
+
+
+@app.command(
+    "set",
+    epilog="Examples: metatxn policy set shop/prod --retention-ms 604800000 · "
+    "metatxn policy set --cluster --unset retention_ms",
+)
+@takes_session
+@takes_settings
+def set_(
+    session: ServiceOptions,
+    settings: SettingOptions,
+    namespace: NamespaceArgument = None,
+    cluster: ClusterOption = False,
+) -> None:
+    """Change a policy. What is not named stays as it is."""
+    chosen, changes = _chosen(namespace, cluster), settings.changes()
+    with session.connect() as client:
+        found = (
+            client.set_cluster_policy(**changes) if chosen is None else client.set_namespace_policy(chosen, **changes)
+        )
+        show_policy(session, found)
+
+
+def _chosen(namespace: str | None, cluster: bool) -> str | None:
+    """The namespace, or None for the cluster."""
+    if (namespace is None) != cluster:
+        raise CliError("Name a namespace, such as shop/prod, or give --cluster; and not both.")
+    return namespace
+
+
+def show_policy(session: ServiceOptions, found: PolicyInfo) -> None:
+    if session.json:
+        print_json(found)
+    else:
+        print_rows(("SETTING", "VALUE", "FROM"), policy_rows(found))
+
+
+def policy_rows(found: PolicyInfo) -> Sequence[tuple[str, Any, str]]:
+    settings = [(name, getattr(found.effective, name)) for name in PolicySettings.model_fields]
+    return [(name, None if each.value == UNLIMITED else each.value, each.source) for name, each in settings]

@@ -1,0 +1,116 @@
+"""Policies of topics: what one says, and which of several counts.
+
+    what counts of each setting:  the topic's  ▶  its namespace's  ▶  the cluster's  ▶  the default
+
+A setting that is absent says nothing, so the next policy decides. `UNLIMITED` says that there is no bound, whatever the
+next one says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from metatxn.wire.models import example
+
+UNLIMITED = -1
+MIN_ROLL_MS = 1_000
+_MOST = 2**53 - 1
+
+Retention = Literal["acknowledged", "hard"]
+Source = Literal["topic", "namespace", "cluster", "default"]
+Value = TypeVar("Value")
+
+Limit = Annotated[int, Field(ge=UNLIMITED, le=_MOST)]
+_EXAMPLE: dict[str, Any] = {"retention_ms": 604_800_000, "retention": "hard"}
+
+
+class PolicySettings(BaseModel):
+    """`retention_ms` and `retention_bytes` say what is kept at least; older ledgers are dropped. With `acknowledged`
+    nothing is dropped that a subscription has not acknowledged; `hard` drops it all the same. `roll_ms` is the age at
+    which an open ledger is closed, so that it can be dropped as a whole."""
+
+    retention_ms: Limit | None = None
+    retention_bytes: Limit | None = None
+    retention: Retention | None = None
+    roll_ms: Annotated[int, Field(ge=MIN_ROLL_MS, le=_MOST)] | None = None
+
+    @property
+    def empty(self) -> bool:
+        return all(value is None for value in self.settings().values())
+
+    def settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PolicySettings.model_fields}
+
+
+class TopicPolicy(PolicySettings):
+    """A policy, or a part of one that replaces what it names: null removes a setting."""
+
+    model_config = ConfigDict(extra="forbid", strict=True) | example(**_EXAMPLE)
+
+    def changes(self) -> dict[str, Any]:
+        """The settings that were given, also those that are null."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class Setting(BaseModel, Generic[Value]):
+    """A value, and the policy that it comes from."""
+
+    value: Value
+    source: Source
+
+
+class EffectivePolicy(BaseModel):
+    """What counts. A bound of -1 means that there is none. Without `roll_ms` a ledger is as old as `retention_ms` when
+    it is closed."""
+
+    retention_ms: Setting[int]
+    retention_bytes: Setting[int]
+    retention: Setting[Retention]
+    roll_ms: Setting[int]
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything may be dropped at all."""
+        return self.retention_ms.value != UNLIMITED or self.retention_bytes.value != UNLIMITED
+
+    @property
+    def roll_after_ms(self) -> int | None:
+        """The age at which an open ledger is closed, or None. What is never closed is never dropped, so a topic that
+        drops by age closes its ledgers at that age, too."""
+        bounds = [bound for bound in (self.roll_ms.value, self.retention_ms.value) if bound != UNLIMITED]
+        return max(bounds[0], MIN_ROLL_MS) if bounds else None
+
+
+DEFAULTS: dict[str, Any] = {
+    "retention_ms": UNLIMITED,
+    "retention_bytes": UNLIMITED,
+    "retention": "acknowledged",
+    "roll_ms": UNLIMITED,
+}
+
+
+def effective(*policies: tuple[Source, PolicySettings]) -> EffectivePolicy:
+    """What counts, given the policies from the closest one on."""
+    found: dict[str, Any] = {name: {"value": value, "source": "default"} for name, value in DEFAULTS.items()}
+    for source, policy in reversed(policies):
+        for name, value in policy.settings().items():
+            if value is not None:
+                found[name] = {"value": value, "source": source}
+    return EffectivePolicy.model_validate(found)
+
+
+class PolicyInfo(BaseModel):
+    """`policy` is what was set here, and `effective` what counts here."""
+
+    model_config = example(
+        policy=_EXAMPLE,
+        effective={
+            name: {"value": _EXAMPLE.get(name, value), "source": "topic" if name in _EXAMPLE else "default"}
+            for name, value in DEFAULTS.items()
+        },
+    )
+
+    policy: PolicySettings
+    effective: EffectivePolicy

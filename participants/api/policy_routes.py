@@ -1,0 +1,78 @@
+"""The policies of topics, namespaces and the cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from pydantic import AfterValidator
+
+from metatxn.service.http import Caller, PathText, problems
+from metatxn.wire.names import namespace_part
+from metatxn.wire.policies import PolicyInfo, TopicPolicy
+from participants.api.rights import TopicPath, on_topic, seeing_topic
+from participants.broker.broker import Broker
+
+NamespacePart = Annotated[PathText, AfterValidator(namespace_part)]
+
+
+def add_policy_routes(api: APIRouter, broker: Broker) -> None:
+    _topic_policy_routes(api, broker)
+    _namespace_policy_routes(api, broker)
+    _cluster_policy_routes(api, broker)
+
+
+def _topic_policy_routes(api: APIRouter, broker: Broker) -> None:
+    @api.get(
+        "/v1/topics/{topic}/policy",
+        tags=["policies"],
+        responses=problems(404, 422, 503),
+        dependencies=[Depends(seeing_topic)],
+    )
+    async def get_topic_policy(topic: TopicPath) -> PolicyInfo:
+        """Get a topic's policy: what was set on the topic, and what counts, with where each value comes from."""
+        return await broker.policies.of_topic(topic)
+
+    @api.patch(
+        "/v1/topics/{topic}",
+        tags=["policies"],
+        responses=problems(404, 422, 503, 504),
+        dependencies=[on_topic("admin")],
+    )
+    async def set_topic_policy(topic: TopicPath, request: TopicPolicy) -> PolicyInfo:
+        """Change a topic's policy. What is not named stays as it is, and null removes a setting."""
+        return await broker.policies.change_topic(topic, request.changes())
+
+
+def _namespace_policy_routes(api: APIRouter, broker: Broker) -> None:
+    path = "/v1/policies/namespaces/{tenant}/{namespace}"
+
+    @api.get(path, tags=["policies"], responses=problems(422, 503))
+    async def get_namespace_policy(tenant: NamespacePart, namespace: NamespacePart, caller: Caller) -> PolicyInfo:
+        """Get the policy of a namespace, which counts where the policies of its topics say nothing."""
+        caller.require_below("admin", f"{tenant}/{namespace}/")
+        return await broker.policies.of_namespace(f"{tenant}/{namespace}")
+
+    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504))
+    async def set_namespace_policy(
+        tenant: NamespacePart, namespace: NamespacePart, request: TopicPolicy, caller: Caller
+    ) -> PolicyInfo:
+        """Change the policy of a namespace. What is not named stays as it is, and null removes a setting."""
+        caller.require_below("admin", f"{tenant}/{namespace}/")
+        return await broker.policies.change_namespace(f"{tenant}/{namespace}", request.changes())
+
+
+def _cluster_policy_routes(api: APIRouter, broker: Broker) -> None:
+    path = "/v1/policies/cluster"
+
+    @api.get(path, tags=["policies"], responses=problems(422, 503))
+    async def get_cluster_policy(caller: Caller) -> PolicyInfo:
+        """Get the policy of the cluster, which counts where those of topics and namespaces say nothing."""
+        caller.require_below("admin", "")
+        return await broker.policies.of_cluster()
+
+    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504))
+    async def set_cluster_policy(request: TopicPolicy, caller: Caller) -> PolicyInfo:
+        """Change the policy of the cluster. What is not named stays as it is, and null removes a setting."""
+        caller.require_below("admin", "")
+        return await broker.policies.change_cluster(request.changes())

@@ -1,0 +1,144 @@
+"""The stored policies of topics, namespaces and the cluster (see `metatxn.wire.policies`).
+
+Every change replaces a record at the version that was read, so of two changes at the same time both take effect. What
+depends on a policy checks the records that it was read from (`InForce.checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
+from metastore.txn import paths
+from metastore.txn.records.policies import PolicyRecord
+from metastore.txn.records.topics import TopicRecord
+from metastore.types import Absent, AtVersion, Check, Record
+from metatxn.wire.names import namespace_of
+from metatxn.wire.policies import EffectivePolicy, PolicyInfo, PolicySettings, Source, effective
+from participants.messages.topics import StoredTopic, Topics, not_found
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What counts for a topic, as of one revision of the store. While `checks` hold, it still does."""
+
+    topic: TopicRecord
+    policy: EffectivePolicy
+    checks: tuple[Check, ...]
+
+
+class Policies:
+    def __init__(self, store: MetadataStore, topics: Topics) -> None:
+        self._store = store
+        self._topics = topics
+
+    async def of_topic(self, name: str) -> PolicyInfo:
+        """Raises NOT_FOUND."""
+        found = await self.in_force(name)
+        if found is None:
+            raise not_found(name)
+        return _info(found.topic.policy, found.policy)
+
+    async def in_force(self, name: str) -> InForce | None:
+        """What counts for a topic, or None if it does not exist. Reads all of its records at one revision."""
+        keys = [paths.topic(name), *_above(name)]
+        records = (await self._store.get_many(keys)).records
+        stored = records[keys[0]]
+        topic = TopicRecord.decode(stored.value) if stored is not None else None
+        if topic is None or topic.deleted:
+            return None
+        above = [_decoded(records[key]) for key in keys[1:]]
+        checks = tuple(_unchanged(key, records[key]) for key in keys)
+        return InForce(topic, _effective(topic.policy, *above), checks)
+
+    async def change_topic(self, name: str, changes: Mapping[str, Any]) -> PolicyInfo:
+        """Replace the settings that `changes` names; None removes one. Raises NOT_FOUND."""
+        while True:
+            stored: StoredTopic = await self._topics.get(name)
+            policy = _changed(stored.topic.policy, changes)
+            if policy != stored.topic.policy:
+                topic = stored.topic.model_copy(update={"policy": policy})
+                try:
+                    await self._store.apply(self._store.batch().replace(stored.record, topic.encode()))
+                except CheckFailed:
+                    continue
+            return await self.of_topic(name)
+
+    async def of_namespace(self, namespace: str) -> PolicyInfo:
+        keys = [paths.namespace_policy(namespace), paths.CLUSTER_POLICY]
+        records = (await self._store.get_many(keys)).records
+        own, cluster = (_decoded(records[key]) for key in keys)
+        return _info(own, _effective(None, own, cluster))
+
+    async def of_cluster(self) -> PolicyInfo:
+        own = _decoded(await self._store.get(paths.CLUSTER_POLICY))
+        return _info(own, _effective(None, None, own))
+
+    async def change_namespace(self, namespace: str, changes: Mapping[str, Any]) -> PolicyInfo:
+        """As `change_topic`. The namespace need not have topics."""
+        await self._change(paths.namespace_policy(namespace), changes)
+        return await self.of_namespace(namespace)
+
+    async def change_cluster(self, changes: Mapping[str, Any]) -> PolicyInfo:
+        """As `change_topic`."""
+        await self._change(paths.CLUSTER_POLICY, changes)
+        return await self.of_cluster()
+
+    async def _change(self, key: str, changes: Mapping[str, Any]) -> None:
+        while True:
+            stored = await self._store.get(key)
+            before = _decoded(stored)
+            policy = _changed(before, changes)
+            if policy == before:
+                return
+            batch = self._store.batch()
+            if stored is None:
+                assert policy is not None, "nothing becomes nothing"
+                batch.create(key, policy.encode())
+            elif policy is None:
+                batch.remove(stored)
+            else:
+                batch.replace(stored, policy.encode())
+            try:
+                await self._store.apply(batch)
+            except CheckFailed:
+                continue
+            return
+
+
+def _above(topic: str) -> tuple[str, str]:
+    """The keys of the policies that count where the topic's own says nothing, the closest one first."""
+    return paths.namespace_policy(namespace_of(topic)), paths.CLUSTER_POLICY
+
+
+def _decoded(record: Record | None) -> PolicyRecord | None:
+    return PolicyRecord.decode(record.value) if record is not None else None
+
+
+def _unchanged(key: str, record: Record | None) -> Check:
+    return AtVersion(key, record.version) if record is not None else Absent(key)
+
+
+def _changed(policy: PolicyRecord | None, changes: Mapping[str, Any]) -> PolicyRecord | None:
+    """The policy with the changes, or None if it then says nothing."""
+    changed = (policy or PolicyRecord()).model_copy(update=dict(changes))
+    return None if changed.empty else changed
+
+
+def _effective(
+    topic: PolicySettings | None, namespace: PolicySettings | None, cluster: PolicySettings | None
+) -> EffectivePolicy:
+    named: tuple[tuple[Source, PolicySettings | None], ...] = (
+        ("topic", topic),
+        ("namespace", namespace),
+        ("cluster", cluster),
+    )
+    return effective(*((source, policy) for source, policy in named if policy is not None))
+
+
+def _info(own: PolicySettings | None, counts: EffectivePolicy) -> PolicyInfo:
+    settings = own.settings() if own is not None else {}
+    return PolicyInfo(policy=PolicySettings(**settings), effective=counts)
