@@ -53,8 +53,6 @@ class HiddenEntries:
         self._cache = cache
         self._ledgers: dict[int, tuple[int, int]] = {}
         """The generation of the index of each indexed ledger, and the number of entries of the ledger."""
-        self.damaged: set[int] = set()
-        """The ledgers that could not be read to be indexed."""
 
     def learn(self, record: SegmentRecord) -> None:
         """The store has had this record. A later record may be known already, so nothing is unlearned: once an index

@@ -8,6 +8,9 @@ It concerns the ledgers from the oldest on that are sealed at a recorded length 
 every transaction in them is decided, and memory knows what to hide of it. An outcome may go once the last frame of its
 transaction is in an indexed ledger, and none of its operation records is left here.
 
+The outcomes of an open ledger wait until it is full. It is rolled before that if they are many, in a segment that
+nobody writes to already if they are some.
+
 An index is judged from memory, where an outcome stays until its record is known to be gone. An index that was written
 and is not named says nothing, and goes with its ledger. So this may stop anywhere and be repeated.
 """
@@ -30,7 +33,7 @@ from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
-from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerStorage
+from participants.ledger.storage import LedgerError, LedgerStorage
 from participants.segment.segment import Segment
 from participants.segment.trimming import delete_outcomes, stored_segment
 from participants.segment.upkeep import until_done
@@ -42,6 +45,14 @@ READ_BYTES = 256 << 10
 """The size of one step on the event loop."""
 OUTCOMES_PER_APPLY = 40
 """Each is a check and a deletion, so this stays below etcd's limit of 128 operations per transaction."""
+
+
+IDLE_MS = 60_000
+"""After this time without an append a segment is idle."""
+FEW_OUTCOMES = 16
+"""The open ledger of an idle segment has fewer outcomes."""
+MANY_OUTCOMES = 1_000
+"""With so many outcomes an open ledger is rolled as if it were full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,22 @@ def indexing_limit() -> asyncio.Semaphore:
     return asyncio.Semaphore(INDEXED_AT_ONCE)
 
 
+async def tend(segment: Segment, context: IndexingContext) -> None:
+    """Roll the open ledger if it has many outcomes, and index what can be indexed. Called again and again."""
+    _roll_for_outcomes(segment)
+    await index_hidden(segment, context)
+
+
+def _roll_for_outcomes(segment: Segment) -> None:
+    if segment.ledgers.open is None:
+        return
+    number = segment.ledgers.open.id
+    waiting = sum(Position.parse(each.highest).ledger == number for each in segment.buffer.outcomes().values())
+    idle_s = asyncio.get_running_loop().time() - segment.appended_at
+    if waiting >= MANY_OUTCOMES or (waiting >= FEW_OUTCOMES and idle_s >= IDLE_MS / 1000):
+        segment.roll()
+
+
 async def index_hidden(segment: Segment, context: IndexingContext) -> None:
     """Index what can be indexed, unless no outcome could go for it. Returns when that is done, or the segment is
     lost."""
@@ -71,9 +98,8 @@ async def index_hidden(segment: Segment, context: IndexingContext) -> None:
         try:
             written[ledger.id] = await _index(segment, context, ledger)
         except LedgerError as error:
-            # It was trimmed meanwhile, or there is no space: this is asked for again, and what is before it can go.
-            if isinstance(error, LedgerCorrupt):
-                segment.hidden.damaged.add(ledger.id)
+            # It was trimmed meanwhile, there is no space, or it cannot be read: this is asked for again, and what is
+            # before it can go.
             log.warning("a ledger is not indexed", segment=segment.id, ledger=ledger.id, error=str(error))
             break
     indexed = list(takewhile(lambda each: each.id in written or segment.hidden.is_indexed(each.id), run))
@@ -84,14 +110,9 @@ async def index_hidden(segment: Segment, context: IndexingContext) -> None:
 
 def decided_run(segment: Segment) -> list[LedgerRecord]:
     """The ledgers from the oldest on that are sealed at a recorded length, and whose transactions are all decided and
-    released here. It ends before a ledger that is damaged: nobody can read that one, so its outcomes stay."""
+    released here."""
     horizon = segment.buffer.max_read_position
-
-    def is_decided(ledger: LedgerRecord) -> bool:
-        readable = ledger.id not in segment.hidden.damaged
-        return readable and ledger.last is not None and ledger.last <= horizon
-
-    return list(takewhile(is_decided, segment.record.ledgers))
+    return list(takewhile(lambda each: each.last is not None and each.last <= horizon, segment.record.ledgers))
 
 
 def obsolete_outcomes(segment: Segment, last: LedgerRecord) -> list[TxnId]:

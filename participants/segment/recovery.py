@@ -43,7 +43,7 @@ from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.hidden import HiddenCache, HiddenEntries
-from participants.segment.indexing import IndexingContext, index_hidden, indexing_limit
+from participants.segment.indexing import IndexingContext, indexing_limit, tend
 from participants.segment.owned import Ownership
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Attached, Segment
@@ -119,7 +119,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     segment.max_ledger_bytes = context.max_ledger_bytes
     segment.on_full = partial(roll, segment, context.store, context.storage)
     indexing = IndexingContext(context.store, context.storage, context.indexing)
-    segment.on_tend = partial(index_hidden, segment, indexing)
+    segment.on_tend = partial(tend, segment, indexing)
     segment.attached = context.attach(segment)
     try:
         await _recover_outcomes(segment, context)

@@ -96,6 +96,8 @@ class Segment(OwnedSegment):
         """The open ledger is full at this size, or with `MAX_LEDGER_ENTRIES`; None means never."""
         self.on_full: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._rolling: asyncio.Task[None] | None = None
+        self.appended_at = asyncio.get_running_loop().time()
+        """When the last append became durable, or the segment was opened, on the clock of the loop."""
         self.on_tend: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._tending: asyncio.Task[None] | None = None
         if ledgers.open is not None:
@@ -242,8 +244,13 @@ class Segment(OwnedSegment):
         assert self.ledgers.open is not None
         self.buffer.durable_up_to(self.ledgers.open.last_durable)
         self.advanced()
-        full = self._is_full(self.ledgers.open)
-        if full and self.on_full is not None and self.admits and (self._rolling is None or self._rolling.done()):
+        self.appended_at = asyncio.get_running_loop().time()
+        if self._is_full(self.ledgers.open):
+            self.roll()
+
+    def roll(self) -> None:
+        """Begin to continue in a new ledger, unless that is going on, or no more appends are admitted."""
+        if self.on_full is not None and self.admits and (self._rolling is None or self._rolling.done()):
             self._rolling = self.spawn(self.on_full())
 
     def _is_full(self, ledger: OpenLedger) -> bool:

@@ -253,6 +253,10 @@ class History:
     """Laws of the store that were found broken while it ran; see `checkers.laws`."""
     left: dict[str, Any] = field(default_factory=dict)
     """What was left, and where, when everything was done."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """The number of outcomes that the store remembered of each segment then."""
+    few_outcomes: int = 0
+    """A segment that is idle has fewer than so many."""
 
     def committed_reads(self) -> Iterator[Read]:
         """Every read that must show decided entries and no others."""

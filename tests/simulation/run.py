@@ -14,9 +14,11 @@ from typing import IO, Any
 import structlog
 
 from metastore.check import StoreCheck
+from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.types import Record
 from participants.broker.broker import Broker
+from participants.segment import indexing
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror
 from tests.bounds import applied, drawn
@@ -43,6 +45,8 @@ LOOK_EVERY_S = 2.0
 CHECK_LAWS_EVERY_S = 7.0
 _LOOKS = 40
 _BETWEEN_LOOKS_S = 0.25
+_TENDED_WITHIN_MS = 6 * RECONCILE_INTERVAL_MS
+"""One look finds that a segment is idle, one more that its ledger can be indexed; the others are for what is slow."""
 _FORGOTTEN_WITHIN_S = max(2 * RECONCILE_INTERVAL_MS, 1.2 * SURVEY_INTERVAL_MS) / 1000
 """What is gone from the store is forgotten by everybody's next look."""
 TEMPORARY = (paths.HEADERS, paths.LEASES, paths.PREPARED, paths.REMEMBERED_WRITERS, paths.OPS, "/idx/")
@@ -51,7 +55,7 @@ TRANSACTIONS = "transactions"
 _BUGS = ("unhandled error", "sweep failed")
 """What a service logs when it has met its own mistake."""
 _REMEMBERED = (".buffer._outcomes[]", "._mirror._decided[]")
-"""Until the entries are trimmed; and the latest ten thousand."""
+"""Until the entries are trimmed or indexed; and the latest ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
             await _compare_mirrors(cluster, history)
             cluster.let_time_pass()
             await _until(lambda: not _leftovers(cluster))
+            await _tend_idle_segments(cluster, history)
             for workload in workloads:
                 await workload.read_everything()
     except TimeoutError:
@@ -210,6 +215,21 @@ async def _compare_mirrors(cluster: Cluster, history: History) -> None:
         if not differ:
             return
     history.left["headers in a mirror differ from those in the store"] = differ
+
+
+async def _tend_idle_segments(cluster: Cluster, history: History) -> None:
+    """Nobody writes any more: outcomes leave the store within the time after which a segment is idle, and some looks of
+    its broker."""
+    history.few_outcomes = indexing.FEW_OUTCOMES
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + (indexing.IDLE_MS + _TENDED_WITHIN_MS) / 1000
+    while True:
+        prefix = paths.SEGMENT_STATES
+        keys = [record.key.removeprefix(prefix).split("/") for record in cluster.store.records(prefix)]
+        history.outcomes = Counter(unescape(segment) for segment, kind, *_ in keys if kind == "outcome")
+        if loop.time() > deadline or all(count < history.few_outcomes for count in history.outcomes.values()):
+            return
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _agrees(mirror: HeaderMirror, truth: Mapping[str, Record]) -> bool:

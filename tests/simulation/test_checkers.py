@@ -89,6 +89,7 @@ def true_story() -> History:
     history.closed = {T1: 5.0, T2: 6.0, T3: 7.0}
     history.collected = {T1: (40, 30), T2: (41, 30), T3: (42, 30)}
     history.gc_horizons = [0, 20, 30]
+    history.outcomes, history.few_outcomes = {SEGMENT: 15}, 16
     history.layouts = {TOPIC: [SEGMENT], MARKS: [MARKS_SEGMENT]}
     history.reads = [replace(read([seen(a), seen(b)]), txn_id=T2), read([seen(a), seen(b)])]
     history.reads[0].frames = [seen(a)]
@@ -317,6 +318,10 @@ def left_in_memory(history: History) -> None:
     history.left["broker"] = "a transaction"
 
 
+def as_many_outcomes_as_an_idle_segment_is_rolled_for(history: History) -> None:
+    history.outcomes[SEGMENT] = 16
+
+
 LIES: dict[str, list[Lie]] = {
     "one decision": [second_decision],
     "a begin answers its own transaction": [transaction_of_somebody_else],
@@ -345,6 +350,7 @@ LIES: dict[str, list[Lie]] = {
     "fencing": [version_again, under_a_stale_epoch, begun_by_who_has_not_connected],
     "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
     "nothing is left": [left_in_memory],
+    "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for],
 }
 
 

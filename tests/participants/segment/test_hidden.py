@@ -415,7 +415,7 @@ async def test_what_is_trimmed_in_part_is_indexed_from_there_on(world: World) ->
 async def test_a_ledger_that_cannot_be_indexed_keeps_its_outcomes(
     world: World, damaged: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And those behind it; what is before it goes. A storage that fails is asked again, a damaged ledger is not."""
+    """And those behind it; what is before it goes. It is asked again: a device may return wrong bytes once."""
     node, segment, _first = await one_to_index(world)
     second = await aborted(world, segment, "nor this")
     await rolled(segment)
@@ -435,7 +435,7 @@ async def test_a_ledger_that_cannot_be_indexed_keeps_its_outcomes(
     assert await indexes(world) == [1, None, None]
     monkeypatch.setattr(place, name, real)
     await tended(segment)
-    assert await outcomes(world) == ({second} if damaged == "ledger" else set())
+    assert await outcomes(world) == set()
     assert await committed(segment) == ["a", "b"]
 
 
@@ -454,3 +454,36 @@ async def test_a_sealed_segment_is_indexed_to_its_end(world: World) -> None:
     assert await outcomes(world) == set()
     assert await indexes(world) == [1]
     assert await committed(segment) == ["a"] == await committed(await world.reopened())
+
+
+async def test_an_idle_segment_with_some_outcomes_is_rolled_for_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while it is written to, nor for fewer, and not once more when they are gone."""
+    monkeypatch.setattr("participants.segment.indexing.FEW_OUTCOMES", 3)
+    segment = await world.segment()
+    for _ in range(3):
+        await tended(segment)
+        await aborted(world, segment, "never")
+    await tended(segment)
+    assert await indexes(world) == [None], "it was written to a moment ago"
+    monkeypatch.setattr("participants.segment.indexing.IDLE_MS", 0)
+    for _ in range(3):
+        await tended(segment)
+    assert await outcomes(world) == set()
+    assert await indexes(world) == [1, None]
+    await aborted(world, segment, "never")
+    await tended(segment)
+    assert await indexes(world) == [1, None], "one is few"
+
+
+async def test_a_segment_in_use_is_rolled_for_many_outcomes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("participants.segment.indexing.MANY_OUTCOMES", 3)
+    segment = await world.segment()
+    for _ in range(3):
+        await tended(segment)
+        await aborted(world, segment, "never")
+    for _ in range(2):
+        await tended(segment)
+    assert await outcomes(world) == set()
+    assert await indexes(world) == [1, None]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from tests.simulation.checkers import (
     aborted_reads,
     atomic_visibility,
+    bounded,
     closed,
     consumption,
     cycles,
@@ -52,6 +53,7 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "fencing": fencing.check,
     "horizons never go back": horizons.check,
     "nothing is left": leftovers.check,
+    "the store is bounded": bounded.check,
 }
 
 

@@ -1,0 +1,13 @@
+"""The store is bounded: of what was aborted long ago it remembers little, however much that was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.simulation.history import History
+
+
+def check(history: History) -> Iterable[str]:
+    for segment, count in history.outcomes.items():
+        if count >= history.few_outcomes:
+            yield f"{count} outcomes are left of {segment}, and it was idle"
