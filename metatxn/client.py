@@ -18,7 +18,7 @@ import pyarrow as pa
 from metatxn import frames
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
-from metatxn.consumer import ACKS_SETTLED_BY, AsyncConsumer, subscription_path
+from metatxn.consumer import ACKS_SETTLED_BY, SESSION_TIMEOUT_S, AsyncConsumer, subscription_path
 from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, json_body, path_of
@@ -418,6 +418,7 @@ class AsyncClient:
         dead_letter_topic: str | None = None,
         max_redeliveries: int | None = None,
         name: str | None = None,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> AsyncConsumer:
         """A consumer of a subscription. If it does not exist, it is created: shared, from the earliest message on,
         unless other settings are given. Raises `AlreadyExists` if settings are given, and a subscription of this name
@@ -427,7 +428,7 @@ class AsyncClient:
             await self.create_subscription(
                 topic, subscription, type or "shared", initial or "earliest", dead_letter_topic, max_redeliveries
             )
-        return self.consumer(topic, subscription, name)
+        return self.consumer(topic, subscription, name, session_timeout_s)
 
     async def create_subscription(
         self,
@@ -451,10 +452,17 @@ class AsyncClient:
         )  # a subscription with the same settings is a success
         await self._connection.home_of(topic, call)
 
-    def consumer(self, topic: str, subscription: str, name: str | None = None) -> AsyncConsumer:
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        name: str | None = None,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+    ) -> AsyncConsumer:
         """A consumer of an existing subscription. `name` is unique by default; the broker takes two consumers with the
-        same name for one."""
-        return AsyncConsumer(self._connection, topic, subscription, name)
+        same name for one. If this program is silent for `session_timeout_s` (1 to 3,600), because it is frozen or cut
+        off, the messages that it holds are delivered to others."""
+        return AsyncConsumer(self._connection, topic, subscription, name, session_timeout_s)
 
     def subscriptions(self, topic: str) -> Paged[SubscriptionSummary]:
         """The subscriptions of a topic, ordered by name. Raises `NotFound`."""

@@ -15,14 +15,15 @@ from metatxn.connection import Connection, post
 from metatxn.http import Call, json_body, path_of
 from metatxn.reader import Message, message_of
 from metatxn.transaction import AsyncTransaction, inside
-from metatxn.wire.broker import ReceiveAnswer
-from metatxn.wire.errors import ExpiredTransaction, MetatxnError, NotFound, TransactionConflict
+from metatxn.wire.broker import MAX_SESSION_TIMEOUT_MS, ReceiveAnswer
+from metatxn.wire.errors import ExpiredTransaction, InvalidArgument, MetatxnError, NotFound, TransactionConflict
 from metatxn.wire.names import MessageId
 
 PREFETCH_MESSAGES = 100
 WAIT_MS = 1000
-SIGN_OF_LIFE_S = 10.0
-"""A third of the time after which a broker treats a silent consumer as gone."""
+SESSION_TIMEOUT_S = 30.0
+SIGNS_OF_LIFE = 3
+"""How many a consumer shows in the time after which a broker treats it as gone if it is silent."""
 MAX_IDS = 10_000
 ACKS_SETTLED_BY = (ExpiredTransaction, NotFound)
 """An aborted transaction acknowledges nothing, and a dropped subscription has nothing left to acknowledge."""
@@ -40,10 +41,23 @@ class AsyncConsumer:
     delivers its messages to others, so a task shows one for as long as this object lives.
     """
 
-    def __init__(self, connection: Connection, topic: str, subscription: str, name: str | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        subscription: str,
+        name: str | None = None,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+    ) -> None:
+        if not 1 <= session_timeout_s <= MAX_SESSION_TIMEOUT_MS / 1000:
+            raise InvalidArgument(
+                f"session_timeout_s: {session_timeout_s} is not from 1 to {MAX_SESSION_TIMEOUT_MS // 1000}",
+                field="session_timeout_s",
+            )
         self.topic = topic
         self.subscription = subscription
         self.name = name or f"consumer-{connection.new_name()}"
+        self.session_timeout_s = session_timeout_s
         self._given_name = name
         self._connection = connection
         self._received: deque[Message] = deque()
@@ -57,6 +71,17 @@ class AsyncConsumer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, {self.subscription!r}, {self.name!r})"
+
+    async def receive_many(self, limit: int = PREFETCH_MESSAGES, timeout_s: float | None = None) -> list[Message]:
+        """Wait for the next messages, as `receive` does, and return up to `limit` of those that are there then. The
+        list is empty if there was none within `timeout_s`."""
+        if limit < 1:
+            raise InvalidArgument(f"limit: {limit} is below 1", field="limit")
+        first = await self.receive(timeout_s)
+        found = [] if first is None else [first]
+        while found and len(found) < limit and (message := self.prefetched()) is not None:
+            found.append(message)
+        return found
 
     async def receive(self, timeout_s: float | None = None) -> Message | None:
         """Wait for the next message. Returns None if there was none within `timeout_s`.
@@ -104,7 +129,12 @@ class AsyncConsumer:
         return [message_of(self.topic, each, each.redelivery_count) for each in new.values()]
 
     async def _request(self, limit: int, wait_ms: int) -> ReceiveAnswer:
-        body = {"consumer": self.name, "max": limit, "wait_ms": wait_ms}
+        body = {
+            "consumer": self.name,
+            "max": limit,
+            "wait_ms": wait_ms,
+            "session_timeout_ms": int(self.session_timeout_s * 1000),
+        }
         path = subscription_path(self.topic, self.subscription, "receive")
         call = Call("POST", path, content=json_body(body), idempotent=False, wait_s=wait_ms / 1000)
         return parsed(ReceiveAnswer, await self._connection.home_of(self.topic, call))
@@ -127,7 +157,7 @@ class AsyncConsumer:
     def _stay_alive(self) -> None:
         if not self._alive:
             self._alive = True
-            self._connection.spawn(_show_life(weakref.ref(self)))
+            self._connection.spawn(_show_life(weakref.ref(self), self.session_timeout_s / SIGNS_OF_LIFE))
 
     # -- acknowledging -----------------------------------------------------------------------------------------
 
@@ -218,10 +248,10 @@ class AsyncConsumer:
             await self.close()
 
 
-async def _show_life(reference: weakref.ref[AsyncConsumer]) -> None:
+async def _show_life(reference: weakref.ref[AsyncConsumer], pause_s: float) -> None:
     """Show signs of life until the consumer is closed, or no longer referenced."""
     while True:
-        await asyncio.sleep(SIGN_OF_LIFE_S)
+        await asyncio.sleep(pause_s)
         consumer = reference()
         if consumer is None or consumer.closed:
             return

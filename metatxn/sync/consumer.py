@@ -17,6 +17,7 @@ class Consumer(Facade[AsyncConsumer]):
     Iterating waits for messages indefinitely. It shows signs of life to the broker for as long as this object lives.
     """
 
+    receive_many = blocking(AsyncConsumer.receive_many)
     negative_acknowledge = blocking(AsyncConsumer.negative_acknowledge)
     close = blocking(AsyncConsumer.close)
 

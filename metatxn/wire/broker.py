@@ -58,6 +58,7 @@ _TOPIC: dict[str, Any] = {
         {"segment": _SEGMENT, "range": [0, 65535], "state": "active", "parents": [], "children": [], "owner": _URL}
     ],
 }
+MAX_SESSION_TIMEOUT_MS = 3_600_000
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
 _FIRST_MESSAGE = "WyJzZWdtZW50Oi8vcHVibGljL2RlZmF1bHQvb3JkZXJzLzAwMDAtZmZmZi0wIiwiNzoxMiIsMF0"
@@ -503,14 +504,16 @@ class SubscriptionPage(BaseModel):
 
 
 class ReceiveRequest(RequestBody):
-    """`consumer` is present from its first request until it has been silent for 30 s or has left. With `max` 0 it
-    receives no messages and only shows that it is still present."""
+    """`consumer` is present from its first request until it has left, or has been silent for `session_timeout_ms` of
+    its last request (30 s when absent). With `max` 0 it receives no messages and only shows that it is still
+    present."""
 
     model_config = example(consumer="billing-1", max=100, wait_ms=1000)
 
     consumer: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)]
     max: Annotated[int, Field(ge=0, le=1000)] = 100
     wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 0
+    session_timeout_ms: Annotated[int, Field(ge=1_000, le=MAX_SESSION_TIMEOUT_MS)] | None = None
 
 
 class ReceivedMessage(ReadMessage):

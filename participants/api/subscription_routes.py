@@ -130,7 +130,9 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         """Receive messages for a consumer. They belong to it until they are acknowledged or returned, or the consumer
         is gone."""
         served = await subscriptions.at_home(topic, subscription)
-        given = await served.receive(request.consumer, request.max, request.wait_ms, shown)
+        given = await served.receive(
+            request.consumer, request.max, request.wait_ms, shown, session_timeout_ms=request.session_timeout_ms
+        )
         return ReceiveAnswer(messages=[each.message for each in given])
 
     @api.delete(

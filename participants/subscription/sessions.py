@@ -4,9 +4,10 @@
     failover    the first one is active, the others wait in the order they came
     shared      all of them
 
-A consumer is present from its first `receive` until it leaves, or until it was silent for the session timeout. While a
-`receive` of it waits, it is not silent. Each time it arrives it gets a session with a new number, under which it holds
-messages, so that those of an earlier session return even if it arrives under the same name.
+A consumer is present from its first `receive` until it leaves, or until it was silent for the session timeout, which
+each `receive` may set. While a `receive` of it waits, it is not silent. Each time it arrives it gets a session with a
+new number, under which it holds messages, so that those of an earlier session return even if it arrives under the same
+name.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class ConsumerBusy(Exception):
 class Session:
     number: int
     last_seen_s: float
+    timeout_s: float
     waiting: int = 0
 
 
@@ -50,14 +52,16 @@ class Sessions:
         """The numbers of all sessions, in the same order."""
         return [session.number for session in self._sessions.values()]
 
-    def enter(self, consumer: str, now_s: float) -> int:
-        """A `receive` begins. Returns the number of the session. Raises `ConsumerBusy`."""
+    def enter(self, consumer: str, now_s: float, timeout_s: float | None = None) -> int:
+        """A `receive` begins, whose session times out after `timeout_s` of silence from now on. Returns the number of
+        the session. Raises `ConsumerBusy`."""
         if self._kind == "exclusive" and (others := [name for name in self._sessions if name != consumer]):
             raise ConsumerBusy(others[0])
         session = self._sessions.get(consumer)
         if session is None:
             self.newest += 1
-            session = self._sessions[consumer] = Session(self.newest, now_s)
+            session = self._sessions[consumer] = Session(self.newest, now_s, self._timeout_s)
+        session.timeout_s = self._timeout_s if timeout_s is None else timeout_s
         session.waiting += 1
         return session.number
 
@@ -89,4 +93,4 @@ class Sessions:
         return min((end for each in self._sessions.values() if (end := self._end(each)) is not None), default=None)
 
     def _end(self, session: Session) -> float | None:
-        return None if session.waiting else session.last_seen_s + self._timeout_s
+        return None if session.waiting else session.last_seen_s + session.timeout_s

@@ -92,16 +92,22 @@ class Subscription:
     # -- receiving ---------------------------------------------------------------------------------------------
 
     async def receive(
-        self, consumer: str, limit: int, wait_ms: int, authorization: str | None = None
+        self,
+        consumer: str,
+        limit: int,
+        wait_ms: int,
+        authorization: str | None = None,
+        *,
+        session_timeout_ms: int | None = None,
     ) -> list[DeliveredMessage]:
         """Up to `limit` messages, waiting up to `wait_ms` for the first one. With a `limit` of 0 the consumer only
-        shows that it is present.
+        shows that it is present. Its session times out after `session_timeout_ms` of silence, or the default.
 
         Raises ALREADY_EXISTS if the subscription is exclusive and has another consumer, and OUTCOME_UNKNOWN if messages
         for the consumer may have been lost on their way here: they return when it leaves.
         """
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
-        with self._present(consumer) as session:
+        with self._present(consumer, session_timeout_ms) as session:
             while True:
                 changes = [self._changed.next(), *self._broker.changes()]
                 shares = await self._look(authorization)
@@ -120,11 +126,12 @@ class Subscription:
                 await asyncio.wait([*changes, *waits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
     @contextmanager
-    def _present(self, consumer: str) -> Iterator[int]:
+    def _present(self, consumer: str, session_timeout_ms: int | None) -> Iterator[int]:
         """The consumer's session, which cannot expire during its request."""
         time = asyncio.get_running_loop().time
         try:
-            session = self._sessions.enter(consumer, time())
+            timeout_s = None if session_timeout_ms is None else session_timeout_ms / 1000
+            session = self._sessions.enter(consumer, time(), timeout_s)
         except ConsumerBusy as busy:
             raise errors.AlreadyExists(
                 f"subscription {self.definition.name} is exclusive, and consumer {busy.holder} has it",

@@ -140,6 +140,23 @@ def test_subscribing_without_settings_takes_what_is_there_or_creates_what_the_co
         assert (found.type, found.initial) == expected
 
 
+def test_many_messages_at_once_and_a_silent_consumer_with_a_short_session(
+    client: metatxn.Client, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    send(client, topic, *range(5))
+    with client.subscribe(topic, "s", session_timeout_s=1) as first, client.consumer(topic, "s") as second:
+        assert [message.value for message in first.receive_many(3)] == [0, 1, 2]
+        assert [message.value for message in first.receive_many(timeout_s=0)] == [3, 4]
+        assert first.receive_many(timeout_s=0) == second.receive_many(timeout_s=0) == []
+        first._core._alive = first._core.closed = True  # as if it were frozen
+        assert len(second.receive_many(timeout_s=60)) == 5
+    with pytest.raises(metatxn.InvalidArgument, match="session_timeout_s"):
+        client.consumer(topic, "s", session_timeout_s=0.5)
+    with pytest.raises(metatxn.InvalidArgument, match="limit"):
+        second.receive_many(0)
+
+
 def test_a_subscription_moves_under_its_consumers(client: metatxn.Client, new_topic: NewTopic) -> None:
     topic = new_topic()
     send(client, topic, *range(3))

@@ -16,6 +16,14 @@ def test_a_consumer_is_gone_once_it_was_silent_for_the_timeout() -> None:
     assert sessions.consumers == ["b"] and sessions.next_expiry_s() == 50
 
 
+def test_each_request_says_how_long_its_consumer_may_be_silent() -> None:
+    sessions = Sessions("shared", 30)
+    sessions.exit("a", sessions.enter("a", 0, 5), 0)
+    assert sessions.next_expiry_s() == 5
+    sessions.exit("a", sessions.enter("a", 1), 1)
+    assert sessions.next_expiry_s() == 31 and sessions.expire(30.9) == []
+
+
 def test_who_waits_is_not_silent_however_long_it_takes() -> None:
     sessions = Sessions("shared", 30)
     session = sessions.enter("a", 0)
