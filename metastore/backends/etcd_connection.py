@@ -13,8 +13,8 @@ for writes. Connections come back by themselves, in growing, jittered pauses of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -44,6 +44,8 @@ _ATTEMPT_SHARE = 0.4
 # No member counts as silent before this time.
 _SILENCE_S = 0.1
 
+HUNG_S = 1.0
+"""How long after its deadline a call counts as one that will never end."""
 MEMBERS_EVERY_S = 60.0
 MEMBERS_WITHIN_S = 5.0
 """The interval at which members are asked for the list of members, and the time that they have to answer."""
@@ -104,9 +106,23 @@ def error_text(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {details}"
 
 
-def _lost(details: str) -> grpc.aio.AioRpcError:
+def _failed(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details, None)
+    return grpc.aio.AioRpcError(code, nothing, nothing, details, None)
+
+
+@asynccontextmanager
+async def ended_at(time: float) -> AsyncIterator[None]:
+    """Raises DEADLINE_EXCEEDED if a call has not ended at this time of the event loop.
+
+    gRPC's own deadline does not end every call: one whose channel is closed before the call has begun never writes and
+    never returns.
+    """
+    try:
+        async with asyncio.timeout_at(time):
+            yield
+    except TimeoutError:
+        raise _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "the call has not ended by its deadline") from None
 
 
 class _Routed:
@@ -211,7 +227,8 @@ class EtcdConnection:
         timeout_s = max(deadline - sent_at, 0.001)
         try:
             with self.cut_off():
-                answer = await method(request, timeout=timeout_s, metadata=self.metadata or None)
+                async with ended_at(sent_at + timeout_s + HUNG_S):
+                    answer = await method(request, timeout=timeout_s, metadata=self.metadata or None)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 if member.answered_at < sent_at and timeout_s >= _SILENCE_S:
@@ -235,7 +252,7 @@ class EtcdConnection:
                 raise
             if self._closed:
                 raise StoreClosed("this store is closed") from None
-            raise _lost("the connection to a silent member was given up") from None
+            raise _failed(grpc.StatusCode.UNAVAILABLE, "the connection to a silent member was given up") from None
 
     async def ask(self, method: Unary[Request, Response], request: Request, timeout_s: float) -> Response:
         """A call without effect on records, repeated while the server is away. Raises `StoreUnavailable`, and

@@ -17,7 +17,7 @@ from itertools import groupby
 import grpc.aio
 
 from metastore.api import Watch
-from metastore.backends.etcd_connection import EtcdConnection
+from metastore.backends.etcd_connection import EtcdConnection, ended_at
 from metastore.backends.etcd_stubs import Event, WatchCreateRequest, WatchRequest, WatchResponse
 from metastore.backends.etcd_wire import Wire
 from metastore.background import Backoff, in_background
@@ -25,6 +25,8 @@ from metastore.errors import StoreUnavailable
 from metastore.types import Changes, Revision
 from metastore.watches import ChangeLog
 
+CREATED_WITHIN_S = 10.0
+"""The time that the server has to create a watch."""
 RECENT_BYTES = 4 << 20
 """The size of the recent changes within which a further local watch may begin; an earlier one has a stream of its
 own."""
@@ -96,9 +98,11 @@ class PrefixFeed:
         metadata = [*self._connection.metadata, ("hasleader", "true")]
         stream = self._connection.watches.Watch(metadata=metadata)
         try:
-            await stream.write(WatchRequest(create_request=create))
+            async with ended_at(asyncio.get_running_loop().time() + CREATED_WITHIN_S):
+                await stream.write(WatchRequest(create_request=create))
+                response = await stream.read()
             events: list[Event] = []
-            while isinstance(response := await stream.read(), WatchResponse):
+            while isinstance(response, WatchResponse):
                 if response.canceled:
                     if response.compact_revision:
                         raise _CompactedError
@@ -108,6 +112,7 @@ class PrefixFeed:
                     self._publish(events)
                     events = []
                     backoff.reset()
+                response = await stream.read()
         finally:
             stream.cancel()
 

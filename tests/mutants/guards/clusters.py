@@ -201,6 +201,22 @@ CLUSTERS = (
         tests=("tests/metastore/etcd/test_leases.py::test_a_put_that_arrives_late_takes_nothing_from_somebody_else",),
     ),
     Mutant(
+        "etcd-call-without-an-end",
+        "a call ends soon after its deadline, whatever gRPC does",
+        "metastore/backends/etcd_connection.py",
+        "async with ended_at(sent_at + timeout_s + HUNG_S):",
+        "async with ended_at(sent_at + 1e9):",
+        tests=("tests/metastore/etcd/test_streams.py::test_a_lease_is_renewed_whenever_its_channel_was_closed",),
+    ),
+    Mutant(
+        "etcd-watch-is-begun-for-ever",
+        "a watch that the server does not create in time is begun again",
+        "metastore/backends/etcd_watches.py",
+        "async with ended_at(asyncio.get_running_loop().time() + CREATED_WITHIN_S):",
+        "async with ended_at(asyncio.get_running_loop().time() + 1e9):",
+        tests=("tests/metastore/etcd/test_streams.py::test_a_watch_goes_on_whenever_its_channel_was_closed",),
+    ),
+    Mutant(
         "etcd-record-not-put-again",
         "each round puts the record when it is not there, whatever failed in the one before",
         "metastore/backends/etcd_leases.py",
