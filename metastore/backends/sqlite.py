@@ -216,15 +216,7 @@ class SqliteStore(StoredIndexes):
             raise InvalidBatch("the store was opened read-only")
         job = _Write(future=asyncio.get_running_loop().create_future(), plan=plan, ephemeral=ephemeral)
         self._writer.submit(job)
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await job.future
-        except TimeoutError:
-            if not job.future.cancelled():  # answered in the very turn of the loop in which the deadline passed
-                return job.future.result()
-            if job.begun:
-                raise OutcomeUnknown("the disk did not confirm the commit within the deadline") from None
-            raise StoreUnavailable("the disk was busy with other commits until the deadline") from None
+        return await self._in_time(job, _too_late_to_write)
 
     def _publish(self, group: list[_Write]) -> None:
         """Feed the watches, on the loop, before any caller of the group learns its answer."""
@@ -272,11 +264,16 @@ class SqliteStore(StoredIndexes):
         self._assert_open()
         job: _Read[T] = _Read(future=asyncio.get_running_loop().create_future(), query=query)
         self._reader.submit(job)
+        return await self._in_time(job, _too_late_to_read)
+
+    async def _in_time(self, job: _Job[T], too_late: Callable[[_Job[T]], None]) -> T:
+        """The answer, unless `too_late` has given another one at the deadline. This is `asyncio.timeout` for a tenth of
+        its price, because only a future has to be ended."""
+        timer = asyncio.get_running_loop().call_later(self._deadline_s, too_late, job)
         try:
-            async with asyncio.timeout(self._deadline_s):
-                return await job.future
-        except TimeoutError:
-            raise StoreUnavailable("the disk did not answer within the deadline") from None
+            return await job.future
+        finally:
+            timer.cancel()
 
     # -- hints -------------------------------------------------------------------------------------------------
 
@@ -654,6 +651,20 @@ def _fail(group: list[_Write], error: BaseException) -> None:
         if job.outcome is None:
             kind = StoreFull if _is_full(error) else StoreUnavailable
             job.outcome = kind(f"nothing was written: {_said(error)}")
+
+
+def _too_late_to_write(job: _Job[Any]) -> None:
+    if job.future.done():
+        return
+    if job.begun:
+        job.future.set_exception(OutcomeUnknown("the disk did not confirm the commit within the deadline"))
+    else:
+        job.future.set_exception(StoreUnavailable("the disk was busy with other commits until the deadline"))
+
+
+def _too_late_to_read(job: _Job[Any]) -> None:
+    if not job.future.done():
+        job.future.set_exception(StoreUnavailable("the disk did not answer within the deadline"))
 
 
 # -- SQLite, in small pieces -----------------------------------------------------------------------------------

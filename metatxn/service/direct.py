@@ -1,9 +1,9 @@
 """Routes for endpoints that are called thousands of times a second: a request that fits reaches its endpoint directly.
 
 FastAPI solves a tree of dependencies for each request and validates each answer again, which costs more than beginning
-a transaction. The endpoint of a `DirectRoute` is still an endpoint of FastAPI: its signature determines the OpenAPI
-page, and a request that does not match it exactly is passed to FastAPI, which refuses it with the same words as
-everywhere.
+a transaction, and so do its layers before that (`metatxn/service/shortcuts.py`). The endpoint of a `DirectRoute` is
+still an endpoint of FastAPI: its signature determines the OpenAPI page, and a request that does not match it exactly is
+passed to FastAPI, which refuses it with the same words as everywhere.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from urllib.parse import unquote_plus
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter, ValidationError
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from metatxn.service.answers import model_response
 from metatxn.service.gate import BODY, CALLER, LOST_BODY
 from metatxn.service.http import CONTENT_TYPE, JSON, Caller
-from metatxn.service.strict import StrictRoute
+from metatxn.service.shortcuts import PreparedCalls, ShortcutRoute
 
 ArgumentReader = Callable[[Scope, Mapping[str, str]], Any]
 """Makes one argument of an endpoint from a request and its query. Raises `Unfit` or `ValidationError`."""
@@ -31,7 +31,7 @@ class Unfit(Exception):
     """The request does not fit, but FastAPI may be able to handle it."""
 
 
-class DirectRoute(StrictRoute):
+class DirectRoute(ShortcutRoute):
     """A route whose endpoint takes parameters of the path and of the query, the `caller`, the `request`, and a `body`
     in JSON. So do the dependencies that are named with the route, which are called first.
 
@@ -65,22 +65,23 @@ class DirectRoute(StrictRoute):
         assert name == "body", f"{name} is neither in the path, nor the query, nor the caller, nor the body"
         return _body_reader(validated, parameter.default)
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def fitting(self, scope: Scope) -> PreparedCalls | None:
+        """What a request calls, or None if FastAPI has to handle it."""
         try:
             if scope["method"] not in (self.methods or ()) or LOST_BODY in scope:
-                raise Unfit
+                return None
             query = _query(scope["query_string"], self._asked) if scope["query_string"] else {}
-            calls = [
+            return [
                 (call, {name: read(scope, query) for name, read in readers.items()}) for call, readers in self._calls
             ]
         except (Unfit, ValidationError):
-            await super().handle(scope, receive, send)
-            return
+            return None
+
+    async def answer(self, calls: PreparedCalls) -> Response:
         answer: Any = None
         for call, arguments in calls:
             answer = await call(**arguments)
-        response = answer if isinstance(answer, Response) else model_response(answer, self.status_code or 200)
-        await response(scope, receive, send)
+        return answer if isinstance(answer, Response) else model_response(answer, self.status_code or 200)
 
 
 def _body_reader(validated: TypeAdapter[Any], default: Any) -> ArgumentReader:

@@ -22,6 +22,7 @@ from metatxn.service.gate import CALLER, Gate
 from metatxn.service.openapi import documented_app
 from metatxn.service.openapi import problems as problems
 from metatxn.service.security.principal import Principal
+from metatxn.service.shortcuts import Shortcuts
 from metatxn.wire import errors
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.problems import Problem, problem_of
@@ -129,6 +130,7 @@ def create_app(
     """
     exposure = exposure or Exposure()
     app = documented_app(title, description, version, needs_token=exposure.authenticator is not None)
+    app.add_middleware(Shortcuts, served=app)
     app.add_middleware(RawPath)
     app.add_middleware(Gate, limits=exposure.limits, authenticator=exposure.authenticator)
 

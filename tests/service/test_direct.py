@@ -7,6 +7,7 @@ asked, both answer with the same status, the same media type and the same bytes.
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -14,11 +15,14 @@ from fastapi import APIRouter, Depends, FastAPI, Query
 from fastapi import Request as HttpRequest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, BeforeValidator
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.api.routes import TxnIdPath
+from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metatxn.service.direct import DirectRoute, add_routes
-from metatxn.service.http import Caller, create_app
+from metatxn.service.http import Caller, PathText, create_app
 from metatxn.service.strict import StrictRoute
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest
@@ -29,6 +33,22 @@ FIRST = "00000000000000000000000000000001"
 UTF16 = '{"owner": "é"}'.encode("utf-16")
 JSON_TYPE = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+FAILURES: dict[str, Exception] = {
+    "a bug": ZeroDivisionError("nobody thought of that"),
+    "the store": StoreUnavailable("nobody listens"),
+    "the outcome": OutcomeUnknown("no answer"),
+    "another owner": errors.NotOwner("elsewhere", owner_url="http://other"),
+    "plain HTTP": HTTPException(404, "not here", {"X-Reason": "none"}),
+}
+
+
+class _FailsAsItIsSent(Response):
+    """It has not begun to send when it fails."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise errors.StoreUnavailable("the file is gone")
 
 
 class Items(RequestBody):
@@ -59,6 +79,12 @@ def _routes(prefix: str, route_class: type[StrictRoute]) -> APIRouter:
     @router.post("/txns/{txn_id}/refused", response_model_exclude_none=True)
     async def refused(txn_id: TxnIdPath) -> Seen:
         raise errors.TransactionNotFound("unknown", txn_id=txn_id)
+
+    @router.post("/failing/{how}", response_model_exclude_none=True)
+    async def failing(how: PathText) -> Response:
+        if how == "as it is sent":
+            return _FailsAsItIsSent()
+        raise FAILURES[how]
 
     @router.get("/txns/{txn_id}/ops", response_model_exclude_none=True, dependencies=[Depends(_refuse_the_first)])
     async def operations(
@@ -164,6 +190,46 @@ async def test_both_ways_answer_alike(asked: tuple[str, str, dict[str, Any]]) ->
     assert {**quick.headers, "location": ""} == {**plain.headers, "location": ""}
 
 
+@pytest.mark.parametrize("how", [*FAILURES, "as it is sent"])
+async def test_both_ways_fail_alike(how: str) -> None:
+    transport = httpx.ASGITransport(app=_app(), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        plain = await client.post(f"/plain/failing/{quote(how)}")
+        quick = await client.post(f"/quick/failing/{quote(how)}")
+    assert plain.is_error or plain.is_redirect
+    assert quick.status_code == plain.status_code
+    assert quick.content == plain.content
+    moved = plain.headers.get("location", "").replace("/plain", "/quick")
+    assert {**quick.headers} == {**plain.headers} | ({"location": moved} if moved else {})
+
+
+async def test_a_request_goes_to_the_route_that_comes_first() -> None:
+    """Also if that is one that has no shortcut, in front of one that has; and routes may be added later."""
+    app = create_app("test", "test", "0", CollectorRegistry())
+    first, second = (APIRouter(route_class=kind) for kind in (StrictRoute, DirectRoute))
+
+    @first.get("/v1/{name}", response_model_exclude_none=True)
+    async def slow(name: PathText) -> Seen:
+        return Seen(body=f"slow {name}")
+
+    @second.get("/v1/{name}", response_model_exclude_none=True)
+    async def quick(name: PathText) -> Seen:
+        return Seen(body=f"quick {name}")
+
+    @second.post("/v1/{name}", response_model_exclude_none=True)
+    async def posted(name: PathText) -> Seen:
+        return Seen(body=f"posted {name}")
+
+    async with _client(app) as client:
+        assert (await client.get("/v1/x")).status_code == 404
+        add_routes(app, second, first=True)
+        assert (await client.get("/v1/x")).json()["body"] == "quick x"
+        add_routes(app, first, first=True)
+        assert (await client.get("/v1/x")).json()["body"] == "slow x"
+        assert (await client.post("/v1/x")).json()["body"] == "posted x"
+        assert (await client.put("/v1/x")).status_code == 405
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -177,15 +243,13 @@ async def test_both_ways_answer_alike(asked: tuple[str, str, dict[str, Any]]) ->
         "a whole query",
     ],
 )
-async def test_what_fits_does_not_meet_the_slow_way(name: str) -> None:
+async def test_what_fits_does_not_meet_the_slow_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     app = _app()
-    for route in app.router.routes:
-        if isinstance(route, DirectRoute):
-            route.app = _slow
+    monkeypatch.setattr(APIRouter, "__call__", _slow)
     method, path, options = ASKED[name]
     async with _client(app) as client:
         assert (await client.request(method, f"/quick{path}", **options)).is_success
 
 
-async def _slow(scope: Scope, receive: Receive, send: Send) -> None:
+async def _slow(router: APIRouter, scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("this request fits, and FastAPI was asked for it")

@@ -182,8 +182,8 @@ METASTORE = (
         "sqlite-hanging-disk-is-definite",
         "a commit that hangs may take",
         _SQLITE,
-        "            if job.begun:\n",
-        "            if job is None:\n",
+        "    if job.begun:\n",
+        "    if job is None:\n",
         tests=("tests/metastore/sqlite/test_commits.py::test_a_hanging_disk_ends_calls_by_their_deadline",),
     ),
     Mutant(
