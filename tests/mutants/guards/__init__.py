@@ -6,9 +6,10 @@ from tests.mutants.guards.client import CLIENT
 from tests.mutants.guards.clusters import CLUSTERS
 from tests.mutants.guards.connector import CONNECTOR
 from tests.mutants.guards.coordinator import COORDINATOR
+from tests.mutants.guards.hidden import HIDDEN
 from tests.mutants.guards.ledgers import LEDGERS
 from tests.mutants.guards.metastore import METASTORE
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.service import SERVICE
 
-GUARDS = (*SERVICE, *METASTORE, *CLUSTERS, *COORDINATOR, *LEDGERS, *PARTICIPANTS, *CLIENT, *CONNECTOR)
+GUARDS = (*SERVICE, *METASTORE, *CLUSTERS, *COORDINATOR, *LEDGERS, *HIDDEN, *PARTICIPANTS, *CLIENT, *CONNECTOR)

@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 
 from metatxn.wire.ids import TxnId
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges, HiddenReason, HiddenTransaction, IndexDamaged
+from participants.ledger.local import LocalStorage
+from tests.participants.ledger.ledgers import SEGMENT
+from tests.participants.prefixes.steps import InPlace, MortalDisk, Steps
 
 PAGE = Path(__file__).parents[3] / "docs" / "ledger-format.md"
 EXAMPLE = HiddenIndex(
@@ -108,3 +111,15 @@ def resealed(raw: bytes, at: int, byte: int) -> bytes:
 def test_what_fits_its_crc_and_makes_no_sense_is_refused(at: int, byte: int, why: str) -> None:
     with pytest.raises(IndexDamaged, match=why):
         HiddenIndex.decode(resealed(EXAMPLE.encode(), at, byte), 3, 40)
+
+
+async def test_an_index_is_durable_when_it_is_written(tmp_path: Path) -> None:
+    """The file and its name, in this order."""
+    steps = Steps()
+    async with LocalStorage.open(tmp_path, disk=MortalDisk(steps), executor=InPlace()) as storage:
+        await (await storage.create(SEGMENT, 3)).seal()
+        steps.arm(None)
+        await storage.write_hidden(SEGMENT, 7, EXAMPLE)
+        steps.disarm()
+    name = "00000000000000000003.hidden.7"
+    assert steps.trace == [f"create {name}.tmp", "write", "fsync", f"rename to {name}", "fsync of a directory"]

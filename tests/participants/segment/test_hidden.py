@@ -380,6 +380,15 @@ async def test_a_read_that_the_index_has_overtaken_hides_the_same(
     assert [payload_of(frame) for frame in (await reading).frames] == ["a", "b"]
 
 
+async def test_an_older_copy_of_the_record_does_not_bring_back_what_was_hidden(world: World) -> None:
+    """A roll takes over the record that it has stored, some steps later; meanwhile another one was stored."""
+    _, segment, _ = await one_to_index(world)
+    older = segment.record
+    await tended(segment)
+    segment.record = older
+    assert await committed(segment) == ["a", "b"]
+
+
 async def test_a_trim_takes_the_index_with_the_ledger(world: World) -> None:
     node, segment, _ = await one_to_index(world)
     kept = await publish(segment, "kept")
