@@ -18,7 +18,7 @@ UNLIMITED = -1
 MIN_ROLL_MS = 1_000
 _MOST = 2**53 - 1
 
-Retention = Literal["acknowledged", "hard"]
+RetentionKind = Literal["acknowledged", "hard"]
 Source = Literal["topic", "namespace", "cluster", "default"]
 Value = TypeVar("Value")
 
@@ -33,7 +33,7 @@ class PolicySettings(BaseModel):
 
     retention_ms: Limit | None = None
     retention_bytes: Limit | None = None
-    retention: Retention | None = None
+    retention: RetentionKind | None = None
     roll_ms: Annotated[int, Field(ge=MIN_ROLL_MS, le=_MOST)] | None = None
 
     @property
@@ -67,7 +67,7 @@ class EffectivePolicy(BaseModel):
 
     retention_ms: Setting[int]
     retention_bytes: Setting[int]
-    retention: Setting[Retention]
+    retention: Setting[RetentionKind]
     roll_ms: Setting[int]
 
     @property

@@ -132,7 +132,7 @@ class Broker:
             max_ledger_bytes,
             self._providers.transaction_buffer,
         )
-        self._metrics = metrics
+        self.metrics = self._metrics = metrics
         self._upkeep: Upkeep | None = None
         self._reconcile_interval_s = reconcile_interval_ms / 1000
         self._segments: dict[str, Segment] = {}

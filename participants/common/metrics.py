@@ -59,3 +59,9 @@ class BrokerMetrics:
             registry=self.registry,
             buckets=_LATENCY_SECONDS,
         )
+        self.retention_ledgers = Counter(
+            "metatxn_retention_dropped_ledgers", "Ledgers dropped by the policy of a topic.", registry=self.registry
+        )
+        self.retention_bytes = Counter(
+            "metatxn_retention_dropped_bytes", "Bytes of the ledgers dropped by policies.", registry=self.registry
+        )

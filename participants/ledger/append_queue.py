@@ -105,6 +105,8 @@ class QueuedLedger(OpenLedger):
         frame = draft(entry, position, publish_ms)
         durable = self._loop.create_future()
         self._assigned += 1
+        self.first_ms = publish_ms if self.first_ms is None else self.first_ms
+        self.latest_ms = max(publish_ms, self.latest_ms or 0)
         self._queue.append(Pending(frame, entry.payload, durable, self.metrics.clock()))
         self._idle.clear()
         if len(self._groups) < self.groups_at_once and not self._start_scheduled:

@@ -150,6 +150,10 @@ class OpenLedger(ReadableLedger):
     """
 
     on_durable: Callable[[], None] | None = None
+    first_ms: int | None = None
+    """The publish time of the first append that was begun, or None."""
+    latest_ms: int | None = None
+    """The latest publish time of all appends that were begun, or None. No frame in the ledger is younger."""
 
     @abstractmethod
     def append(self, entry: Entry, publish_ms: int) -> Append:

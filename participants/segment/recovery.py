@@ -203,7 +203,7 @@ async def _seal_ledgers(
             found = await context.storage.open_sealed(segment_id, ledger.id, ledger.entries)
         if found.entries or (record.state == "sealed" and ledger is record.ledgers[-1]):
             sealed.append(found)
-            recorded.append(ledger.model_copy(update={"entries": found.entries}))
+            recorded.append(ledger.model_copy(update={"entries": found.entries, "bytes": found.size_bytes}))
         else:
             empty.append(ledger)
     return sealed, record.model_copy(update={"ledgers": tuple(recorded), "trimmed": (*record.trimmed, *empty)})

@@ -22,7 +22,7 @@ from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStor
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
 from participants.segment.trimming import delete_trimmed, stored_segment, without_trimmed
-from participants.segment.upkeep import until_done
+from participants.segment.upkeep import final_facts, until_done
 
 DEFAULT_MAX_LEDGER_BYTES = 256 << 20
 
@@ -141,7 +141,7 @@ async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, 
         name = f"{segment.ownership.generation}-rolled-{full.id}"
         snapshot = await write_snapshot(store, segment.id, check, name, chunks, full.id)
         ledgers = tuple(
-            ledger.model_copy(update={"entries": sealed.entries}) if ledger.id == full.id else ledger
+            ledger.model_copy(update=final_facts(sealed, full)) if ledger.id == full.id else ledger
             for ledger in record.ledgers
         )
         record = without_trimmed(record.model_copy(update={"ledgers": ledgers, "dedup": snapshot}))

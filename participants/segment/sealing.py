@@ -24,7 +24,7 @@ from metatxn.wire import errors
 from participants.ledger.storage import LedgerError, SealedLedger
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
-from participants.segment.upkeep import until_done
+from participants.segment.upkeep import final_facts, until_done
 
 log = structlog.get_logger()
 
@@ -70,7 +70,8 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
         await segment.publisher.drain()
         segment.assert_serving()
         assert segment.ledgers.open is not None
-        last = await segment.ledgers.open.seal()
+        open_ledger = segment.ledgers.open
+        last = await open_ledger.seal()
         chunks = chunks_of(segment.dedup)
         check = segment.ownership.check
 
@@ -82,7 +83,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
             if stored is None:
                 raise segment.not_serving()
             record = SegmentRecord.decode(stored.value)
-            final = record.ledgers[-1].model_copy(update={"id": last.id, "entries": last.entries})
+            final = record.ledgers[-1].model_copy(update={"id": last.id, **final_facts(last, open_ledger)})
             if record.state == "active":
                 batch = store.batch().check(check)
                 ledgers = (*record.ledgers[:-1], final)

@@ -48,6 +48,10 @@ class Attached(Protocol):
     async def recover(self) -> None:
         """Called before the segment is ready. Raises the store's errors."""
 
+    async def acknowledged(self) -> Position | None:
+        """Every entry before this position is acknowledged on all subscriptions, durably and not only inside open
+        transactions. None if there is no subscription. Raises the store's errors."""
+
     async def reconcile(self) -> None:
         """Find what no watch event has reported. Raises the store's errors."""
 
@@ -253,8 +257,13 @@ class Segment(OwnedSegment):
         if self.on_full is not None and self.admits and (self._rolling is None or self._rolling.done()):
             self._rolling = self.spawn(self.on_full())
 
+    @property
+    def ledger_scale(self) -> int:
+        """How much larger and older than usual a ledger becomes, see `MANY_LEDGERS`."""
+        return 1 + len(self.record.ledgers) // MANY_LEDGERS
+
     def _is_full(self, ledger: OpenLedger) -> bool:
         if self.max_ledger_bytes is None:
             return False
-        times = 1 + len(self.record.ledgers) // MANY_LEDGERS
+        times = self.ledger_scale
         return ledger.size_bytes >= times * self.max_ledger_bytes or ledger.entries >= times * MAX_LEDGER_ENTRIES

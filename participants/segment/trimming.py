@@ -18,7 +18,7 @@ from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
-from metastore.types import Batch, Record
+from metastore.types import Batch, Check, Record
 from metatxn.wire import errors
 from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerStorage
@@ -29,11 +29,13 @@ OUTCOMES_PER_APPLY = 40
 """Each is a check and a deletion, so this stays below etcd's limit of 128 operations per transaction."""
 
 
-async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, before: Position) -> None:
+async def trim(
+    segment: Segment, store: MetadataStore, storage: LedgerStorage, before: Position, checks: Sequence[Check] = ()
+) -> None:
     """Drop every entry below `before`, unless that is already done.
 
-    Raises INVALID_ARGUMENT if an entry below `before` is not readable yet, or does not exist yet. After an error of the
-    store the call can be repeated.
+    Raises `CheckFailed` if one of `checks` does not hold, and INVALID_ARGUMENT if an entry below `before` is not
+    readable yet, or does not exist yet. After an error of the store the call can be repeated.
     """
     segment.assert_serving()
     horizon = segment.buffer.max_read_position
@@ -46,7 +48,7 @@ async def trim(segment: Segment, store: MetadataStore, storage: LedgerStorage, b
             max_read_position=str(horizon),
         )
     if up_to is not None:
-        await _move(segment, store, up_to)
+        await _move(segment, store, up_to, checks)
     bytes_gone = until_done(segment, lambda: delete_trimmed(segment, store, storage), "delete trimmed ledgers again")
     segment.spawn(bytes_gone)
 
@@ -59,26 +61,28 @@ def without_trimmed(record: SegmentRecord) -> SegmentRecord:
     return record.model_copy(update={"ledgers": tuple(kept), "trimmed": (*record.trimmed, *gone)})
 
 
-async def _move(segment: Segment, store: MetadataStore, up_to: Position) -> None:
+async def _move(segment: Segment, store: MetadataStore, up_to: Position, checks: Sequence[Check]) -> None:
     """Move the first readable position after `up_to`, unless it is already there. No outcome is left below it."""
     while True:
         try:
-            await _move_once(segment, store, up_to)
+            await _move_once(segment, store, up_to, checks)
             return
         except CheckFailed as lost:
             if lost.check == segment.ownership.check:
                 segment.deposed_by(lost)
                 raise segment.not_serving() from None
+            if lost.check in checks:
+                raise
 
 
-async def _move_once(segment: Segment, store: MetadataStore, up_to: Position) -> None:
+async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, checks: Sequence[Check]) -> None:
     """One attempt of `_move`. Raises `CheckFailed` if the records have changed since they were read."""
     stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)
     up_to = max(up_to, record.trimmed_up_to or up_to)
     outcomes = list(slices(store, await _outcomes(segment, store, up_to), OUTCOMES_PER_APPLY, Batch.remove)) or [[]]
     moved = without_trimmed(record.model_copy(update={"first_position": str(up_to.next)}))
-    batch = store.batch().check(segment.ownership.check)
+    batch = store.batch().check(segment.ownership.check, *checks)
     if moved != record:
         batch.replace(stored, moved.encode())
     try:

@@ -9,10 +9,15 @@ import structlog
 from metastore.errors import CheckFailed, MetastoreError
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
-from participants.ledger.storage import LedgerError
+from participants.ledger.storage import LedgerError, OpenLedger, SealedLedger
 from participants.segment.segment import Segment
 
 log = structlog.get_logger()
+
+
+def final_facts(sealed: SealedLedger, before: OpenLedger) -> dict[str, int | None]:
+    """The fields of a ledger's record that are known once it is sealed. `before` is the ledger while it was open."""
+    return {"entries": sealed.entries, "bytes": sealed.size_bytes, "last_ms": before.latest_ms}
 
 
 async def until_done(segment: Segment, work: Callable[[], Awaitable[None]], again: str) -> None:

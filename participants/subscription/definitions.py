@@ -4,6 +4,9 @@
 Every write on a segment for a subscription checks this record. So one apply drops the subscription everywhere at once,
 and its other records are deleted afterwards. A seek is one such apply, too: the subscription becomes its next
 incarnation, which begins at other places.
+
+Both creating and seeking write the topic's record again, as it was. Whoever drops messages that no subscription needs
+checks the version of that record, so it cannot overlook one that has begun to need them.
 """
 
 from __future__ import annotations
@@ -131,7 +134,7 @@ class Definitions:
                     "starts": {segment: str(place) for segment, place in places.items()} or None,
                 }
             )
-            batch = self._store.batch().check(AtVersion(topic_record.key, topic_record.version))
+            batch = self._store.batch().replace(topic_record, topic_record.value)
             if known is not None:
                 batch.replace(known, record.encode())
             else:
@@ -167,7 +170,7 @@ class Definitions:
             record = found.record.model_copy(
                 update={"incarnation": found.record.incarnation + 1, "starts": places or None}
             )
-            batch = self._store.batch().check(AtVersion(topic_record.key, topic_record.version))
+            batch = self._store.batch().replace(topic_record, topic_record.value)
             try:
                 applied = await self._store.apply(batch.replace(known, record.encode()))
             except CheckFailed:

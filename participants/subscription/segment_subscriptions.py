@@ -11,7 +11,10 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
+from metastore.txn import paths
+from metastore.txn.records.subscriptions import MarkDelete
 from metatxn.service.retry import until_it_succeeds
+from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.segment.segment import Segment
 from participants.subscription.cursor_store import CursorStore
@@ -19,6 +22,7 @@ from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.deletion import delete_incarnations
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import OpenPendingAcks
+from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.txn.header_mirror import HeaderMirror
 
@@ -116,6 +120,20 @@ class SegmentSubscriptions:
             log.warning("delete again", segment=self._segment.id, subscription=name, error=str(error))
 
         await until_it_succeeds(once, MetastoreError, report)
+
+    async def acknowledged(self) -> Position | None:
+        """See `Attached`. It is read from the store, so that a subscription counts that is not open here yet, and an
+        acknowledgement only once it is durable."""
+        definitions = await Definitions(self._store).of_topic(self._segment.record.topic)
+        marks = {
+            paths.cursor_mark(self._segment.id, each.name, each.record.incarnation): each.start_on(self._segment.id)
+            for each in definitions
+            if not each.record.deleted
+        }
+        for key, stored in (await self._store.get_each(list(marks))).items():
+            if stored is not None:
+                marks[key] = Place.parse(MarkDelete.decode(stored.value).before)
+        return min(marks.values()).position if marks else None
 
     async def reconcile(self) -> None:
         """Find decisions and dropped subscriptions that no watch event has reported."""

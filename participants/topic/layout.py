@@ -31,6 +31,7 @@ from participants.messages.topics import StoredTopic, segment_not_found
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 from participants.topic.deletion import Deletion
+from participants.topic.retention import Retention
 
 log = structlog.get_logger()
 CLAIM_PATIENCE_MS = 20_000
@@ -51,6 +52,7 @@ class LayoutUpkeep:
         self._broker = broker
         self._store = broker.store
         self.deletion = Deletion(broker)
+        self.retention = Retention(broker)
         self._settling: dict[str, asyncio.Task[None]] = {}
         broker.attach(self)
 
@@ -296,6 +298,7 @@ class LayoutUpkeep:
             for segment_id in sorted(deleted):
                 await self.deletion.finish_segment(segment_id)
                 deleted.discard(segment_id)
+            await self.retention.look()
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:
             log.warning("layout not reconciled, which will be repeated", error=str(error))
 

@@ -15,13 +15,16 @@ class LedgerRecord(JsonRecord):
     storage that has it.
 
     `hidden` is the generation of its index of hidden entries, 0 if nothing is hidden in it. Without it the outcomes say
-    what is hidden.
+    what is hidden. `bytes` is the size of its frames, and no message in it was published after `last_ms`. Both are
+    measured once a policy asks for them, unless they are known when it is sealed.
     """
 
     id: int
     storage: str
     entries: int | None = None
     hidden: int | None = None
+    bytes: int | None = None
+    last_ms: int | None = None
 
     @property
     def last(self) -> Position | None:

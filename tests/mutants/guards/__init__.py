@@ -10,6 +10,18 @@ from tests.mutants.guards.hidden import HIDDEN
 from tests.mutants.guards.ledgers import LEDGERS
 from tests.mutants.guards.metastore import METASTORE
 from tests.mutants.guards.participants import PARTICIPANTS
+from tests.mutants.guards.policies import POLICIES
 from tests.mutants.guards.service import SERVICE
 
-GUARDS = (*SERVICE, *METASTORE, *CLUSTERS, *COORDINATOR, *LEDGERS, *HIDDEN, *PARTICIPANTS, *CLIENT, *CONNECTOR)
+GUARDS = (
+    *SERVICE,
+    *METASTORE,
+    *CLUSTERS,
+    *COORDINATOR,
+    *LEDGERS,
+    *HIDDEN,
+    *PARTICIPANTS,
+    *POLICIES,
+    *CLIENT,
+    *CONNECTOR,
+)

@@ -113,7 +113,7 @@ HIDDEN = (
         "opening-forgets-the-indexes",
         "5.6: an opening leaves the indexes of sealed ledgers in the record",
         "participants/segment/recovery.py",
-        'recorded.append(ledger.model_copy(update={"entries": found.entries}))',
+        'recorded.append(ledger.model_copy(update={"entries": found.entries, "bytes": found.size_bytes}))',
         'recorded.append(ledger.model_copy(update={"entries": found.entries, "hidden": None}))',
         tests=(f"{_TEST}::test_an_index_hides_what_it_says_from_every_read",),
     ),

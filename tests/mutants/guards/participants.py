@@ -128,8 +128,8 @@ PARTICIPANTS = (
         "deposed-owner-trims",
         "who was deposed trims nothing",
         _TRIMMING,
-        "    batch = store.batch().check(segment.ownership.check)\n    if moved != record:",
-        "    batch = store.batch()\n    if moved != record:",
+        "    batch = store.batch().check(segment.ownership.check, *checks)\n    if moved != record:",
+        "    batch = store.batch().check(*checks)\n    if moved != record:",
         tests=("tests/participants/segment/test_trimming.py::test_a_deposed_owner_trims_nothing",),
     ),
     Mutant(

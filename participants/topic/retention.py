@@ -1,0 +1,73 @@
+"""The owner's part in what policies say: for each of its segments, close what is to be dropped later, and drop what is
+due (see `participants.segment.retention`).
+
+A pass reads the policies of all topics that have segments here, at once. A topic whose policy drops and closes nothing
+costs no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from metastore.errors import MetastoreError
+from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
+from metatxn.wire import errors
+from participants.broker.broker import Broker
+from participants.ledger.storage import LedgerError
+from participants.messages.policies import InForce
+from participants.segment.retention import Due, drop, droppable, learn_facts, must_roll
+from participants.segment.segment import Segment
+
+log = structlog.get_logger()
+
+
+class Retention:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def look(self) -> None:
+        """One pass over all segments that are served here. Raises the store's errors."""
+        served: dict[str, list[Segment]] = {}
+        for segment in self._broker.served.values():
+            served.setdefault(segment.record.topic, []).append(segment)
+        for topic, policy in (await self._broker.policies.of_topics(list(served))).items():
+            if policy.drops or policy.roll_after_ms is not None:
+                await self._look_at(topic, served[topic])
+
+    async def _look_at(self, topic: str, segments: Sequence[Segment]) -> None:
+        in_force = await self._broker.policies.in_force(topic)
+        if in_force is None:
+            return
+        trimmed = {segment.id: segment.ledgers.trimmed for segment in segments}
+        records = await self._records(in_force)
+        now_ms = self._broker.clock()
+        due = droppable(in_force.policy, records, now_ms)
+        active = sum(record.state == "active" for record in records.values())
+        for segment in segments:
+            if segment.id not in records or segment.lost:
+                continue
+            if must_roll(segment, in_force.policy, active, now_ms):
+                segment.roll()
+            if in_force.policy.drops:
+                found = Due(records[segment.id], due.get(segment.id), trimmed[segment.id])
+                await self._drop(segment, in_force, found)
+
+    async def _records(self, in_force: InForce) -> dict[str, SegmentRecord]:
+        keys = {paths.segment(each): each for each in in_force.topic.segments}
+        found = (await self._broker.store.get_many(list(keys))).records
+        return {keys[key]: SegmentRecord.decode(stored.value) for key, stored in found.items() if stored is not None}
+
+    async def _drop(self, segment: Segment, in_force: InForce, due: Due) -> None:
+        """Whatever fails is tried again by the next pass."""
+        broker, hard = self._broker, in_force.policy.retention.value == "hard"
+        try:
+            dropped = await drop(segment, broker.store, broker.storage, due, hard=hard, checks=in_force.checks)
+            await learn_facts(segment, broker.store)
+        except (MetastoreError, LedgerError, errors.MetatxnError) as error:
+            log.info("nothing dropped, which will be tried again", segment=segment.id, error=str(error))
+            return
+        broker.metrics.retention_ledgers.inc(len(dropped))
+        broker.metrics.retention_bytes.inc(sum(ledger.bytes or 0 for ledger in dropped))

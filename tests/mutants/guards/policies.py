@@ -1,0 +1,69 @@
+"""Policies of topics: what they keep."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_RETENTION = "participants/segment/retention.py"
+_TESTS = "tests/participants/broker/test_retention.py"
+
+POLICIES = (
+    Mutant(
+        "dropped-beyond-the-horizon",
+        "6: no ledger goes that an open transaction may still show",
+        _RETENTION,
+        "end is None or end > horizon:",
+        "end is None:",
+        tests=(f"{_TESTS}::test_nothing_goes_beyond_the_first_entry_of_an_open_transaction",),
+    ),
+    Mutant(
+        "dropped-before-it-is-acknowledged",
+        "6: nothing goes that a subscription has not acknowledged",
+        _RETENTION,
+        "acknowledged = None if hard or segment.attached is None else",
+        "acknowledged = None if not hard or segment.attached is None else",
+        tests=(f"{_TESTS}::test_what_a_subscription_has_not_acknowledged_stays_unless_retention_is_hard",),
+    ),
+    Mutant(
+        "dropped-by-an-earlier-policy",
+        "6: a trim checks the records that the policy was read from",
+        "participants/segment/trimming.py",
+        ".check(segment.ownership.check, *checks)",
+        ".check(segment.ownership.check)",
+        tests=(f"{_TESTS}::test_what_begins_to_keep_messages_in_the_middle_of_a_pass_keeps_them",),
+    ),
+    Mutant(
+        "subscribed-unnoticed",
+        "6: creating a subscription writes the topic's record, so that a trim notices it",
+        "participants/subscription/definitions.py",
+        """            batch = self._store.batch().replace(topic_record, topic_record.value)
+            if known is not None:""",
+        """            batch = self._store.batch().check(AtVersion(topic_record.key, topic_record.version))
+            if known is not None:""",
+        tests=(f"{_TESTS}::test_what_begins_to_keep_messages_in_the_middle_of_a_pass_keeps_them",),
+    ),
+    Mutant(
+        "subscription-that-is-not-open-does-not-count",
+        "6: what subscriptions have acknowledged is read from the store",
+        "participants/subscription/segment_subscriptions.py",
+        "            if not each.record.deleted\n        }",
+        "            if not each.record.deleted and each.name in self._open\n        }",
+        tests=(f"{_TESTS}::test_a_subscription_that_is_not_open_here_yet_counts",),
+    ),
+    Mutant(
+        "unknown-trim-is-forgotten",
+        "6: a trim whose answer was lost is repeated or given up",
+        _RETENTION,
+        "    return due.trimmed is not None and due.trimmed > ",
+        "    return due.trimmed is None and Position(0, 0) < ",
+        tests=(f"{_TESTS}::test_a_trim_of_unknown_outcome_is_not_carried_out_against_a_later_policy",),
+    ),
+    Mutant(
+        "one-ledger-too-many",
+        "6: at least `retention_bytes` are kept",
+        _RETENTION,
+        "        if left < kept_bytes:\n            return\n        yield each",
+        "        yield each\n        if left < kept_bytes:\n            return",
+        tests=(f"{_TESTS}::test_the_oldest_ledgers_of_all_segments_go_first",),
+    ),
+)
