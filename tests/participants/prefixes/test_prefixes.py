@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,21 @@ class Trim(Roll):
     async def act(self, life: Life, client: Client) -> None:
         segment = await life.segment(PARENT)
         await client.once("trim", lambda: trim(segment, life.store, life.storage, client.answers["before"]))
+
+
+class Retain(Trim):
+    """A policy drops the ledgers in which everything is old, and closes the open one."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await life.quiet()
+        life.world._time_ms = count(10_000_000)
+        await send(life, client, LOW, "young")
+        await life.quiet()
+        await life.broker.policies.change_topic(TOPIC, {"retention_ms": 5_000_000, "retention": "hard"})
+
+    async def act(self, life: Life, client: Client) -> None:
+        await life.layout.retention.look()
 
 
 class Index(Story):
@@ -474,6 +490,7 @@ STORIES = (
     Materialize,
     Collect,
     Roll,
+    Retain,
     Split,
     Merge,
     Seal,
