@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
-from pydantic import AfterValidator
 
-from metatxn.service.http import Caller, PathText, problems
-from metatxn.wire.names import namespace_part
+from metatxn.service.http import problems
 from metatxn.wire.policies import PolicyInfo, TopicPolicy
-from participants.api.rights import TopicPath, on_topic, seeing_topic
+from participants.api.rights import (
+    NamespacePart,
+    TopicPath,
+    administering_cluster,
+    administering_namespace,
+    on_topic,
+    seeing_topic,
+)
 from participants.broker.broker import Broker
-
-NamespacePart = Annotated[PathText, AfterValidator(namespace_part)]
 
 
 def add_policy_routes(api: APIRouter, broker: Broker) -> None:
@@ -45,34 +46,30 @@ def _topic_policy_routes(api: APIRouter, broker: Broker) -> None:
 
 
 def _namespace_policy_routes(api: APIRouter, broker: Broker) -> None:
+    needed = [Depends(administering_namespace)]
     path = "/v1/policies/namespaces/{tenant}/{namespace}"
 
-    @api.get(path, tags=["policies"], responses=problems(422, 503))
-    async def get_namespace_policy(tenant: NamespacePart, namespace: NamespacePart, caller: Caller) -> PolicyInfo:
+    @api.get(path, tags=["policies"], responses=problems(422, 503), dependencies=needed)
+    async def get_namespace_policy(tenant: NamespacePart, namespace: NamespacePart) -> PolicyInfo:
         """Get the policy of a namespace, which counts where the policies of its topics say nothing."""
-        caller.require_below("admin", f"{tenant}/{namespace}/")
         return await broker.policies.of_namespace(f"{tenant}/{namespace}")
 
-    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504))
-    async def set_namespace_policy(
-        tenant: NamespacePart, namespace: NamespacePart, request: TopicPolicy, caller: Caller
-    ) -> PolicyInfo:
+    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504), dependencies=needed)
+    async def set_namespace_policy(tenant: NamespacePart, namespace: NamespacePart, request: TopicPolicy) -> PolicyInfo:
         """Change the policy of a namespace. What is not named stays as it is, and null removes a setting."""
-        caller.require_below("admin", f"{tenant}/{namespace}/")
         return await broker.policies.change_namespace(f"{tenant}/{namespace}", request.changes())
 
 
 def _cluster_policy_routes(api: APIRouter, broker: Broker) -> None:
+    needed = [Depends(administering_cluster)]
     path = "/v1/policies/cluster"
 
-    @api.get(path, tags=["policies"], responses=problems(422, 503))
-    async def get_cluster_policy(caller: Caller) -> PolicyInfo:
+    @api.get(path, tags=["policies"], responses=problems(422, 503), dependencies=needed)
+    async def get_cluster_policy() -> PolicyInfo:
         """Get the policy of the cluster, which counts where those of topics and namespaces say nothing."""
-        caller.require_below("admin", "")
         return await broker.policies.of_cluster()
 
-    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504))
-    async def set_cluster_policy(request: TopicPolicy, caller: Caller) -> PolicyInfo:
+    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504), dependencies=needed)
+    async def set_cluster_policy(request: TopicPolicy) -> PolicyInfo:
         """Change the policy of the cluster. What is not named stays as it is, and null removes a setting."""
-        caller.require_below("admin", "")
         return await broker.policies.change_cluster(request.changes())

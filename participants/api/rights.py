@@ -12,11 +12,12 @@ from metatxn.service.http import Caller, PathText
 from metatxn.service.security.principal import Principal, Right
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import topic_name, topic_of_segment
+from metatxn.wire.names import namespace_part, topic_name, topic_of_segment
 from participants.broker.broker import Broker
 from participants.txn.refusals import refusal
 
 TopicPath = Annotated[PathText, AfterValidator(topic_name)]
+NamespacePart = Annotated[PathText, AfterValidator(namespace_part)]
 
 
 async def _authorization(request: Request) -> str | None:
@@ -48,6 +49,16 @@ def on_segment(right: Right) -> Any:
             caller.require(right, topic_of_segment(segment))
 
     return Depends(require)
+
+
+async def administering_namespace(tenant: NamespacePart, namespace: NamespacePart, caller: Caller) -> None:
+    """Requires that the caller administers every topic of the namespace in the path; raises NOT_ALLOWED."""
+    caller.require_below("admin", f"{tenant}/{namespace}/")
+
+
+async def administering_cluster(caller: Caller) -> None:
+    """Requires that the caller administers every topic; raises NOT_ALLOWED."""
+    caller.require_below("admin", "")
 
 
 async def seeing_topic(topic: TopicPath, caller: Caller) -> None:

@@ -47,10 +47,10 @@ class Definition:
     def missing(self) -> errors.MetatxnError:
         return _not_found(self.topic, self.name)
 
-    def ended(self, current: Record | None) -> errors.MetatxnError:
+    def ended(self, current: SubscriptionRecord | None) -> errors.MetatxnError:
         """The error for a request of this incarnation, which has ended, given the record as it is now. If there is a
         later incarnation, the request can be repeated with that one."""
-        if current is None or SubscriptionRecord.decode(current.value).deleted:
+        if current is None or current.deleted:
             return self.missing()
         return errors.StoreUnavailable(
             f"subscription {self.name} has begun again, at another place",
@@ -104,6 +104,13 @@ class Definitions:
         if record is None:
             raise _not_found(topic, name)
         return _definition(topic, record)
+
+    async def reason(self, ended: Definition, error: errors.NotFound) -> errors.MetatxnError:
+        """Why a request fails that has found that its incarnation ended: with `error`, or, if a later incarnation
+        serves, that it can be repeated with that one."""
+        current = await self._store.get(ended.check.key)
+        why = ended.ended(current and SubscriptionRecord.decode(current.value))
+        return error if isinstance(why, errors.NotFound) else why
 
     async def create(
         self,

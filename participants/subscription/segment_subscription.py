@@ -26,10 +26,11 @@ from metastore.keys import prefix_end
 from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import AckOp, decode_op
+from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
-from metastore.types import Absent, Batch, FirstVersion, Record
+from metastore.types import Absent, Batch, FirstVersion
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.broker import ReadMessage
@@ -463,7 +464,7 @@ class SegmentSubscription:
     def dropped(self) -> bool:
         return self._ended is not None
 
-    def drop(self, current: Record | None = None) -> None:
+    def drop(self, current: SubscriptionRecord | None = None) -> None:
         """This incarnation has ended, so nothing of it can be stored any more. `current` is the record of the
         subscription, unless it is dropped."""
         self._ended = self.definition.ended(current)
@@ -477,7 +478,7 @@ class SegmentSubscription:
 
     def _guard_lost(self, lost: CheckFailed) -> None:
         if lost.check == self.definition.check:
-            self.drop(lost.current)
+            self.drop(lost.current and SubscriptionRecord.decode(lost.current.value))
         else:
             self.segment.deposed_by(lost)
 
@@ -488,7 +489,8 @@ class SegmentSubscription:
             return self.segment.not_serving()
         if lost.check == self.definition.check:
             self._guard_lost(lost)
-            return self.definition.ended(lost.current)
+            assert self._ended is not None
+            return self._ended
         if isinstance(lost.check, FirstVersion):
             header = Header.decode(lost.current.value) if lost.current else None
             if header is not None:

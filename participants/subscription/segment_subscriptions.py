@@ -71,7 +71,7 @@ class SegmentSubscriptions:
             if stored is None or stored.version != definition.check.version:
                 raise definition.missing()
             if known is not None:  # an earlier incarnation, whose end was not reported
-                known.drop(stored)
+                known.drop(definition.record)
                 self._segment.spawn(self._delete(definition.name, definition.record.incarnation - 1))
             cursor, versions = await CursorStore.load(self._store, self._segment.id, definition)
             found = SegmentSubscription(
@@ -94,12 +94,13 @@ class SegmentSubscriptions:
             self._open[definition.name] = found
             return found
 
-    async def drop(self, name: str, last: int) -> None:
-        """Delete the records of dropped incarnations up to `last` on this segment. Raises the store's errors; then the
-        rest is deleted when the segment is opened again."""
+    async def drop(self, current: Definition) -> None:
+        """Delete the records of incarnations that were dropped before `current`, or with it, on this segment. Raises
+        the store's errors; then the rest is deleted when the segment is opened again."""
+        name, last = current.name, current.last_dropped
         known = self._open.get(name)
         if known is not None and known.definition.record.incarnation <= last:
-            known.drop()
+            known.drop(current.record)
             del self._open[name]
         await self._delete(name, last)
 
@@ -140,7 +141,7 @@ class SegmentSubscriptions:
         for definition in await Definitions(self._store).of_topic(self._segment.record.topic) if self._open else ():
             known = self._open.get(definition.name)
             if known is not None and known.definition.record.incarnation <= definition.last_dropped:
-                await self.drop(definition.name, definition.last_dropped)
+                await self.drop(definition)
         for subscription in self:
             await subscription.reconcile()
 

@@ -30,7 +30,7 @@ from participants.broker.broker import Broker
 from participants.common.signal import Signal
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
-from participants.subscription.definitions import Definition
+from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.dispatch import DeliveredMessage
 from participants.subscription.sessions import ConsumerBusy, Sessions
 from participants.subscription.share import TakeRequest
@@ -173,6 +173,11 @@ class Subscription:
                 )
                 try:
                     answer = await share.take(wanted)
+                except errors.NotFound as error:
+                    why = await self._end(error)
+                    if not found.messages:
+                        raise why from None
+                    return found
                 except (errors.MetatxnError, MetastoreError) as error:
                     if not self._may_go_on(error, found, session):
                         return found
@@ -226,8 +231,13 @@ class Subscription:
                 raise self._succeeded()
             return await shares_of(self._broker, self.definition, self._dead_letters, authorization)
         except errors.NotFound as error:
-            self.close(error)
-            raise
+            raise await self._end(error) from None
+
+    async def _end(self, error: errors.NotFound) -> errors.MetatxnError:
+        """This incarnation has ended. Returns the error for its requests."""
+        why = await Definitions(self._broker.store).reason(self.definition, error)
+        self.close(why)
+        return why
 
     # -- consumers ---------------------------------------------------------------------------------------------
 

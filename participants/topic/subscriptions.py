@@ -185,7 +185,10 @@ class Subscriptions:
             except errors.NotFound:
                 self._known.pop((topic, name), None)
         found = self._known[topic, name] = await self._definitions.get(topic, name)
-        return await shares_of(self._broker, found, self._dead_letters, authorization)
+        try:
+            return await shares_of(self._broker, found, self._dead_letters, authorization)
+        except errors.NotFound as error:  # it has been dropped or moved in between
+            raise await self._definitions.reason(found, error) from None
 
     # -- what other brokers ask for ----------------------------------------------------------------------------
 
@@ -228,10 +231,10 @@ class Subscriptions:
 
     async def _drop_here(self, definition: Definition) -> list[errors.MetatxnError]:
         """Returns the errors of segments that are not here."""
-        topic, name, last = definition.topic, definition.name, definition.last_dropped
+        topic, name = definition.topic, definition.name
         known = self._at_home.get((topic, name))
-        if known is not None and known.definition.record.incarnation <= last:
-            self._at_home.pop((topic, name)).close(definition.missing())
+        if known is not None and known.definition.record.incarnation <= definition.last_dropped:
+            self._at_home.pop((topic, name)).close(definition.missing() if definition.record.deleted else None)
         elsewhere = []
         self._broker.forget_topic(topic)  # it may have been created again, with other segments
         for segment_id in (await self._broker.topic(topic)).segments:
@@ -240,7 +243,7 @@ class Subscriptions:
             except errors.MetatxnError as error:
                 elsewhere.append(error)
                 continue
-            await subscriptions_of(segment).drop(name, last)
+            await subscriptions_of(segment).drop(definition)
         return elsewhere
 
     # -- dead letters ------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ async def test_cumulative_acknowledgement(client: metatxn.AsyncClient, new_topic
     async with client.producer(topic) as producer:
         for number in range(5):
             await producer.send(number)
-    async with await client.subscribe(topic, "s", initial="earliest") as consumer:
+    async with await client.subscribe(topic, "s", "exclusive", initial="earliest") as consumer:
         held = [await received(consumer) for _ in range(4)]
         async with client.transaction() as txn:
             await consumer.acknowledge_cumulative(held[2], txn)
@@ -218,7 +218,7 @@ async def in_order(client: metatxn.AsyncClient, topic: str) -> list[Any]:
 
 INSIDE = {
     "check_takes_operations", "closed", "failed", "joined_by", "let_go", "open", "outgoing", "page", "passed",
-    "prefetched",
+    "prefetched", "used_by",
 }  # fmt: skip
 """What only the clients themselves call."""
 

@@ -362,10 +362,21 @@ PARTICIPANTS = (
         "ended-incarnation-is-not-found",
         "a request of an incarnation that a seek has ended can be repeated with the next one",
         "participants/subscription/definitions.py",
-        "if current is None or SubscriptionRecord.decode(current.value).deleted:",
+        "if current is None or current.deleted:",
         "if True:",
         tests=(
             "tests/participants/subscription/test_spread.py::test_brokers_that_have_not_heard_of_a_seek_take_acknowledgements_after_it",
+        ),
+    ),
+    Mutant(
+        "home-does-not-look-for-a-later-incarnation",
+        "a subscription that has moved is not said to be gone",
+        "participants/topic/subscription.py",
+        "why = await Definitions(self._broker.store).reason(self.definition, error)",
+        "why = error",
+        workloads=("passing", "consume"),
+        tests=(
+            "tests/participants/subscription/test_spread.py::test_a_seek_whose_answer_was_lost_hides_no_subscription",
         ),
     ),
     Mutant(

@@ -8,7 +8,7 @@ running without its announcement and without events. Scenarios 47-52, 54-56, 62,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,14 +17,18 @@ import httpx
 import pytest
 
 from metastore.txn import paths
+from metastore.types import Record
 from metatxn.wire.broker import MAX_NAME
 from metatxn.wire.names import MessageId
+from participants.subscription.definitions import Definitions
+from participants.subscription.places import Place
 from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.over_httpx import OverHttpx
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.devices import new_device, only
 from tests.participants.segment.world import World
+from tests.participants.subscription.consuming import TOPIC
 from tests.participants.subscription.spreading import Spreading
 
 device = only("objects")
@@ -604,6 +608,35 @@ async def test_brokers_that_have_not_heard_of_a_seek_take_acknowledgements_after
         while (answer := await spreading.ack(some)).status_code != 200:
             assert answer.json()["code"] in ("STORE_UNAVAILABLE", "OUTCOME_UNKNOWN"), "a client sends it again"
     assert await spreading.counts() == (0, 0, {})
+
+
+async def test_a_seek_whose_answer_was_lost_hides_no_subscription(spreading: Spreading, world: World) -> None:
+    """The home and the other brokers keep the earlier incarnation in memory. What they find out in a request is no
+    reason to say that there is no subscription: the request can be repeated."""
+    await spreading.subscribe()
+    ids = await spreading.publish_keys(*range(40))
+    await spreading.all_values()
+    topics, definitions = spreading.home.broker.topics, Definitions(world.store)
+
+    async def stored() -> Record:
+        return (await topics.get(TOPIC)).record
+
+    async def start() -> Mapping[str, Place]:
+        return {}
+
+    async def values_in_the_end() -> list[int]:
+        body = {"consumer": "c", "max": 1000, "wait_ms": 0}
+        while (answer := await spreading.ask("POST", "/subscriptions/s/receive", body)).status_code != 200:
+            assert answer.json()["code"] == "STORE_UNAVAILABLE", answer.text
+        return [message["value"] for message in answer.json()["messages"]]
+
+    for broken in range(0, 40, 4):  # each time another broker finds it out first
+        await definitions.seek(TOPIC, "s", stored, start)
+        assert (await spreading.ack([ids[broken]])).status_code in (200, 503)
+        found = await values_in_the_end()
+        while len(found) < 39:
+            found += await values_in_the_end()
+        assert sorted(found) in (list(range(40)), sorted({*range(40)} - {broken}))
 
 
 async def test_a_time_is_found_at_every_broker(spreading: Spreading, world: World) -> None:
