@@ -374,7 +374,6 @@ PARTICIPANTS = (
         "participants/topic/subscription.py",
         "why = await Definitions(self._broker.store).reason(self.definition, error)",
         "why = error",
-        workloads=("passing", "consume"),
         tests=(
             "tests/participants/subscription/test_spread.py::test_a_seek_whose_answer_was_lost_hides_no_subscription",
         ),
