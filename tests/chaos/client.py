@@ -265,6 +265,10 @@ class Author(Actor):
 class Auditor(Actor):
     pause_s = READING_PAUSE_S
 
+    def run(self, stop: threading.Event) -> None:
+        super().run(stop)
+        self.quietly(self.turn)  # all is calm by then, so that at least this one is judged
+
     def turn(self) -> None:
         self.scribe.call({"do": "snapshot"}, self._look, lambda seen: seen)
 

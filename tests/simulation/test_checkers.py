@@ -126,6 +126,8 @@ def true_story() -> History:
         refused("topics", "ALREADY_EXISTS", (5, 5), topic=TOPIC),
         refused("entries", "STORE_UNAVAILABLE", (5, 5), segment=SEGMENT),
         refused("txns", "NOT_ALLOWED", (5, 5), by="late", key="nightly", epoch=0),
+        Asked("commit", 4, txn_id=T3, outcome=Outcome.UNKNOWN),
+        refused("messages", "TXN_CONFLICT", (4, 5), txn_id=T3, topic=TOPIC),
     ]
     history.horizons = [HorizonSeen(SEGMENT, "http://b", 1, 2, (1, 0)), HorizonSeen(SEGMENT, "http://b", 3, 4, (1, 1))]
     return history
@@ -230,6 +232,7 @@ UNFOUNDED = [
     refused("commit", "EXPIRED_TRANSACTION", (40, 40), txn_id=T3),
     refused("commit", "TXN_NOT_FOUND", (38, 39), txn_id=T1),
     refused("prepare", "TXN_CONFLICT", (8, 9), txn_id=T1),
+    refused("messages", "TXN_CONFLICT", (8, 9), txn_id=T1, topic=TOPIC),
     refused("acks", "TXN_CONFLICT", (8, 9), txn_id=T1, topic=TOPIC, subscription="s"),
     refused("messages", "NOT_FOUND", (18, 19), topic="gone"),
     refused("acks", "NOT_FOUND", (5, 6), topic=TOPIC, subscription="s"),

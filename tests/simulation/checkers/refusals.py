@@ -42,11 +42,13 @@ def _subject(asked: Asked) -> str | None:
 
 
 def _done(history: History) -> Iterator[tuple[str, str]]:
-    """Verbs that have taken effect, and on what; deadlines and newer owners of a key end transactions unasked."""
+    """Verbs that have taken effect, and on what. Deadlines, newer owners of a key and subscriptions that move end
+    transactions unasked."""
     for by in history.begun_by.values():
         yield "txns", by
     for txn_id, decision in history.decisions.items():
-        if decision.header.expired_by is None:
+        moved = (decision.header.reason or "").endswith(" was moved")
+        if decision.header.expired_by is None and not moved:
             yield "commit" if decision.committed else "abort", txn_id
     for key, states in history.states.items():
         if key.startswith(paths.PREPARED):
@@ -87,7 +89,19 @@ def _takes_no_more(history: History, asked: Asked) -> bool:
         return asked.verb == "acks" and _held(history, asked)
     prepared = paths.prepared(TxnId.parse(asked.txn_id))
     was_prepared = history.was(prepared, {"there"}, asked.floor, asked.at_revision)
-    return was_prepared or _decided(history, asked) or (asked.verb == "acks" and _held(history, asked))
+    if was_prepared or _decided(history, asked):
+        return True
+    return _held(history, asked) if asked.verb == "acks" else _given_up(history, asked)
+
+
+def _given_up(history: History, asked: Asked) -> bool:
+    """The library sends no more of a transaction that its user has given up, whether or not the abort arrives."""
+    return asked.verb == "messages" and any(
+        (other.verb, other.txn_id) == ("commit", asked.txn_id)
+        and other.floor <= asked.at_revision
+        and other.outcome is not Outcome.OK
+        for other in history.asked
+    )
 
 
 def _held(history: History, asked: Asked) -> bool:
