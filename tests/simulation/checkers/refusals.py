@@ -147,8 +147,9 @@ def _may_be_forgotten(history: History, asked: Asked) -> bool:
 
 
 def _may_have_acknowledged(other: Asked, asked: Asked) -> bool:
-    same = (other.verb, other.topic, other.subscription) == (asked.verb, asked.topic, asked.subscription)
-    return same and other.outcome is not Outcome.FAILED and other.floor <= asked.at_revision
+    """A subscription that has moved to the end has acknowledged all before."""
+    same = (other.topic, other.subscription) == (asked.topic, asked.subscription)
+    return same and other.verb in ("acks", "seek") and other.outcome is not Outcome.FAILED and other.floor <= asked.at_revision
 
 
 def _taken_over(history: History, asked: Asked) -> bool:
