@@ -42,6 +42,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.segment.dedup_snapshot._RUNS_PER_ROW": (1, 3),
     "participants.segment.dedup_snapshot.DELETED_PER_APPLY": (1, 3),
     "participants.segment.trimming.OUTCOMES_PER_APPLY": (1, 3),
+    "participants.segment.retention.SHARES_OF_OPEN_LEDGERS": (1, 3),
     "participants.txn.materializer.OPS_PER_APPLY": (1, 3),
     "participants.txn.materializer.OPS_PER_READ": (1, 5),
     "participants.txn.materializer.TOGETHER_BYTES": (1, 30),
@@ -153,6 +154,10 @@ LEDGER_BYTES = (300, 2_000, 20_000)
 """Of a full ledger; an option of the broker, not a constant."""
 
 
+RECONCILE_INTERVAL_MS = (1_000, 2_500)
+"""Between two passes of the upkeep; an option of the broker, too. Longer ones would only make seeds longer."""
+
+
 def drawn(seed: object) -> dict[str, int]:
     """The bounds of this seed that are not as in production. Each has a generator of its own: one more moves none."""
     found = {}
@@ -166,6 +171,11 @@ def drawn(seed: object) -> dict[str, int]:
 def ledger_bytes(seed: object, usual: int) -> int:
     random = Random(f"{seed}/bound of ledgers")
     return random.choice((usual, *LEDGER_BYTES))
+
+
+def reconcile_interval_ms(seed: object, usual: int) -> int:
+    random = Random(f"{seed}/bound of passes")
+    return random.choice((usual, usual, *RECONCILE_INTERVAL_MS))
 
 
 def entry_bounds(seed: object) -> dict[str, int]:

@@ -183,6 +183,8 @@ class Segment(OwnedSegment):
             ledger.on_durable = self._on_durable
             self.record = record
             self.ledgers = LedgerChain((*self.ledgers.sealed, before), ledger, self.ledgers.trimmed)
+            # After all entries, so that the end is never before the start once everything before it is dropped.
+            self.buffer.durable_up_to(self.ledgers.last_durable)
         return before
 
     def ledger_sealed(self, record: SegmentRecord, sealed: SealedLedger) -> None:

@@ -161,7 +161,9 @@ class Subscriptions:
             shares = await self._shares(topic, name, authorization)
             shares.assert_complete()
             return sum(await asyncio.gather(*(share.redeliver(None) for share in shares.all)))
-        having = await self._having(topic, name, {each.segment for each in ids}, "message_ids", authorization)
+        having = await self._having(
+            topic, name, list(dict.fromkeys(each.segment for each in ids)), "message_ids", authorization
+        )
         return sum(
             await asyncio.gather(*(share.redeliver(ids_within(ids, segments)) for share, segments in having.items()))
         )

@@ -181,9 +181,9 @@ class Client:
         return messages
 
     async def acknowledge(
-        self, topic: str, name: str, ids: list[str], txn_id: str, patience_s: float = PATIENCE_S
+        self, topic: str, name: str, ids: list[str], txn_id: str | None, patience_s: float = PATIENCE_S
     ) -> None:
-        body = {"kind": "individual", "message_ids": ids, "txn_id": txn_id}
+        body = {"kind": "individual", "message_ids": ids} | ({"txn_id": txn_id} if txn_id is not None else {})
         await self._at_subscription(topic, name, "POST", "/acks", body, patience_s=patience_s)
 
     async def acknowledge_cumulative(self, topic: str, name: str, message_id: str, txn_id: str) -> None:
@@ -226,6 +226,11 @@ class Client:
         return said
 
     # -- topics ------------------------------------------------------------------------------------------------
+
+    async def set_policy(self, level: str, topic: str, settings: dict[str, Any]) -> None:
+        """Of the topic, or of another `level`."""
+        path = f"/v1/topics/{quote(topic, safe='')}" if level == "topic" else f"/v1/policies/{level}"
+        await self._ask("PATCH", self._brokers, path, body=settings)
 
     async def create_topic(self, broker: str, name: str, segments: int) -> None:
         try:
@@ -436,7 +441,7 @@ def asked_by(method: str, path: str, given: Mapping[str, Any], content: bytes, r
         "cumulative" in given.values(),
     )
     for kind, name in zip_longest(parts[::2], parts[1::2]):
-        if name is None:
+        if name is None or kind not in _NAMES:
             asked.verb = kind
         else:
             setattr(asked, _NAMES[kind], name)

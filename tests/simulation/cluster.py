@@ -12,12 +12,12 @@ from random import Random
 from typing import Protocol
 
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
-from tests.bounds import ledger_bytes
+from tests.bounds import ledger_bytes, reconcile_interval_ms
 from tests.simulation.bucket import Objects
 from tests.simulation.disk import Device
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
-from tests.simulation.services import SimulatedBroker, SimulatedCoordinator
+from tests.simulation.services import RECONCILE_INTERVAL_MS, SimulatedBroker, SimulatedCoordinator
 from tests.simulation.store import StoreServer
 from tests.simulation.survivor import Survivor
 from tests.simulation.world import World
@@ -90,7 +90,8 @@ class Cluster:
         random = world.generator("skew")
         self._id_block_size = world.generator("bounds").choice(_ID_BLOCK_SIZES)
         self.survivor = Survivor(self.store, self._id_block_size)
-        self._most_ms = most_ms = random.choice((0, 200, MAX_SKEW_MS))
+        self.most_ms = most_ms = random.choice((0, 200, MAX_SKEW_MS))
+        """By how much a clock may be off."""
         self.roles: dict[str, Role] = {}
         for name in (*COORDINATORS, *BROKERS):
             self.roles[name] = Role(world, name, self._maker(name), random.randint(-most_ms, most_ms))
@@ -109,11 +110,12 @@ class Cluster:
     def _maker(self, name: str) -> Callable[[Process], Service]:
         if name in COORDINATORS:
             return lambda process: SimulatedCoordinator(
-                self.store, self.network, process, 2 * self._most_ms, self._id_block_size
+                self.store, self.network, process, 2 * self.most_ms, self._id_block_size
             )
         place = self.objects or self.devices[name]
         max_ledger_bytes = ledger_bytes(self.world.seed, DEFAULT_MAX_LEDGER_BYTES)
-        return lambda process: SimulatedBroker(self.store, self.network, process, place, max_ledger_bytes)
+        interval_ms = reconcile_interval_ms(self.world.seed, RECONCILE_INTERVAL_MS)
+        return lambda process: SimulatedBroker(self.store, self.network, process, place, max_ledger_bytes, interval_ms)
 
     async def start(self) -> None:
         """Returns once all serve."""
@@ -141,18 +143,18 @@ class Cluster:
         for role in self.roles.values():
             if role.process is not None and role.process.frozen:
                 self.world.loop.thaw(role.process)
-        self._set_clocks(self._most_ms)
+        self._set_clocks(self.most_ms)
         await self.all_serve()
 
     def set_a_clock(self, random: Random) -> None:
         """Somebody sets it, forwards or back: no further than clocks may be apart in this world."""
         role = random.choice(list(self.roles.values()))
-        role.set_clock(random.randint(-self._most_ms, self._most_ms))
+        role.set_clock(random.randint(-self.most_ms, self.most_ms))
         self.world.trace.note("world", f"the clock of {role.name} is off by {role.skew_ms} ms")
 
     def let_time_pass(self) -> None:
         """All clocks go on by what they may have been apart, so that nobody need wait for it."""
-        self._set_clocks(3 * self._most_ms)
+        self._set_clocks(3 * self.most_ms)
 
     def _set_clocks(self, skew_ms: int) -> None:
         for role in self.roles.values():

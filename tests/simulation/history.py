@@ -199,6 +199,24 @@ class Asked:
         self.never_given = problem.get("never_given", False)
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A policy has dropped the entries of a segment from `before` on, so that `first` is the first one that is left.
+    The rest is what the store said at that moment: what the policy keeps, of which -1 says that there is no bound;
+    `left_bytes` of all closed ledgers of the topic; and by subscription the place before which all is acknowledged."""
+
+    segment: str
+    before: tuple[int, int]
+    first: tuple[int, int]
+    revision: Revision
+    at: float
+    kept_ms: int
+    kept_bytes: int
+    hard: bool
+    left_bytes: int
+    marks: Mapping[str, tuple[int, int]]
+
+
 @dataclass(slots=True)
 class History:
     writes: list[Write] = field(default_factory=list)
@@ -239,7 +257,12 @@ class History:
     mark_deletes: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Where the subscription to the marked segments stands in the end."""
     trimmed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of each segment the place below which somebody has asked to drop all entries, if anybody has."""
+    """Of each segment the place below which all entries were dropped, or somebody has asked for it."""
+    dropped: list[Dropped] = field(default_factory=list)
+    clocks_differ_s: float = 0.0
+    """By how much the times of two brokers may differ."""
+    not_freed: list[str] = field(default_factory=list)
+    """What is there in the end although the last policies free it."""
     epochs: dict[str, list[tuple[Revision, int]]] = field(default_factory=dict)
     """Of each transaction key, when it came to which epoch."""
     layouts: dict[str, list[str]] = field(default_factory=dict)

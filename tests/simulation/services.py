@@ -42,6 +42,7 @@ GC_RETENTION_MS = 8_000
 """Longer than a request to the store can be on its way: a begin that lands late must find its own header."""
 SURVEY_INTERVAL_MS = 15_000
 RECONCILE_INTERVAL_MS = 5_000
+"""Of brokers, at most."""
 
 
 class Service(Protocol):
@@ -120,6 +121,7 @@ class SimulatedBroker(BrokerService):
         process: Process,
         place: Device | Objects,
         max_ledger_bytes: int,
+        reconcile_interval_ms: int,
     ) -> None:
         self._process = process
         self._place = place
@@ -127,7 +129,7 @@ class SimulatedBroker(BrokerService):
         super().__init__(
             SimulatedStore(server, process),
             data_dir=DATA_DIR,
-            reconcile_interval_ms=RECONCILE_INTERVAL_MS,
+            reconcile_interval_ms=reconcile_interval_ms,
             clock=process.wall_clock_ms,
             max_ledger_bytes=max_ledger_bytes,
         )

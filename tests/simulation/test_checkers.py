@@ -22,6 +22,7 @@ from tests.simulation.history import (
     Asked,
     Begun,
     Decision,
+    Dropped,
     End,
     History,
     HorizonSeen,
@@ -325,6 +326,29 @@ def as_many_outcomes_as_an_idle_segment_is_rolled_for(history: History) -> None:
     history.outcomes[SEGMENT] = 16
 
 
+def dropped(**differs: Any) -> Lie:
+    """A drop of the first two entries, which is as it should be but for what differs."""
+
+    def lie(history: History) -> None:
+        was = Dropped(SEGMENT, (0, -1), (1, 2), 35, 9.0, 6_000, 100, False, 50, {"s": (1, 2)})
+        history.trimmed[SEGMENT] = was.first
+        history.dropped.append(replace(was, **differs))
+
+    lie.__name__ = f"dropped_although_{next(iter(differs), 'nothing')}"
+    return lie
+
+
+def not_freed(history: History) -> None:
+    history.not_freed.append("a ledger")
+
+
+def test_what_the_policy_frees_may_be_dropped() -> None:
+    for differs in {}, {"kept_ms": -1, "left_bytes": 100}, {"hard": True, "marks": {"s": (0, 0)}}:
+        history = true_story()
+        dropped(**differs)(history)
+        assert judge(history) == []
+
+
 LIES: dict[str, list[Lie]] = {
     "one decision": [second_decision],
     "a begin answers its own transaction": [transaction_of_somebody_else],
@@ -354,6 +378,13 @@ LIES: dict[str, list[Lie]] = {
     "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
     "nothing is left": [left_in_memory],
     "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for],
+    "never drops what the policy keeps": [
+        dropped(kept_ms=9_000),
+        dropped(left_bytes=99, kept_ms=-1),
+        dropped(marks={"r": (1, 2), "s": (1, 1)}),
+        dropped(revision=15),
+    ],
+    "frees what the policy frees": [not_freed],
 }
 
 

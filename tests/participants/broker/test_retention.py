@@ -91,6 +91,8 @@ async def test_old_ledgers_go_with_their_bytes_and_readers_are_told(topic: Retai
     topic.at_hour(3)
     await topic.passes()
     assert await topic.left() == []
+    answer = await topic.process.http.get(f"/v1/segments/{topic.segments[0].replace('/', '%2F')}/entries")
+    assert answer.status_code == 200, "a reader may begin where everything was dropped"
     assert await topic.publish("d") and await topic.left() == ["d"]
 
 

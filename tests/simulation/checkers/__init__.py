@@ -18,7 +18,9 @@ from tests.simulation.checkers import (
     efforts,
     ends,
     fencing,
+    freed,
     horizons,
+    kept,
     laws,
     leftovers,
     lost_writes,
@@ -54,6 +56,8 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "horizons never go back": horizons.check,
     "nothing is left": leftovers.check,
     "the store is bounded": bounded.check,
+    "never drops what the policy keeps": kept.check,
+    "frees what the policy frees": freed.check,
 }
 
 

@@ -204,8 +204,10 @@ def _wrong(history: History, asked: Asked) -> bool:
             return asked.verb == "txns" and asked.key is not None and asked.epoch is None
         case "kind":
             return asked.verb == "acks" and asked.cumulative
-        case "message_ids":  # of a topic that was deleted and made again
-            return asked.topic is not None and None in [state for _, state in history.states[paths.topic(asked.topic)]]
+        case "message_ids":  # of a topic that was deleted and made again, or whose oldest messages were dropped
+            if asked.topic is None:
+                return False
+            return _trimmed(history, asked) or None in [state for _, state in history.states[paths.topic(asked.topic)]]
         case "sequence" if asked.sequence is not None:
             producer, sequence, holds = asked.sequence
             return any(

@@ -1,0 +1,41 @@
+"""What a policy keeps is not dropped: nothing that is younger than it says while fewer bytes than it says are left,
+nothing that a subscription has not acknowledged unless it is hard, and nothing of an open transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.simulation.history import Dropped, History, Write
+
+UNLIMITED = -1
+
+
+def check(history: History) -> Iterable[str]:
+    for dropped in history.dropped:
+        gone = [
+            write
+            for write in history.writes
+            if write.segment == dropped.segment
+            and write.position is not None
+            and dropped.before <= write.position < dropped.first
+        ]
+        yield from _by_the_policy(history, dropped, gone)
+        for name, mark in dropped.marks.items():
+            if not dropped.hard and mark < dropped.first:
+                yield f"{dropped}, and {name} has acknowledged only what is before {mark}"
+        for write in gone:
+            decision = history.decisions.get(write.txn_id or "")
+            if write.txn_id is not None and (decision is None or decision.revision > dropped.revision):
+                yield f"{dropped}, and the transaction of {write} was open"
+
+
+def _by_the_policy(history: History, dropped: Dropped, gone: Iterable[Write]) -> Iterable[str]:
+    if dropped.kept_bytes != UNLIMITED and dropped.left_bytes >= dropped.kept_bytes:
+        return
+    if dropped.kept_ms == UNLIMITED:
+        yield f"{dropped}, and the policy keeps {dropped.kept_bytes} bytes"
+        return
+    for write in gone:
+        age_s = dropped.at - write.begun + history.clocks_differ_s
+        if age_s * 1000 < dropped.kept_ms:
+            yield f"{dropped}, and {write} was at most {age_s:.3f} s old"

@@ -1,0 +1,114 @@
+"""What the store says when messages are dropped: written down at that moment, and judged by `checkers.kept`.
+
+Policies, cursors and sizes are read here from the records themselves, because what a broker makes of them is judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from metastore.keys import unescape
+from metastore.txn import paths
+from metastore.types import Changes
+from metatxn.wire.names import namespace_of
+from tests.simulation.client import parse_position
+from tests.simulation.history import Dropped, History
+from tests.simulation.store import StoreServer
+
+SETTINGS = ("retention_ms", "retention_bytes", "retention")
+
+
+class Witness:
+    """Hears of every drop in a segment of a topic. `clock` tells the seconds that have really passed."""
+
+    def __init__(self, store: StoreServer, history: History, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._history = history
+        self._clock = clock
+        store.listeners.append(self._hear)
+
+    def _hear(self, changes: Changes) -> None:
+        for event in changes.events:
+            if event.key.startswith(paths.SEGMENTS) and event.record is not None:
+                segment, record = unescape(event.key.removeprefix(paths.SEGMENTS)), json.loads(event.record.value)
+                first = parse_position(record.get("first_position") or "0:-1")
+                before = self._history.trimmed.get(segment, (0, -1))
+                if first > before:
+                    self._history.trimmed[segment] = first
+                    self._write_down(record["topic"], segment, before, first, changes.revision)
+
+    def _write_down(
+        self, topic: str, segment: str, before: tuple[int, int], first: tuple[int, int], revision: int
+    ) -> None:
+        policy = self.policy(topic)
+        self._history.dropped.append(
+            Dropped(
+                segment,
+                before,
+                first,
+                revision,
+                self._clock(),
+                policy.get("retention_ms", -1),
+                policy.get("retention_bytes", -1),
+                policy.get("retention") == "hard",
+                sum(ledger.get("bytes") or 0 for row in self.ledgers(topic).values() for ledger in row),
+                dict(self.marks(topic, segment)),
+            )
+        )
+
+    def policy(self, topic: str) -> dict[str, Any]:
+        """What counts for the topic: its own, else its namespace's, else the cluster's."""
+        found: dict[str, Any] = {}
+        for key in (paths.CLUSTER_POLICY, paths.namespace_policy(namespace_of(topic)), paths.topic(topic)):
+            record = self._record(key) or {}
+            told = (record.get("policy") or {}) if key == paths.topic(topic) else record
+            found |= {name: told[name] for name in SETTINGS if told.get(name) is not None}
+        return found
+
+    def ledgers(self, topic: str) -> dict[str, list[dict[str, Any]]]:
+        """By segment, from the oldest on."""
+        found = {}
+        for segment in (self._record(paths.topic(topic)) or {})["segments"]:
+            found[segment] = (self._record(paths.segment(segment)) or {}).get("ledgers", [])
+        return found
+
+    def marks(self, topic: str, segment: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Of each subscription the entry up to which it has acknowledged everything, that one not included."""
+        for stored in self._store.records(paths.subscriptions(topic)):
+            name, told = unescape(stored.key.rpartition("/")[2]), json.loads(stored.value)
+            if told.get("deleted"):
+                continue
+            mark = self._record(paths.cursor_mark(segment, name, told["incarnation"]))
+            place = mark["before"] if mark is not None else (told.get("starts") or {}).get(segment, "0:0:0")
+            ledger, entry, _ = map(int, place.split(":"))
+            yield name, (ledger, entry)
+
+    def _record(self, key: str) -> dict[str, Any] | None:
+        stored = next((each for each in self._store.records(key) if each.key == key), None)
+        found: dict[str, Any] | None = json.loads(stored.value) if stored is not None else None
+        return found
+
+
+def over(witness: Witness, topic: str, now_ms: int) -> Iterator[str]:
+    """The oldest ledgers of segments that the policy frees and that are there. The last one of a segment stays."""
+    policy = witness.policy(topic)
+    kept_ms, kept_bytes = policy.get("retention_ms", -1), policy.get("retention_bytes", -1)
+    rows = witness.ledgers(topic)
+    left = sum(ledger.get("bytes") or 0 for row in rows.values() for ledger in row)
+    ages = {segment: row[0].get("last_ms") or 0 for segment, row in rows.items() if len(row) > 1}
+    for segment, row in rows.items():
+        if segment not in ages:
+            continue
+        ledger = row[0]
+        marks = [] if policy.get("retention") == "hard" else [place for _, place in witness.marks(topic, segment)]
+        if ledger.get("entries") is None or min(marks, default=(ledger["id"] + 1, 0)) < (
+            ledger["id"],
+            ledger["entries"],
+        ):
+            continue
+        old = kept_ms != -1 and ages[segment] + kept_ms < now_ms
+        oldest = ages[segment] == min(ages.values())
+        if old or (oldest and kept_bytes != -1 and left - (ledger.get("bytes") or 0) >= kept_bytes):
+            yield f"ledger {ledger['id']} of {segment}, of {ledger.get('bytes')} of {left} bytes, at {ages[segment]}"
