@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check quick test test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
+.PHONY: help setup check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml
 	scripts/install-debian-packages venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $(STAMP)
 
 check: setup  ## Lint, formatting, strict types
@@ -43,14 +43,17 @@ check: setup  ## Lint, formatting, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check $(CLASSES)  ## Set up, check, and run every test (WORKERS=3)
-	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+test: setup  ## Set up, check, and run every test (WORKERS=4)
+	$(MAKE) --no-print-directory --jobs=2 check suite
+
+suite: $(CLASSES)
+	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 
 quick: setup  ## In a minute: the tests that start no process (no Spark, etcd or ZooKeeper) and do not take long
 	METATXN_TESTS=quick $(BIN)/python -m pytest -q -n $(or $(WORKERS),2)
 
-test-all: check $(CLASSES)  ## The same, every sweep as a whole: the hours before a release (WORKERS=3)
-	METATXN_TESTS=all $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
+test-all: export METATXN_TESTS = all
+test-all: test  ## The same, every sweep as a whole: the hours before a release (WORKERS=4)
 
 $(CLASSES): $(STAMP)
 	scripts/install-debian-packages java
