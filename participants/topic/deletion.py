@@ -4,8 +4,9 @@
 
 No other broker needs to agree: once the generation is bumped, no former owner can store anything, and every broker that
 reads the segment's record leaves it alone. What remains are tombstones of the topic (so that the numbers of its
-segments continue), of the owners and of the subscriptions. Every step may be repeated. After a crash the deletion is
-finished by another request or by a broker that starts, and that of the bytes by a broker that has their storage.
+segments continue), of the owners and of the subscriptions. Every step may be repeated. If one fails, the broker
+finishes the deletion when it next reconciles, even if nobody repeats the request; after a crash, another request or a
+broker that starts does so. The bytes are deleted by a broker that has their storage.
 
 An open transaction that wrote to the topic loses its operations there and ends like any other (scenario 38).
 """
@@ -38,6 +39,8 @@ class Deletion:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._store = broker.store
+        self._begun: set[str] = set()
+        """The topics whose deletion was begun here, and may not be finished."""
 
     async def delete(self, name: str) -> None:
         """Delete the topic and all of its records but the tombstones, unless that is already done.
@@ -46,9 +49,11 @@ class Deletion:
         repeated.
         """
         topics = self._broker.topics
+        self._begun.add(name)
         while True:
             stored = await topics.get_or_tombstone(name)
             if stored is None:
+                self._begun.discard(name)
                 raise not_found(name)
             if stored.topic.deleted:
                 break
@@ -74,6 +79,17 @@ class Deletion:
                 await self._store.apply(self._store.batch().replace(tombstone.record, empty.encode()))
             except CheckFailed:
                 log.info("another broker has finished the deletion", topic=name)
+        self._begun.discard(name)
+
+    async def finish_begun(self) -> None:
+        """Finish the deletions that were begun here and failed. One of which no trace is in the store is looked for
+        again: its first write may still be on its way. Raises as `delete`."""
+        for name in sorted(self._begun):
+            stored = await self._broker.topics.get_or_tombstone(name)
+            if stored is None:
+                self._begun.discard(name)
+            elif stored.topic.deleted:
+                await self.finish(stored)
 
     async def finish_all(self) -> None:
         """At the start of a broker, finish the deletions that an earlier one has begun. Raises as `delete`."""

@@ -298,6 +298,7 @@ class LayoutUpkeep:
             for segment_id in sorted(deleted):
                 await self.deletion.finish_segment(segment_id)
                 deleted.discard(segment_id)
+            await self.deletion.finish_begun()
             await self.retention.look()
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:
             log.warning("layout not reconciled, which will be repeated", error=str(error))

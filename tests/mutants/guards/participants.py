@@ -379,6 +379,16 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "failed-deletion-is-forgotten",
+        "5.7: a deletion that fails is finished although nobody repeats the request",
+        "participants/topic/layout.py",
+        "            await self.deletion.finish_begun()\n",
+        "",
+        tests=(
+            "tests/participants/broker/test_deletion.py::test_a_deletion_that_fails_is_finished_although_nobody_asks_again",
+        ),
+    ),
+    Mutant(
         "force-without-the-right",
         "aborting the transactions of others needs the right admin",
         "participants/api/subscription_routes.py",

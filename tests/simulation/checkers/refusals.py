@@ -149,7 +149,12 @@ def _may_be_forgotten(history: History, asked: Asked) -> bool:
 def _may_have_acknowledged(other: Asked, asked: Asked) -> bool:
     """A subscription that has moved to the end has acknowledged all before."""
     same = (other.topic, other.subscription) == (asked.topic, asked.subscription)
-    return same and other.verb in ("acks", "seek") and other.outcome is not Outcome.FAILED and other.floor <= asked.at_revision
+    return (
+        same
+        and other.verb in ("acks", "seek")
+        and other.outcome is not Outcome.FAILED
+        and other.floor <= asked.at_revision
+    )
 
 
 def _taken_over(history: History, asked: Asked) -> bool:
