@@ -32,6 +32,7 @@ from participants.ledger.bucket import Bucket
 from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
+from participants.ledger.watermark import DEFAULT_PERCENT
 from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.topic.layout import LayoutUpkeep
@@ -65,6 +66,7 @@ class BrokerService:
         exposure: Exposure | None = None,
         reconcile_interval_ms: int = 5_000,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
+        disk_watermark: int = DEFAULT_PERCENT,
         peer_token: str | None = None,
         transaction_buffers: Mapping[str, str] | None = None,
         pending_ack_stores: Mapping[str, str] | None = None,
@@ -84,6 +86,7 @@ class BrokerService:
         self._storage: LedgerStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
         self._max_ledger_bytes = max_ledger_bytes
+        self._disk_watermark = disk_watermark
         self._peer_token = peer_token
         self._providers = Providers.load(transaction_buffers or {}, pending_ack_stores or {})
         self._registration: Ephemeral | None = None
@@ -116,6 +119,7 @@ class BrokerService:
             metrics=self._metrics,
             reconcile_interval_ms=self._reconcile_interval_ms,
             max_ledger_bytes=self._max_ledger_bytes,
+            disk_watermark=self._disk_watermark,
             peer_token=self._peer_token,
             providers=self._providers,
         )
@@ -133,7 +137,7 @@ class BrokerService:
 
     def _create_app(self) -> FastAPI:
         app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry, self._exposure)
-        add_operations(app, self._store, self._waiting_for)
+        add_operations(app, self._store, self._waiting_for, warnings=self._warnings)
         return app
 
     def _route_to(self, broker: Broker, layout: LayoutUpkeep) -> None:
@@ -165,6 +169,10 @@ class BrokerService:
     def _refuse(self, why: str) -> None:
         if self.broker is not None:
             self.broker.lose_all(why)
+
+    def _warnings(self) -> dict[str, str]:
+        refusal = self.broker.watermark.refusal if self.broker is not None else None
+        return {"storage": refusal} if refusal is not None else {}
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

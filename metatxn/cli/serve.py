@@ -57,6 +57,16 @@ MaxLedgerOption = Annotated[
         help="A segment continues in a new ledger when one has this size, or 50,000 entries. [default: 256 MiB]",
     ),
 ]
+WatermarkOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=100,
+        metavar="PERCENT",
+        help="New messages are refused while so much of the disk of the ledgers is used; 100 means only once it is "
+        "full. [default: 90]",
+    ),
+]
 AdvertiseOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The URL at which others reach this service. [default: http(s)://<host>:<port>]"),
@@ -112,6 +122,7 @@ def dev(
     gc_retention_ms: GcRetentionOption = None,
     max_clock_skew_ms: SkewOption = None,
     max_ledger_bytes: MaxLedgerOption = None,
+    disk_watermark: WatermarkOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -125,6 +136,7 @@ def dev(
         "gc_retention_ms": gc_retention_ms,
         "max_clock_skew_ms": max_clock_skew_ms,
         "max_ledger_bytes": max_ledger_bytes,
+        "disk_watermark": disk_watermark,
     }
 
     async def run(stack: AsyncExitStack) -> None:
@@ -201,6 +213,7 @@ def broker(
     host: HostOption = "127.0.0.1",
     port: PortOption = BROKER_PORT,
     max_ledger_bytes: MaxLedgerOption = None,
+    disk_watermark: WatermarkOption = None,
     advertise_url: AdvertiseOption = None,
     peer_token: PeerTokenOption = None,
     transaction_buffer: BufferOption = None,
@@ -225,7 +238,7 @@ def broker(
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url, "peer_token": peer_token}
         where |= {"data_dir": data_dir, "storage": storage}
-        settings = {"max_ledger_bytes": max_ledger_bytes}
+        settings = {"max_ledger_bytes": max_ledger_bytes, "disk_watermark": disk_watermark}
         try:
             service = made("broker", opened, settings, **where, **providers, exposure=exposed)
         except ValueError as error:

@@ -30,9 +30,11 @@ def add_operations(
     store: MetadataStore,
     waiting_for: Callable[[], dict[str, str]],
     behind: Callable[[], Awaitable[dict[str, str]]] = _nothing,
+    warnings: Callable[[], dict[str, str]] = dict,
 ) -> None:
     """`waiting_for` names what is not recovered yet, and why; it is empty if this process is ready. `behind` does the
-    same, but reads the store, and is called only once the store answers."""
+    same, but reads the store, and is called only once the store answers. `warnings` names what is out of order in a
+    process that is ready."""
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["operations"])
@@ -61,8 +63,8 @@ def add_operations(
                 missing |= await behind()
         except (MetastoreError, TimeoutError) as error:
             missing["metadata store"] = str(error) or "no answer"
-        health = Health(ready=not missing, waiting_for=missing)
-        return JSONResponse(health.model_dump(), status_code=503 if missing else 200)
+        health = Health(ready=not missing, waiting_for=missing, warnings=warnings() or None)
+        return JSONResponse(health.model_dump(exclude_none=True), status_code=503 if missing else 200)
 
     @app.get("/v1/cluster", tags=["operations"], responses=problems(ErrorCode.STORE_UNAVAILABLE))
     async def cluster() -> Cluster:

@@ -47,9 +47,11 @@ class Liveness(BaseModel):
 
 
 class Health(BaseModel):
-    """`ready` is false while something is missing; `waiting_for` says what, and why."""
+    """`ready` is false while something is missing; `waiting_for` says what, and why. `warnings` says what is out of
+    order although the process is ready, if anything is."""
 
     model_config = example(ready=True, waiting_for={})
 
     ready: bool
     waiting_for: dict[str, str] = {}
+    warnings: dict[str, str] | None = None

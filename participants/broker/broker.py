@@ -36,7 +36,8 @@ from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
 from participants.ledger.directories import segment_directory, segment_of
-from participants.ledger.storage import LedgerStorage
+from participants.ledger.storage import LedgerError, LedgerStorage
+from participants.ledger.watermark import DEFAULT_PERCENT, Watermark
 from participants.messages.policies import Policies
 from participants.messages.topics import Topics, segment_not_found
 from participants.segment.recovery import OwnedElsewhere, SegmentContext, SegmentDeleted, open_segment
@@ -50,6 +51,8 @@ T = TypeVar("T")
 log = structlog.get_logger()
 _PAGE = 500
 _OPEN_AT_ONCE = 16
+MEASURE_S = 1.0
+"""The time between two measurements of the disk. What is published meanwhile is counted."""
 NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
 TAKEN_WITHIN_S = 10.0
 """How long the creator of a segment waits for another broker to take it."""
@@ -92,6 +95,7 @@ class Broker:
         reconcile_interval_ms: int,
         settle_ms: int = SETTLE_MS,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
+        disk_watermark: int = DEFAULT_PERCENT,
         peer_token: str | None = None,
         providers: Providers | None = None,
     ) -> None:
@@ -119,6 +123,7 @@ class Broker:
                 settle_ms=settle_ms,
             )
         self._providers = providers or Providers()
+        self.watermark = watermark = Watermark(disk_watermark)
         self._context = SegmentContext(
             self.id,
             url,
@@ -131,6 +136,7 @@ class Broker:
             self._subscriptions_on,
             max_ledger_bytes,
             self._providers.transaction_buffer,
+            watermark,
         )
         self.metrics = self._metrics = metrics
         self._upkeep: Upkeep | None = None
@@ -149,7 +155,7 @@ class Broker:
         self.authorization = f"Bearer {peer_token}" if peer_token else None
         """The token that this broker shows to others when it does not act for a caller, or None."""
         self._exit = AsyncExitStack()
-        self._reconciler: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._resyncs_counted = 0
 
     def attach(self, upkeep: Upkeep) -> None:
@@ -181,7 +187,11 @@ class Broker:
         self._unknown = [directory for directory in sorted(unknown) if not await self._is_left_over(directory)]
         if self._placement is not None:
             await self._exit.enter_async_context(self._placement.running())
-        self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconcile")
+        await self.measure()
+        self._background = [
+            asyncio.create_task(self._reconcile_forever(), name="reconcile"),
+            asyncio.create_task(self._measure_forever(), name="measure the disk"),
+        ]
 
     async def _is_left_over(self, directory: str) -> bool:
         """Whether the directory is empty or belongs to a deleted segment."""
@@ -195,7 +205,7 @@ class Broker:
         """Close the segments. Ownership of those that others could serve is given up, so that they need not wait for it
         to expire."""
         upkeep = self._upkeep.tasks if self._upkeep is not None else []
-        tasks = [*self._keepers.values(), *upkeep, *([self._reconciler] if self._reconciler else [])]
+        tasks = [*self._keepers.values(), *upkeep, *self._background]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -440,6 +450,30 @@ class Broker:
         while True:
             await asyncio.sleep(self._reconcile_interval_s)
             await self.reconcile()
+
+    async def _measure_forever(self) -> None:
+        while True:
+            await asyncio.sleep(MEASURE_S)
+            await self.measure()
+
+    async def measure(self) -> None:
+        """Look how full the disk is."""
+        refused = self.watermark.refusal
+        try:
+            space = await self.storage.space()
+        except LedgerError as error:
+            log.warning("the disk cannot be measured", error=str(error))
+            return
+        self.watermark.measured(space)
+        if space is not None:
+            self.metrics.storage_used.set(space.used_bytes)
+            self.metrics.storage_capacity.set(space.capacity_bytes)
+        refusal = self.watermark.refusal
+        self.metrics.storage_refuses.set(refusal is not None)
+        if (refusal is None) != (refused is None):
+            log.warning(
+                "messages are taken again" if refusal is None else "messages are refused", why=refusal or refused
+            )
 
     async def reconcile(self) -> None:
         """Reconcile every segment once, to find the decisions that no watch event has reported."""

@@ -59,6 +59,17 @@ class BrokerMetrics:
             registry=self.registry,
             buckets=_LATENCY_SECONDS,
         )
+        self.storage_used = Gauge(
+            "metatxn_storage_used_bytes", "Used bytes of the disk of the ledgers.", registry=self.registry
+        )
+        self.storage_capacity = Gauge(
+            "metatxn_storage_capacity_bytes", "The size of that disk; 0 in an object store.", registry=self.registry
+        )
+        self.storage_refuses = Gauge(
+            "metatxn_storage_refuses_publishes",
+            "1 while messages are refused because that disk is used up to the watermark.",
+            registry=self.registry,
+        )
         self.retention_ledgers = Counter(
             "metatxn_retention_dropped_ledgers", "Ledgers dropped by the policy of a topic.", registry=self.registry
         )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from participants.ledger.directory_lock import DirectoryLock
+from participants.ledger.watermark import Space
 
 _MAX_BUFFERS = 512  # below every system's IOV_MAX
 WRITE_BYTES = 256 * 1024
@@ -24,6 +25,12 @@ class Disk:
     def lock(self, path: Path) -> DirectoryLock:
         """Acquire the exclusive lock of a storage directory. Raises `StorageLocked`, `StorageRefused`."""
         return DirectoryLock(path)
+
+    def space(self, path: Path) -> Space:
+        """Of the file system of `path`. What only its administrator may use is not counted, as `df` does."""
+        found = os.statvfs(path)
+        used = (found.f_blocks - found.f_bfree) * found.f_frsize
+        return Space(used, used + found.f_bavail * found.f_frsize)
 
     # -- files -------------------------------------------------------------------------------------------------
 

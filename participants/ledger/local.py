@@ -36,6 +36,7 @@ from participants.ledger.storage import (
     OpenLedger,
     SealedLedger,
 )
+from participants.ledger.watermark import Space
 from participants.ledger.workers import Workers
 
 _THREADS = 4
@@ -166,6 +167,10 @@ class LocalStorage(LedgerStorage):
     async def set_aside(self, directory: str, ledger: int, name: str) -> None:
         self._check_open()
         await self._workers.run(self._files.set_aside, directory, ledger, self._data_dir / "aside" / name)
+
+    async def space(self) -> Space:
+        self._check_open()
+        return await self._workers.run(self._files.space)
 
     async def read_note(self, name: str) -> bytes | None:
         self._check_open()

@@ -25,6 +25,7 @@ from participants.ledger.reading import checked_frames, checked_hidden
 from participants.ledger.recovery import recover_file, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, StorageFull
+from participants.ledger.watermark import Space
 
 _SUFFIX = ".ledger"
 
@@ -38,6 +39,10 @@ class LedgerFiles:
         self._read = OpenFiles(disk, KEPT_FILES)
         self._guard = threading.Lock()
         self._segment_locks: dict[str, threading.Lock] = {}
+
+    def space(self) -> Space:
+        with device_errors(f"cannot measure the disk of {self._root}"):
+            return self.disk.space(self._root)
 
     def path(self, segment: str, ledger: int) -> Path:
         return self._root / segment_directory(segment) / f"{keys.number(ledger)}{_SUFFIX}"

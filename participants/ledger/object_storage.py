@@ -195,6 +195,9 @@ class ObjectStorage(LedgerStorage):
                 with suppress(FileNotFoundError):
                     await self._bucket.move(object_, f"aside/{name}/{object_.removeprefix(f'{LEDGERS}/')}")
 
+    async def space(self) -> None:
+        """A bucket has no end."""
+
     async def read_note(self, name: str) -> bytes | None:
         self._reach.check_open()
         try:

@@ -32,6 +32,7 @@ from typing import Self
 from metatxn.wire.frames import Entry, RawFrame
 from metatxn.wire.position import Position
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
+from participants.ledger.watermark import Space
 
 
 class LedgerError(Exception):
@@ -288,6 +289,10 @@ class LedgerStorage(ABC):
     async def set_aside(self, directory: str, ledger: int, name: str) -> None:
         """Move a ledger that nobody has open to `aside/<name>/<directory>`, unchanged, unless that is already done.
         After `StorageFailed` the call can be repeated."""
+
+    @abstractmethod
+    async def space(self) -> Space | None:
+        """How much of the disk is used, or None if there is no disk that could be measured. Raises `StorageFailed`."""
 
     @abstractmethod
     async def read_note(self, name: str) -> bytes | None:

@@ -29,6 +29,7 @@ from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
+from participants.ledger.watermark import Watermark
 from participants.segment.dedup import AppendedBefore, Scope, sequence_used
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
@@ -49,6 +50,8 @@ class Publisher:
         """Held while an append is begun, and while the open ledger changes. The lock is fair, so the order of arrival
         is kept."""
         self.closing = False
+        self.watermark = Watermark()
+        """Of the disk below the ledgers. The opener replaces it by the one of the whole broker."""
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
@@ -78,12 +81,22 @@ class Publisher:
                 return self._appended_before(entry, entry.sequence, hashes) or position, True
         if self.closing or self._segment.ledgers.open is None:
             raise await self._sealed()
+        self._assert_room(entry)
         publish = self._segment.spawn(self._publish(entry, scope))
         self._publishes.add(publish)
         publish.add_done_callback(self._publishes.discard)
         if entry.sequence is not None:
             self._segment.dedup.begin(scope, entry.sequence, publish)
         return await self._segment.answer(publish), False
+
+    def _assert_room(self, entry: Entry) -> None:
+        """Before anything of the entry is stored, its intent included."""
+        if not self.watermark.admits(entry.size):
+            raise errors.StorageFull(
+                f"{self.watermark.refusal}",
+                action="Free space; writing then resumes automatically. Nothing happened. Everything else goes on.",
+                segment=self._segment.id,
+            )
 
     def _appended_before(self, entry: Entry, sequence: int, hashes: frozenset[int] | None) -> Position | None:
         """The position of the entry, if it was already appended here. An entry with unknown hashes is taken for one of

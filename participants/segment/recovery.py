@@ -40,6 +40,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerStorage, SealedLedger
+from participants.ledger.watermark import Watermark
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.hidden import HiddenCache, HiddenEntries
@@ -83,6 +84,7 @@ class SegmentContext:
     attach: Callable[[Segment], Attached]
     max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES
     open_buffer: OpenBuffer = open_memory_buffer
+    watermark: Watermark = field(default_factory=Watermark)
     hidden: HiddenCache = field(default_factory=HiddenCache)
     indexing: asyncio.Semaphore = field(default_factory=indexing_limit)
 
@@ -117,6 +119,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
         shared=not context.storage.exclusive,
     )
     segment.max_ledger_bytes = context.max_ledger_bytes
+    segment.publisher.watermark = context.watermark
     segment.on_full = partial(roll, segment, context.store, context.storage)
     indexing = IndexingContext(context.store, context.storage, context.indexing)
     segment.on_tend = partial(tend, segment, indexing)

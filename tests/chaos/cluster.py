@@ -14,6 +14,7 @@ import httpx
 
 from metastore.api import MetadataStore
 from metastore.urls import open_store_to_read
+from participants.ledger.watermark import DEFAULT_PERCENT
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from tests.bounds import ledger_bytes
 from tests.chaos.disk import Disk
@@ -145,6 +146,7 @@ class Cluster:
         if name in COORDINATORS:
             return command + SWEEPS
         command += ["--max-ledger-bytes", str(ledger_bytes(self._seed, DEFAULT_MAX_LEDGER_BYTES))]
+        command += ["--disk-watermark", str(100 if self._seed % 2 else DEFAULT_PERCENT)]
         if self.mix.ledgers == "shared":
             return [*command, "--storage", f"file://{self.disks[DISKS].path / 'objects'}"]
         return [*command, "--data-dir", str(self.disks[DISKS].path / name)]

@@ -139,7 +139,7 @@ class Cluster:
         self.store.down = self.store.full = False
         self.world.trace.note("world", "healing")
         for device in self.devices.values():
-            device.full = False
+            device.full = device.crowded = False
         for role in self.roles.values():
             if role.process is not None and role.process.frozen:
                 self.world.loop.thaw(role.process)

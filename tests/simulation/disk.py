@@ -26,6 +26,7 @@ from random import Random
 from participants.ledger.directory_lock import DirectoryLock
 from participants.ledger.disk import Disk
 from participants.ledger.storage import StorageLocked
+from participants.ledger.watermark import Space
 from tests.simulation.processes import CURRENT, Died, Process
 from tests.simulation.world import World
 
@@ -149,6 +150,8 @@ class Device:
         self.random = world.generator(f"disk {name}")
         self.root = Directory()
         self.full = False
+        self.crowded = False
+        """It has space, but no more than what its watermark leaves for other things than messages."""
         self.locked_by: dict[Path, Process] = {}
 
     def lose_power(self) -> None:
@@ -198,6 +201,10 @@ class SimulatedDisk(Disk):
         self._next_fd += 1
         self._open[fd] = _Open(node, read_only=not flags & (os.O_RDWR | os.O_WRONLY))
         return fd
+
+    def space(self, path: Path) -> Space:
+        self._call()
+        return Space(95 if self._device.crowded else 10, 100)
 
     def close(self, fd: int) -> None:
         del self._open[fd]

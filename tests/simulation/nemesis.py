@@ -60,11 +60,11 @@ class Nemesis:
 
     def _fill_a_disk(self) -> None:
         device = self._cluster.devices[self._random.choice(BROKERS)]
-        device.full = True
-        self._world.trace.note("disk", f"{device.name} is full")
+        device.full, device.crowded = self._random.choice(((True, False), (False, True)))
+        self._world.trace.note("disk", f"{device.name} is {'full' if device.full else 'nearly full'}")
 
         def free() -> None:
-            device.full = False
+            device.full = device.crowded = False
             self._world.trace.note("disk", f"{device.name} has space")
 
         self._world.later(self._random.uniform(0.2, 6.0), free)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 _RETENTION = "participants/segment/retention.py"
 _TESTS = "tests/participants/broker/test_retention.py"
+_WATERMARK = "tests/participants/segment/test_watermark.py"
 
 POLICIES = (
     Mutant(
@@ -65,5 +66,37 @@ POLICIES = (
         "        if left < kept_bytes:\n            return\n        yield each",
         "        yield each\n        if left < kept_bytes:\n            return",
         tests=(f"{_TESTS}::test_the_oldest_ledgers_of_all_segments_go_first",),
+    ),
+    Mutant(
+        "refused-above-the-watermark-after-the-intent",
+        "6: a message that the disk has no room for is refused before its intent",
+        "participants/segment/publishing.py",
+        "        self._assert_room(entry)\n        publish =",
+        "        publish =",
+        others=(
+            Edit(
+                "participants/segment/publishing.py",
+                "            if previous is not None:\n                await asyncio.shield(previous)\n",
+                "            self._assert_room(entry)\n",
+            ),
+        ),
+        tests=(f"{_WATERMARK}::test_a_refused_publish_of_a_transaction_leaves_no_intent",),
+    ),
+    Mutant(
+        "what-was-admitted-does-not-count",
+        "6: what was published since the disk was measured counts as written",
+        "participants/ledger/watermark.py",
+        "        self._admitted += size\n",
+        "",
+        tests=(f"{_WATERMARK}::test_what_was_admitted_since_the_last_measurement_counts",),
+    ),
+    Mutant(
+        "retry-refused-above-the-watermark",
+        "6: a retry of what was appended is answered, however full the disk",
+        "participants/segment/publishing.py",
+        "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        if entry.sequence is not None:\n",
+        "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        self._assert_room(entry)\n"
+        "        if entry.sequence is not None:\n",
+        tests=(f"{_WATERMARK}::test_a_retry_of_what_was_appended_is_answered",),
     ),
 )

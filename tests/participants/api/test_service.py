@@ -15,6 +15,7 @@ from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageLocked
+from participants.ledger.watermark import Space
 from participants.service import BrokerService
 from tests.participants.segment.world import World
 
@@ -39,6 +40,18 @@ async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_pa
             assert [broker["url"] for broker in (await http.get("/v1/cluster")).json()["brokers"]] == [service.url]
         await service.stop()
         assert (await world.store.scan(paths.BROKERS)).records == []
+
+
+async def test_a_disk_above_the_watermark_is_shown_and_the_broker_is_ready(world: World, tmp_path: Path) -> None:
+    service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
+        assert "warnings" not in (await http.get("/readyz")).json()
+        assert service.broker is not None
+        service.broker.watermark.measured(Space(9, 10))
+        answer = await http.get("/readyz")
+        assert answer.status_code == 200 and "9 of 10 bytes" in answer.json()["warnings"]["storage"]
+    await service.stop()
 
 
 async def test_it_stops_although_the_store_is_away_and_frees_the_directory(world: World, tmp_path: Path) -> None:

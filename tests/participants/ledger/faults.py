@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from participants.ledger.disk import Disk
+from participants.ledger.watermark import Space
 
 
 def no_space() -> OSError:
@@ -33,12 +34,16 @@ class FaultyDisk(Disk):
         self.sync_error: OSError | None = None
         self.truncate_error: OSError | None = None
         self.open_error: OSError | None = None  # of a file that is to be created
+        self.measured: Space | None = None  # instead of the real one
         self.may_sync = threading.Event()
         self.may_sync.set()
         self.in_sync = threading.Event()
         self.may_truncate = threading.Event()
         self.may_truncate.set()
         self.in_truncate = threading.Event()
+
+    def space(self, path: Path) -> Space:
+        return self.measured or super().space(path)
 
     def open(self, path: Path, flags: int) -> int:
         if flags & os.O_EXCL and self.open_error is not None:
