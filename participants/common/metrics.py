@@ -76,3 +76,9 @@ class BrokerMetrics:
         self.retention_bytes = Counter(
             "metatxn_retention_dropped_bytes", "Bytes of the ledgers dropped by policies.", registry=self.registry
         )
+        self.rewritten_ledgers = Counter(
+            "metatxn_rewritten_ledgers", "Ledgers replaced by a smaller form.", registry=self.registry
+        )
+        self.rewritten_bytes = Counter(
+            "metatxn_rewritten_freed_bytes", "Bytes that were left out of these ledgers.", registry=self.registry
+        )

@@ -82,18 +82,20 @@ class LedgerChain:
 
     async def read(self, after: Position, up_to: Position, max_bytes: int = READ_BYTES) -> list[RawFrame]:
         """The frames after `after`, up to and including `up_to`, of one ledger: about `max_bytes`, but at least one
-        frame if there is one. The list is empty if there is none in that range."""
+        frame if there is one. The list is empty if there is none in that range; entries that were left out are
+        none."""
         for ledger in self.ledgers:
             first = after.entry + 1 if after.ledger == ledger.id else 0
             if ledger.id < after.ledger or first >= ledger.entries or Position(ledger.id, first) > up_to:
                 continue
             last = up_to.entry if up_to.ledger == ledger.id else None
-            return await ledger.read(first, max_bytes, last)
+            if found := await ledger.read(first, max_bytes, last):
+                return found
         return []
 
     async def read_part(self, position: Position, start: int, end: int) -> memoryview:
         """The bytes of the frame of an entry that was read before. Raises as `ReadableLedger.read_part`."""
         for ledger in self.ledgers:
-            if ledger.id == position.ledger:
+            if ledger.id == position.ledger and ledger.bytes_of(position.entry, position.entry):
                 return await ledger.read_part(position.entry, start, end)
         raise LedgerMissing(f"ledger {position.ledger} was trimmed meanwhile")

@@ -76,6 +76,10 @@ class HiddenRanges:
         found = bisect_right(self._firsts, entry)
         return found > 0 and entry <= self._lasts[found - 1]
 
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The first and the last entry of each range, in order."""
+        return zip(self._firsts, self._lasts, strict=True)
+
     @property
     def size_bytes(self) -> int:
         """The memory that it takes, about."""

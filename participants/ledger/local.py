@@ -9,6 +9,7 @@
             00000000000000000003.ledger        the frames, one after another
             00000000000000000003.sealed        the seal mark: final length and index
             00000000000000000003.hidden.7      the index of hidden entries that owner 7 wrote (see `hidden_index`)
+            00000000000000000003.form.7.1      another form of the ledger (see `form`), the first one of owner 7
 
 Everything that blocks runs in a small pool of threads; the objects themselves belong to the event loop. Of a ledger
 at most one group is being written at any time, and of a segment at most one file is being created, sealed or
@@ -18,6 +19,7 @@ deleted, also when the task that asked for it was cancelled: the thread goes on,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Self
@@ -26,11 +28,15 @@ from participants.ledger import storage_id
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.directory_lock import DirectoryLock
 from participants.ledger.disk import Disk, make_directory, read_file, replace_file
+from participants.ledger.form import Form, FormHeader, header_bytes
 from participants.ledger.group_commit import device_errors
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.local_files import LedgerFiles
 from participants.ledger.local_ledger import LocalOpenLedger, LocalSealedLedger
+from participants.ledger.reading import kept_frames
 from participants.ledger.storage import (
+    LedgerError,
+    LedgerMissing,
     LedgerStopped,
     LedgerStorage,
     OpenLedger,
@@ -125,13 +131,57 @@ class LocalStorage(LedgerStorage):
         mine = self._open.get((segment, ledger))
         if mine is not None:
             return await mine.seal()
-        offsets = await self._workers.run(self._files.seal, segment, ledger)
+        try:
+            offsets = await self._workers.run(self._files.seal, segment, ledger)
+        except LedgerMissing:
+            forms = await self.forms(segment, ledger)
+            if not forms:
+                raise
+            return await self._open_form(segment, ledger, None, forms[-1])
         return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets)
 
-    async def open_sealed(self, segment: str, ledger: int, entries: int) -> SealedLedger:
+    async def open_sealed(self, segment: str, ledger: int, entries: int, form: Form | None = None) -> SealedLedger:
         self._check_open()
+        if form is not None:
+            return await self._open_form(segment, ledger, entries, form)
         offsets = await self._workers.run(self._files.open_sealed, segment, ledger, entries)
         return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets)
+
+    async def _open_form(self, segment: str, ledger: int, entries: int | None, form: Form) -> SealedLedger:
+        offsets = await self._workers.run(self._files.open_form, segment, ledger, entries, form)
+        return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets, form)
+
+    async def write_form(
+        self,
+        segment: str,
+        ledger: SealedLedger,
+        form: Form,
+        kept: Sequence[int],
+        pace: Callable[[int], Awaitable[None]],
+    ) -> SealedLedger:
+        self._check_open()
+        path, header = self._files.path(segment, ledger.id), FormHeader(ledger.id, ledger.entries)
+        at = header_bytes(len(kept))
+        try:
+            async for frames in kept_frames(ledger, kept, pace):
+                content = [frame.data for frame in frames]
+                await self._workers.run(self._files.write_form_part, path, form, at, content)
+                at += sum(map(len, content))
+                for frame in frames:
+                    header.add(frame)
+            await self._workers.run(self._files.finish_form, segment, ledger.id, form, header.encode())
+        except LedgerError:
+            await self._workers.run(self._files.discard_form, path, form)
+            raise
+        return await self._open_form(segment, ledger.id, ledger.entries, form)
+
+    async def forms(self, segment: str, ledger: int) -> list[Form]:
+        self._check_open()
+        return await self._workers.run(self._files.forms, segment, ledger)
+
+    async def delete_forms_before(self, segment: str, ledger: int, form: Form) -> None:
+        self._check_open()
+        await self._workers.run(self._files.delete_forms_before, segment, ledger, form)
 
     async def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
         self._check_open()

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from metastore import keys
 from metatxn.wire.frames import RawFrame
 from participants.ledger.directories import segment_directory
-from participants.ledger.disk import Disk, make_directory, read_all, read_file, replace_file
+from participants.ledger.disk import Disk, make_directory, read_all, read_file, replace_file, write_all
+from participants.ledger.form import FORM_HEAD_BYTES, Form, FormDamaged, whole_header_bytes
 from participants.ledger.group_commit import device_errors
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.open_files import KEPT_FILES, OpenFiles
-from participants.ledger.reading import checked_frames, checked_hidden
+from participants.ledger.reading import checked_form, checked_frames, checked_hidden
 from participants.ledger.recovery import recover_file, scan
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, StorageFull
 from participants.ledger.watermark import Space
 
 _SUFFIX = ".ledger"
+_FORM = re.compile(r"(\d+)\.form\.(\d+\.\d+)(\.tmp)?")
 
 
 class LedgerFiles:
@@ -139,6 +142,75 @@ class LedgerFiles:
             )
         return offsets
 
+    def open_form(self, segment: str, ledger: int, entries: int | None, form: Form) -> array[int]:
+        """Where the entries lie in the file of a form. None: it is not known how many the ledger has."""
+        path = form_path(self.path(segment, ledger), form)
+        with (
+            device_errors(f"cannot open form {form} of ledger {ledger} of {segment}"),
+            self._opened(path, os.O_RDONLY) as fd,
+        ):
+            head = read_all(self.disk, fd, FORM_HEAD_BYTES, 0)
+            try:
+                header = read_all(self.disk, fd, whole_header_bytes(head), 0)
+            except FormDamaged as error:
+                raise LedgerCorrupt(f"form {form} of ledger {ledger} of {segment} is damaged: {error}") from error
+            found = checked_form(header, ledger, entries)
+            offsets = array("Q", (len(header) + offset for offset in found.offsets()))
+            self._check_size(fd, ledger, offsets)
+        return offsets
+
+    def write_form_part(self, path: Path, form: Form, offset: int, content: Sequence[bytes | memoryview]) -> None:
+        """Write to the draft of a form. `path` is that of the ledger."""
+        with (
+            device_errors(f"cannot write form {form} of {path.name}"),
+            self._opened(_draft(path, form), os.O_RDWR | os.O_CREAT) as fd,
+        ):
+            write_all(self.disk, fd, content, offset)
+
+    def finish_form(self, segment: str, ledger: int, form: Form, header: bytes) -> None:
+        """The draft becomes the form, once all frames are in it."""
+        path = self.path(segment, ledger)
+        with self._exclusive(segment), device_errors(f"cannot write form {form} of ledger {ledger} of {segment}"):
+            if not self._is_there(path):
+                raise LedgerMissing(f"ledger {ledger} of {segment} was deleted")
+            with self._opened(_draft(path, form), os.O_RDWR | os.O_CREAT) as fd:
+                write_all(self.disk, fd, [header], 0)
+                self.disk.fsync(fd)
+            self.disk.rename(_draft(path, form), form_path(path, form))
+            self.disk.fsync_dir(path.parent)
+
+    def discard_form(self, path: Path, form: Form) -> None:
+        """Delete a draft, if possible. What is left goes with the next form, or with the ledger."""
+        with contextlib.suppress(OSError):
+            self.disk.unlink(_draft(path, form))
+
+    def forms(self, segment: str, ledger: int) -> list[Form]:
+        path = self.path(segment, ledger)
+        with device_errors(f"cannot list the forms of ledger {ledger} of {segment}"):
+            return [form for form, draft in self._forms(path) if not draft]
+
+    def delete_forms_before(self, segment: str, ledger: int, form: Form) -> None:
+        path = self.path(segment, ledger)
+        with self._exclusive(segment), device_errors(f"cannot delete ledger {ledger} of {segment} as it was"):
+            old = [path, _mark(path)]
+            for each, draft in self._forms(path):
+                if each < form:
+                    old.append(_draft(path, each) if draft else form_path(path, each))
+            for each_path in old:
+                if self.disk.exists(each_path):
+                    self._unlink(each_path)
+            if self.disk.exists(path.parent):
+                self.disk.fsync_dir(path.parent)
+
+    def _forms(self, path: Path) -> list[tuple[Form, bool]]:
+        """The forms of the ledger at `path`, in order, and whether they are drafts."""
+        names = self.disk.names(path.parent) if self.disk.exists(path.parent) else []
+        matches = (_FORM.fullmatch(name) for name in names if name.startswith(f"{path.stem}."))
+        return sorted((Form.parse(found[2]), found[3] is not None) for found in matches if found is not None)
+
+    def _is_there(self, path: Path) -> bool:
+        return self.disk.exists(path) or any(not draft for _, draft in self._forms(path))
+
     def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
         path = self.path(segment, index.ledger)
         content = index.encode()
@@ -146,7 +218,7 @@ class LedgerFiles:
             self._exclusive(segment),
             device_errors(f"cannot write the index of hidden entries of ledger {index.ledger} of {segment}"),
         ):
-            if not self.disk.exists(path):
+            if not self._is_there(path):
                 raise LedgerMissing(f"ledger {index.ledger} of {segment} was deleted")
             replace_file(self.disk, _hidden(path, generation), [content])
 
@@ -175,7 +247,7 @@ class LedgerFiles:
         path = self._root / directory
         with device_errors(f"cannot list {directory}"):
             names = self.disk.names(path) if self.disk.exists(path) else []
-        return sorted(int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
+        return sorted({int(name.partition(".")[0]) for name in names if _is_ledger(name)})
 
     def set_aside(self, directory: str, ledger: int, aside: Path) -> None:
         source, target = self._root / directory, aside / directory
@@ -186,7 +258,7 @@ class LedgerFiles:
                 make_directory(self.disk, path)
             stem = f"{keys.number(ledger)}."
             # The ledger itself comes last: as long as it exists, this is repeated.
-            for name in sorted(self.disk.names(source), key=lambda name: name.endswith(_SUFFIX)):
+            for name in sorted(self.disk.names(source), key=_is_ledger):
                 if name.startswith(stem):
                     self.disk.rename(source / name, target / name)
             self.disk.fsync_dir(target)
@@ -254,6 +326,21 @@ class LedgerFiles:
         """Write the seal mark, if there is space: a full disk must not keep a segment from being recovered."""
         with contextlib.suppress(StorageFull), device_errors(f"cannot write {_mark(path).name}"):
             write_mark(self.disk, _mark(path), offsets)
+
+
+def _is_ledger(name: str) -> bool:
+    """Whether a file holds the frames of a ledger, in whatever form."""
+    form = _FORM.fullmatch(name)
+    return name.endswith(_SUFFIX) or (form is not None and form[3] is None)
+
+
+def form_path(path: Path, form: Form) -> Path:
+    """The file of a form of the ledger at `path`."""
+    return path.with_suffix(f".form.{form}")
+
+
+def _draft(path: Path, form: Form) -> Path:
+    return path.with_suffix(f".form.{form}.tmp")
 
 
 def _mark(path: Path) -> Path:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from metatxn.wire.frames import RawFrame
 from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pending, QueuedLedger
+from participants.ledger.form import Form, first_kept, last_kept
 from participants.ledger.group_commit import write_group
-from participants.ledger.local_files import LedgerFiles
+from participants.ledger.local_files import LedgerFiles, form_path
 from participants.ledger.reading import end_of_read
 from participants.ledger.storage import ReadableLedger, SealedLedger
 from participants.ledger.workers import Workers
@@ -35,7 +36,17 @@ class _LocalLedger(ReadableLedger):
 
     @property
     def size_bytes(self) -> int:
-        return self._index[-1]
+        return self._index[-1] - self._index[0]
+
+    def bytes_of(self, first_entry: int, last_entry: int) -> int:
+        return self._index[last_entry + 1] - self._index[first_entry]
+
+    def first_kept(self, entry: int) -> int:
+        return first_kept(self._index, entry)
+
+    @property
+    def last_kept(self) -> int:
+        return last_kept(self._index)
 
     async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]:
         assert first_entry >= 0, first_entry
@@ -45,6 +56,8 @@ class _LocalLedger(ReadableLedger):
         end = end_of_read(index, first_entry, max_bytes, last_entry)
         # The thread gets a copy of the slice: the index of an open ledger grows meanwhile.
         wanted = index[first_entry : end + 1]
+        if wanted[0] == wanted[-1]:
+            return []  # all of them were left out
         return await self._workers.run(self._files.read, self._path, self.id, first_entry, wanted)
 
     async def read_part(self, entry: int, start: int, end: int) -> memoryview:
@@ -53,8 +66,19 @@ class _LocalLedger(ReadableLedger):
 
 
 class LocalSealedLedger(_LocalLedger, SealedLedger):
-    def __init__(self, files: LedgerFiles, workers: Workers, segment: str, ledger: int, offsets: array[int]) -> None:
+    def __init__(
+        self,
+        files: LedgerFiles,
+        workers: Workers,
+        segment: str,
+        ledger: int,
+        offsets: array[int],
+        form: Form | None = None,
+    ) -> None:
         super().__init__(files, workers, segment, ledger)
+        self.form = form
+        if form is not None:
+            self._path = form_path(self._path, form)
         # A segment may have hundreds of these: four bytes for an entry, where they are enough.
         self._offsets = array("I", offsets) if offsets[-1] < 1 << 32 else offsets
 

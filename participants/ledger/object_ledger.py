@@ -8,6 +8,7 @@ acknowledged.
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import abstractmethod
 from array import array
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from itertools import islice
 from metatxn.wire.frames import RawFrame, finish
 from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pending, QueuedLedger
 from participants.ledger.bucket import Bucket
+from participants.ledger.form import Form, first_kept, last_kept
 from participants.ledger.objects import (
     START,
     NameTaken,
@@ -24,6 +26,8 @@ from participants.ledger.objects import (
     ObjectHeader,
     ObjectIndex,
     ObjectKind,
+    form_part_name,
+    ledger_prefix,
     object_name,
     put_once,
 )
@@ -44,6 +48,7 @@ PUTS_AT_ONCE = 4
 _OBJECTS_PER_READ = 16
 _CACHED_OBJECT_BYTES = 1 << 20
 _CACHE_BYTES = 64 << 20
+_FORM = re.compile(r"form\.(\d+\.\d+)(\.\d+)?")
 
 
 class ObjectCache:
@@ -88,6 +93,12 @@ class Reach:
         if self.closed:
             raise LedgerStopped("this storage was closed")
 
+    async def forms(self, segment: str, ledger: int) -> list[Form]:
+        """The complete forms of a ledger, in order. Raises `StorageFailed`."""
+        names = await self.bucket.sizes(ledger_prefix(segment, ledger))
+        found = (_FORM.fullmatch(name.rpartition("/")[2]) for name in names)
+        return sorted(Form.parse(each[1]) for each in found if each is not None and each[2] is None)
+
     async def content(self, name: str, size: int, start: int, end: int) -> memoryview:
         """Bytes `start` up to `end` of an object of `size` bytes. Raises `FileNotFoundError`, `StorageFailed`."""
         cached = self.cache.get(name)
@@ -118,6 +129,21 @@ class _ObjectLedger(ReadableLedger):
     def size_bytes(self) -> int:
         return self._index.offsets[-1]
 
+    def bytes_of(self, first_entry: int, last_entry: int) -> int:
+        offsets = self._index.offsets
+        return offsets[last_entry + 1] - offsets[first_entry]
+
+    def first_kept(self, entry: int) -> int:
+        return first_kept(self._index.offsets, entry)
+
+    @property
+    def last_kept(self) -> int:
+        return last_kept(self._index.offsets)
+
+    def object_of(self, number: int) -> str:
+        """The name of an object with frames."""
+        return object_name(self.segment, self.id, number)
+
     async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]:
         assert first_entry >= 0, first_entry
         self._reach.check_open()
@@ -145,7 +171,7 @@ class _ObjectLedger(ReadableLedger):
 
     async def _content(self, part: ObjectExtent, size: int, begin: int, end: int) -> memoryview:
         """The bytes of the object of `part`, which has `size` bytes."""
-        name = object_name(self.segment, self.id, part.number)
+        name = self.object_of(part.number)
         try:
             return await self._reach.content(name, size, begin, end)
         except FileNotFoundError as error:
@@ -156,13 +182,21 @@ class _ObjectLedger(ReadableLedger):
             await self._reach.bucket.get(object_name(self.segment, self.id, START))
         except FileNotFoundError:
             return LedgerMissing(f"ledger {self.id} of {self.segment} is not, or no longer, in this storage")
+        if await self._reach.forms(self.segment, self.id):
+            return LedgerMissing(f"ledger {self.id} of {self.segment} has another form by now")
         return LedgerCorrupt(f"{name} is missing")
 
 
 class ObjectSealedLedger(_ObjectLedger, SealedLedger):
-    def __init__(self, reach: Reach, segment: str, ledger: int, index: ObjectIndex) -> None:
+    def __init__(self, reach: Reach, segment: str, ledger: int, index: ObjectIndex, form: Form | None = None) -> None:
         super().__init__(reach, segment, ledger)
         self._final = index
+        self.form = form
+
+    def object_of(self, number: int) -> str:
+        if self.form is None:
+            return super().object_of(number)
+        return form_part_name(self.segment, self.id, self.form, number)
 
     @property
     def _index(self) -> ObjectIndex:

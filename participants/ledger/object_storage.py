@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Self
 
 from metastore import keys
+from metatxn.wire.frames import RawFrame
 from participants.ledger import storage_id
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.bucket import Bucket
+from participants.ledger.form import Form, FormHeader
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.object_ledger import PUTS_AT_ONCE, ObjectOpenLedger, ObjectSealedLedger, Reach
 from participants.ledger.objects import (
@@ -36,6 +39,8 @@ from participants.ledger.objects import (
     ObjectHeader,
     ObjectIndex,
     ObjectKind,
+    form_name,
+    form_part_name,
     frame_ends,
     hidden_name,
     index_name,
@@ -44,7 +49,7 @@ from participants.ledger.objects import (
     put_once,
     segment_prefix,
 )
-from participants.ledger.reading import checked_hidden
+from participants.ledger.reading import checked_form, checked_hidden, kept_frames
 from participants.ledger.storage import (
     LedgerCorrupt,
     LedgerExists,
@@ -59,6 +64,8 @@ from participants.ledger.workers import Workers
 
 _THREADS = 4
 _GETS_AT_ONCE = 4
+FORM_PART_BYTES = 4 << 20
+"""An object of a form is full at this size."""
 
 
 def _random_token() -> bytes:
@@ -116,18 +123,80 @@ class ObjectStorage(LedgerStorage):
         mine = self._open.get((segment, ledger))
         if mine is not None:
             return await mine.seal()
-        index = await self._stored_index(segment, ledger) or await self._seal(segment, ledger, ObjectIndex())
-        return await self._checked(segment, ledger, index)
+        index = await self._stored_index(segment, ledger)
+        if index is None and (forms := await self._reach.forms(segment, ledger)):
+            return await self._open_form(segment, ledger, None, forms[-1])
+        return await self._checked(segment, ledger, index or await self._seal(segment, ledger, ObjectIndex()))
 
-    async def open_sealed(self, segment: str, ledger: int, entries: int) -> SealedLedger:
+    async def open_sealed(self, segment: str, ledger: int, entries: int, form: Form | None = None) -> SealedLedger:
         self._reach.check_open()
+        if form is not None:
+            return await self._open_form(segment, ledger, entries, form)
         index = await self._stored_index(segment, ledger)
         if index is None:
             index = ObjectIndex()
             await self._read_on(segment, ledger, index)
+            if index.entries < entries and await self._reach.forms(segment, ledger):
+                raise LedgerMissing(f"ledger {ledger} of {segment} has another form by now")
         if index.entries != entries:
             raise LedgerCorrupt(f"ledger {ledger} of {segment} has {index.entries} entries, but {entries} are recorded")
         return await self._checked(segment, ledger, index)
+
+    async def _open_form(self, segment: str, ledger: int, entries: int | None, form: Form) -> SealedLedger:
+        name = form_name(segment, ledger, form)
+        try:
+            content = await self._bucket.get(name)
+        except FileNotFoundError as error:
+            raise LedgerMissing(f"{name} does not exist in this storage") from error
+        header = await self._reach.workers.run(checked_form, content, ledger, entries)
+        index = ObjectIndex(header.offsets(), header.firsts)
+        return await self._checked(segment, ledger, index, form)
+
+    async def write_form(
+        self,
+        segment: str,
+        ledger: SealedLedger,
+        form: Form,
+        kept: Sequence[int],
+        pace: Callable[[int], Awaitable[None]],
+    ) -> SealedLedger:
+        """A ledger that is deleted meanwhile may leave these objects behind. They do not count as a ledger."""
+        self._reach.check_open()
+        token = await self._start(segment, ledger.id)
+        header, part = FormHeader(ledger.id, ledger.entries), _Part()
+
+        async def put() -> None:
+            header.firsts.append(part.first)
+            head = ObjectHeader(ObjectKind.FRAMES, token, part.first).encode()
+            await self._bucket.put(
+                form_part_name(segment, ledger.id, form, len(header.firsts)), b"".join([head, *part.frames])
+            )
+
+        async for frames in kept_frames(ledger, kept, pace):
+            for frame in frames:
+                if part.size >= FORM_PART_BYTES:
+                    await put()
+                    part = _Part()
+                part.add(frame)
+                header.add(frame)
+        if part.frames:
+            await put()
+        await self._bucket.put(form_name(segment, ledger.id, form), await self._reach.workers.run(header.encode))
+        return await self._open_form(segment, ledger.id, ledger.entries, form)
+
+    async def forms(self, segment: str, ledger: int) -> list[Form]:
+        self._reach.check_open()
+        return await self._reach.forms(segment, ledger)
+
+    async def delete_forms_before(self, segment: str, ledger: int, form: Form) -> None:
+        self._reach.check_open()
+        names = await self._bucket.sizes(ledger_prefix(segment, ledger))
+        old = [name for name in names if _is_of_form_before(name, names[name], form)]
+        # The index comes first: with it the ledger would count as complete.
+        old.sort(key=lambda name: name != index_name(segment, ledger))
+        for name in old:
+            self._reach.cache.forget(name)
+        await self._bucket.delete(old)
 
     async def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
         """A ledger that is deleted meanwhile may leave this object behind. It does not count as a ledger."""
@@ -309,25 +378,51 @@ class ObjectStorage(LedgerStorage):
         except (FileExistsError, StorageFailed):
             return
 
-    async def _checked(self, segment: str, ledger: int, index: ObjectIndex) -> ObjectSealedLedger:
+    async def _checked(
+        self, segment: str, ledger: int, index: ObjectIndex, form: Form | None = None
+    ) -> ObjectSealedLedger:
         """Open a ledger by its index, which may outlive its objects. A ledger that lost its end is recognised here, and
         one with a hole by reads."""
         await self._start(segment, ledger)
+        opened = ObjectSealedLedger(self._reach, segment, ledger, index, form)
         if index.firsts:
-            name, size = object_name(segment, ledger, len(index.firsts)), index.size(len(index.firsts))
+            name, size = opened.object_of(len(index.firsts)), index.size(len(index.firsts))
             try:
                 last = await self._bucket.get_range(name, size - 1, size + 1)
             except FileNotFoundError as error:
                 raise LedgerCorrupt(f"{name} is missing") from error
             if len(last) != 1:
                 raise LedgerCorrupt(f"{name} does not have {size} bytes")
-        return ObjectSealedLedger(self._reach, segment, ledger, index)
+        return opened
 
 
 def _is_fence(name: str, size: int) -> bool:
     """Whether an object of a listing is a fence. A fence has a number and no frames. The start also has no frames, but
     is not a fence."""
     return size == HEADER_BYTES and _is_numbered(name) and int(name.rpartition("/")[2]) != START
+
+
+def _is_of_form_before(name: str, size: int, form: Form) -> bool:
+    """Whether an object holds frames, or their index, of the ledger as it was sealed or of a lower form."""
+    kind, *number = name.rpartition("/")[2].split(".")
+    if kind == "form":
+        return Form(*map(int, number[:2])) < form
+    return kind == "index" or (kind.isdigit() and size > HEADER_BYTES)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The frames of an object of a form."""
+
+    frames: list[memoryview] = field(default_factory=list)
+    first: int = 0
+    size: int = 0
+
+    def add(self, frame: RawFrame) -> None:
+        if not self.frames:
+            self.first = frame.position.entry
+        self.frames.append(frame.data)
+        self.size += len(frame.data)
 
 
 def _is_numbered(name: str) -> bool:

@@ -6,6 +6,8 @@
         00000000000000000017      fence: the ledger ends here, forever
         index                     of a sealed ledger: the place of each entry; may be missing
         hidden.7                  the index of hidden entries that owner 7 wrote (see `hidden_index`)
+        form.7.1                  another form of the ledger (see `form`), the first one of owner 7: its header
+        form.7.1.1 …              the frames of that form, as objects of the kind 1
 
     offset  size  field
          0     8  magic      "mtxnobj1"
@@ -37,6 +39,7 @@ from metatxn.wire.frames import FrameError, peek
 from metatxn.wire.position import Position
 from participants.ledger.bucket import Bucket
 from participants.ledger.directories import segment_directory
+from participants.ledger.form import Form, first_kept
 from participants.ledger.recovery import new_offsets
 from participants.ledger.storage import LedgerCorrupt, StorageFailed
 
@@ -101,6 +104,15 @@ def index_name(segment: str, ledger: int) -> str:
 
 def hidden_name(segment: str, ledger: int, generation: int) -> str:
     return f"{ledger_prefix(segment, ledger)}/hidden.{generation}"
+
+
+def form_name(segment: str, ledger: int, form: Form) -> str:
+    """The header of a form, which is put last."""
+    return f"{ledger_prefix(segment, ledger)}/form.{form}"
+
+
+def form_part_name(segment: str, ledger: int, form: Form, number: int) -> str:
+    return f"{form_name(segment, ledger, form)}.{number}"
 
 
 class NameTaken(Exception):
@@ -173,11 +185,14 @@ class ObjectIndex:
         self.offsets.extend(base + end for end in ends)
 
     def parts(self, first: int, last: int) -> Iterator[ObjectExtent]:
+        """The objects that hold the entries from `first` up to but not including `last`. Entries without bytes, which
+        were left out, are in none, unless they lie between others."""
+        first = min(first_kept(self.offsets, first), last)
         while first < last:
             number = bisect_right(self.firsts, first)
             end = self.firsts[number] if number < len(self.firsts) else self.entries
             yield ObjectExtent(number, first, min(end, last))
-            first = end
+            first = end if end >= self.entries else first_kept(self.offsets, end)
 
     def bounds(self, part: ObjectExtent) -> array[int]:
         """The offsets of the frames of `part` in their object, and the end of the last one."""

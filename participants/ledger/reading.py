@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from metatxn.wire.frames import FrameError, RawFrame, peek
 from metatxn.wire.position import Position
+from participants.ledger.form import FormDamaged, FormHeader, first_kept
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges, IndexDamaged
-from participants.ledger.storage import LedgerCorrupt
+from participants.ledger.storage import LedgerCorrupt, SealedLedger
+
+COPIED_BYTES = 256 << 10
+"""The size of one step while a form is written."""
 
 
 def end_of_read(offsets: array[int], first_entry: int, max_bytes: int, last_entry: int | None) -> int:
     """The entry before which a read from `first_entry` on ends. For `offsets` see `recovery.new_offsets`."""
-    fitting = max(bisect_right(offsets, offsets[first_entry] + max_bytes) - 1, first_entry + 1)
+    at_least_one = min(first_kept(offsets, first_entry) + 1, len(offsets) - 1)
+    fitting = max(bisect_right(offsets, offsets[first_entry] + max_bytes) - 1, at_least_one)
     return fitting if last_entry is None else min(fitting, last_entry + 1)
 
 
 def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: array[int]) -> list[RawFrame]:
-    """The frames from `first_entry` on, which begin at the start of `content` and are at `offsets`.
+    """The frames from `first_entry` on, which begin at the start of `content` and are at `offsets`. Entries without
+    bytes were left out.
 
     Raises `LedgerCorrupt` if one of them is not the expected frame.
     """
     frames = []
     for number in range(len(offsets) - 1):
         start, stop = offsets[number] - offsets[0], offsets[number + 1] - offsets[0]
+        if start == stop:
+            continue
         expected = Position(ledger, first_entry + number)
         try:
             frame = peek(content, min(start, len(content)))
@@ -42,3 +51,30 @@ def checked_hidden(content: bytes, ledger: int, entries: int) -> HiddenRanges:
         return HiddenIndex.decode(content, ledger, entries).ranges
     except IndexDamaged as error:
         raise LedgerCorrupt(f"the index of hidden entries of ledger {ledger} is damaged: {error}") from error
+
+
+def checked_form(header: bytes, ledger: int, entries: int | None) -> FormHeader:
+    """The header of a form of this ledger. Raises `LedgerCorrupt` if the bytes are not it."""
+    try:
+        return FormHeader.decode(header, ledger, entries)
+    except FormDamaged as error:
+        raise LedgerCorrupt(f"the form of ledger {ledger} is damaged: {error}") from error
+
+
+async def kept_frames(
+    ledger: SealedLedger, kept: Sequence[int], pace: Callable[[int], Awaitable[None]]
+) -> AsyncIterator[list[RawFrame]]:
+    """The frames of these entries, which are in order and are there, a read at a time. Raises as
+    `SealedLedger.read`."""
+    at = 0
+    while at < len(kept):
+        frames = await ledger.read(kept[at], COPIED_BYTES, kept[-1])
+        found = []
+        for frame in frames:
+            if at < len(kept) and frame.position.entry == kept[at]:
+                found.append(frame)
+                at += 1
+        if not found:
+            raise LedgerCorrupt(f"entry {kept[at]} of ledger {ledger.id} is not there")
+        yield found
+        await pace(frames[-1].end - frames[0].start)

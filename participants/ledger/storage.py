@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from metatxn.wire.frames import Entry, RawFrame
 from metatxn.wire.position import Position
+from participants.ledger.form import Form
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.watermark import Space
 
@@ -111,6 +112,19 @@ class ReadableLedger(ABC):
     def size_bytes(self) -> int:
         """The total size of the (durable) frames in bytes."""
 
+    @abstractmethod
+    def bytes_of(self, first_entry: int, last_entry: int) -> int:
+        """The size of the frames of these entries. An entry that was left out has no bytes."""
+
+    @abstractmethod
+    def first_kept(self, entry: int) -> int:
+        """The first entry at or after this existing one that was not left out, or the number of entries."""
+
+    @property
+    @abstractmethod
+    def last_kept(self) -> int:
+        """The last entry that was not left out, or -1."""
+
     @property
     def first(self) -> Position:
         """The position of the first entry, even if there is none."""
@@ -124,9 +138,9 @@ class ReadableLedger(ABC):
     @abstractmethod
     async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]:
         """Whole frames from entry `first_entry` on, up to and including `last_entry` (None means the last one): no more
-        than fit into `max_bytes`, but at least one if there is one.
+        than fit into `max_bytes`, but at least one if there is one. Entries that were left out are skipped.
 
-        The list is empty if the entry does not exist (yet). The frames are in buffers of their own, which are never
+        The list is empty if there is no such entry (yet). The frames are in buffers of their own, which are never
         changed. The CRC and the position of every frame are checked in each read.
 
         Raises `LedgerCorrupt` if one of them is damaged, and then returns none; `LedgerMissing` if the ledger has been
@@ -141,6 +155,9 @@ class ReadableLedger(ABC):
 
 class SealedLedger(ReadableLedger):
     """A ledger that never changes again. It holds no resource that must be closed."""
+
+    form: Form | None = None
+    """The form that this is, or None if it is the ledger as it was sealed."""
 
 
 class OpenLedger(ReadableLedger):
@@ -231,13 +248,15 @@ class LedgerStorage(ABC):
         But if a later frame says that it was durable, it is damage to what may have been acknowledged, and the ledger
         stays as it is (see `recovery`). The result is durable, even if an earlier sync of these bytes had failed.
 
+        Of a ledger of which there are only forms, the result is the highest one.
+
         A ledger that is open in this process is sealed as by its own `seal`. After `LedgerMissing`, `LedgerCorrupt`
         (also if it was sealed before and is now too short), `StorageFull` or `StorageFailed` the call can be repeated.
         """
 
     @abstractmethod
-    async def open_sealed(self, segment: str, ledger: int, entries: int) -> SealedLedger:
-        """Open a ledger that is recorded to have exactly `entries` entries.
+    async def open_sealed(self, segment: str, ledger: int, entries: int, form: Form | None = None) -> SealedLedger:
+        """Open a ledger that is recorded to have exactly `entries` entries, in this form of it.
 
         It is never opened with another length, nor as empty. Raises `LedgerMissing`; `LedgerCorrupt` if it is shorter,
         longer, or does not consist of frames; and `StorageFailed`.
@@ -260,8 +279,37 @@ class LedgerStorage(ABC):
         """
 
     @abstractmethod
+    async def write_form(
+        self,
+        segment: str,
+        ledger: SealedLedger,
+        form: Form,
+        kept: Sequence[int],
+        pace: Callable[[int], Awaitable[None]],
+    ) -> SealedLedger:
+        """Store another form of a sealed ledger, with these entries, which are in order. It is durable when this
+        returns, and nothing counts as this form before. `pace` is awaited after every read, with its size.
+
+        Raises `LedgerMissing` if the ledger was deleted, `LedgerCorrupt`, `StorageFull`, `StorageFailed`. Then this
+        name must never be used again.
+        """
+
+    @abstractmethod
+    async def forms(self, segment: str, ledger: int) -> list[Form]:
+        """The complete forms of a ledger, in order. Raises `StorageFailed`."""
+
+    @abstractmethod
+    async def delete_forms_before(self, segment: str, ledger: int, form: Form) -> None:
+        """Delete the ledger as it was sealed, and every lower form of it, also what was not finished. The indexes of
+        hidden entries stay, and so does what fences off a former owner. After `StorageFailed` the call can be repeated.
+
+        Also a deposed owner may call this with a form that it has named in the record, because no lower one is ever
+        named after it.
+        """
+
+    @abstractmethod
     async def delete(self, segment: str, ledger: int) -> None:
-        """Delete a ledger's bytes and its indexes, if it has any. After `StorageFailed` the call can be repeated.
+        """Delete a ledger's bytes, forms and indexes, if it has any. After `StorageFailed` the call can be repeated.
 
         The object that fences off a former owner stays: that owner may be frozen, and wake up after the bytes were
         deleted.

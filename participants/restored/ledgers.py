@@ -3,6 +3,7 @@
     in the store   in the storage
     no             yes              written after the backup: adopted, or set aside
     yes            no               trimmed after the backup, or lost
+    yes            another form     rewritten after the backup: the last form counts
     unsealed       longer           the open ledger of the backup: sealed at its present length
 
 The segment of a ledger may be unknown, too, if it was created by a split or a merge after the backup, or its topic was
@@ -27,6 +28,7 @@ from metatxn.wire.names import segment_id as new_segment_id
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
 from participants.ledger.directories import segment_directory, segment_of
+from participants.ledger.form import Form
 from participants.ledger.storage import LedgerMissing, LedgerStorage, SealedLedger
 
 HASHES = (0, 0xFFFF)
@@ -38,13 +40,14 @@ class FoundSegment:
     """A segment with ledgers in one storage. `stored` is its record, or None if the store does not know it.
 
     `unknown` are ledgers that the record does not list, and `missing` those that it lists and the storage does not
-    have.
+    have. `rewritten` are those of which the storage has only another form, with that form.
     """
 
     id: str
     stored: Record | None
     unknown: list[int] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
+    rewritten: dict[int, Form] = field(default_factory=dict)
 
     @property
     def record(self) -> SegmentRecord | None:
@@ -77,8 +80,11 @@ async def survey(store: MetadataStore, storage: LedgerStorage) -> LedgerSurvey:
             numbers = await storage.numbers(segment_directory(segment_id))
             listed = max((ledger.id for ledger in record.ledgers), default=0)
             unknown = [number for number in numbers if number > listed]
-            missing = [ledger.id for ledger in record.ledgers if not await _is_there(segment_id, ledger, storage)]
-            found.segments.append(FoundSegment(segment_id, stored, unknown, missing))
+            absent = [ledger.id for ledger in record.ledgers if not await _is_there(segment_id, ledger, storage)]
+            forms = {number: await storage.forms(segment_id, number) for number in absent}
+            missing = [number for number in absent if not forms[number]]
+            rewritten = {number: each[-1] for number, each in forms.items() if each}
+            found.segments.append(FoundSegment(segment_id, stored, unknown, missing, rewritten))
     for directory in sorted(directories):
         numbers = await storage.numbers(directory)
         named = segment_of(directory)
@@ -100,7 +106,7 @@ async def _is_there(segment: str, ledger: LedgerRecord, storage: LedgerStorage) 
     if ledger.entries is None:
         return ledger.id in await storage.numbers(segment_directory(segment))
     try:
-        await storage.open_sealed(segment, ledger.id, ledger.entries)
+        await storage.open_sealed(segment, ledger.id, ledger.entries, Form(*ledger.form) if ledger.form else None)
     except LedgerMissing:
         return False
     return True
@@ -146,7 +152,10 @@ class Ledgers:
         """What is recorded of a ledger that was sealed before the backup stays, the index of what is hidden in it too:
         every transaction in it was decided before the backup."""
         listed = {ledger.id: ledger for ledger in record.ledgers if ledger.id not in segment.missing}
-        listed |= {ledger.id: self._listed(ledger.id, ledger.entries) for ledger in sealed}
+        for number, form in segment.rewritten.items():
+            facts = {"form": tuple(form), "former": True, "bytes": None, "hidden_bytes": None}
+            listed[number] = listed[number].model_copy(update=facts)
+        listed |= {ledger.id: self._listed(ledger) for ledger in sealed}
         ledgers = tuple(ledger for _, ledger in sorted(listed.items()))
         first = _first_position(record, ledgers, segment.missing)
         recovered = record.model_copy(update={"ledgers": ledgers, "planned": None, "first_position": first})
@@ -161,7 +170,7 @@ class Ledgers:
             range=(low, high),
             storage=self._storage.storage_id,
             state="sealed",
-            ledgers=tuple(self._listed(ledger.id, ledger.entries) for ledger in sealed),
+            ledgers=tuple(map(self._listed, sealed)),
         )
         batch = self._store.batch().create(paths.segment(segment.id), record.encode())
         stored = await self._store.get(paths.topic(record.topic))
@@ -192,8 +201,9 @@ class Ledgers:
                 continue
         return found
 
-    def _listed(self, number: int, entries: int | None) -> LedgerRecord:
-        return LedgerRecord(id=number, storage=self._storage.storage_id, entries=entries)
+    def _listed(self, ledger: SealedLedger) -> LedgerRecord:
+        form = tuple(ledger.form) if ledger.form is not None else None
+        return LedgerRecord(id=ledger.id, storage=self._storage.storage_id, entries=ledger.entries, form=form)
 
 
 def _range_of(segment: str) -> tuple[int, int]:

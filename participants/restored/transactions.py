@@ -64,7 +64,7 @@ class FrameSurvey:
                 if (txn_id := frame.txn_id) is not None:
                     known = self.published_ms.get(txn_id, 0)
                     self.published_ms[txn_id] = max(known, frame.publish_ms)
-            entry += len(frames)
+            entry = frames[-1].position.entry + 1
 
 
 class RestoredTransactions:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import structlog
@@ -34,6 +34,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
 from participants.ledger.storage import LedgerError, LedgerStorage
+from participants.segment.rewriting import RewritingContext, rewrite_hidden
 from participants.segment.segment import Segment
 from participants.segment.trimming import delete_outcomes, stored_segment
 from participants.segment.upkeep import until_done
@@ -62,6 +63,7 @@ class IndexingContext:
     store: MetadataStore
     storage: LedgerStorage
     at_once: asyncio.Semaphore
+    rewriting: RewritingContext
 
 
 def indexing_limit() -> asyncio.Semaphore:
@@ -70,9 +72,11 @@ def indexing_limit() -> asyncio.Semaphore:
 
 
 async def tend(segment: Segment, context: IndexingContext) -> None:
-    """Roll the open ledger if it has many outcomes, and index what can be indexed. Called again and again."""
+    """Roll the open ledger if it has many outcomes, index what can be indexed, and rewrite what is mostly hidden.
+    Called again and again."""
     _roll_for_outcomes(segment)
     await index_hidden(segment, context)
+    await rewrite_hidden(segment, context.rewriting)
 
 
 def _roll_for_outcomes(segment: Segment) -> None:
@@ -91,7 +95,7 @@ async def index_hidden(segment: Segment, context: IndexingContext) -> None:
     run = decided_run(segment)
     if not run or not obsolete_outcomes(segment, run[-1]):
         return
-    written: dict[int, int] = {}
+    written: dict[int, WrittenIndex] = {}
     for ledger in run:
         if segment.hidden.is_indexed(ledger.id):
             continue
@@ -130,32 +134,52 @@ def obsolete_outcomes(segment: Segment, last: LedgerRecord) -> list[TxnId]:
 # -- the index of a ledger -------------------------------------------------------------------------------------
 
 
-async def _index(segment: Segment, context: IndexingContext, ledger: LedgerRecord) -> int:
-    """Write the index of a ledger. Returns its generation, or 0 if nothing is hidden, which needs no index."""
+@dataclass(frozen=True, slots=True)
+class WrittenIndex:
+    """The generation of an index that was written, or 0 if nothing is hidden, which needs no index; and how much it
+    hides."""
+
+    generation: int = 0
+    hidden_bytes: int = 0
+
+
+async def _index(segment: Segment, context: IndexingContext, ledger: LedgerRecord) -> WrittenIndex:
+    """Write the index of a ledger."""
     assert ledger.entries is not None
     if not any(Position.parse(each.highest).ledger >= ledger.id for each in segment.buffer.outcomes().values()):
-        return 0
+        return WrittenIndex()
     async with context.at_once:
         found = await _hidden_frames(segment, ledger)
     if not found:
-        return 0
+        return WrittenIndex()
     transactions = tuple(
-        HiddenTransaction(txn_id, reason, tuple(_ranges(found[txn_id, reason]))) for txn_id, reason in sorted(found)
+        HiddenTransaction(txn_id, reason, tuple(_ranges(found[txn_id, reason].entries)))
+        for txn_id, reason in sorted(found)
     )
     generation = segment.ownership.generation
     await context.storage.write_hidden(segment.id, generation, HiddenIndex(ledger.id, ledger.entries, transactions))
-    return generation
+    return WrittenIndex(generation, sum(each.size for each in found.values()))
 
 
-async def _hidden_frames(segment: Segment, ledger: LedgerRecord) -> Mapping[tuple[TxnId, HiddenReason], list[int]]:
+@dataclass(slots=True)
+class _Hidden:
+    """The hidden entries of a transaction, and their size in bytes."""
+
+    entries: list[int] = field(default_factory=list)
+    size: int = 0
+
+
+async def _hidden_frames(segment: Segment, ledger: LedgerRecord) -> Mapping[tuple[TxnId, HiddenReason], _Hidden]:
     """The entries that are hidden in a ledger, as far as they can still be read."""
     assert ledger.last is not None
-    found: dict[tuple[TxnId, HiddenReason], list[int]] = {}
+    found: dict[tuple[TxnId, HiddenReason], _Hidden] = {}
     at = max(Position(ledger.id, -1), segment.ledgers.start)
     while frames := await segment.ledgers.read(at, ledger.last, READ_BYTES):
         for frame in frames:
             if (reason := _reason(segment, frame)) is not None and frame.txn_id is not None:
-                found.setdefault((frame.txn_id, reason), []).append(frame.position.entry)
+                of_transaction = found.setdefault((frame.txn_id, reason), _Hidden())
+                of_transaction.entries.append(frame.position.entry)
+                of_transaction.size += len(frame.data)
         at = frames[-1].position
     return found
 
@@ -181,7 +205,9 @@ def _ranges(entries: list[int]) -> list[tuple[int, int]]:
 # -- the store -------------------------------------------------------------------------------------------------
 
 
-async def _record(segment: Segment, store: MetadataStore, last: LedgerRecord, written: Mapping[int, int]) -> None:
+async def _record(
+    segment: Segment, store: MetadataStore, last: LedgerRecord, written: Mapping[int, WrittenIndex]
+) -> None:
     """Name the indexes up to the ledger `last`, and delete the outcomes that nothing needs any more. Memory forgets
     them at the end, and knows the indexes before that: until then both say the same."""
     check = segment.ownership.check
@@ -196,7 +222,7 @@ async def _record(segment: Segment, store: MetadataStore, last: LedgerRecord, wr
         batch.replace(stored, named.encode())
     first, *others = list(slices(store, outcomes, OUTCOMES_PER_APPLY, Batch.remove)) or [[]]
     await delete_outcomes(batch, first, store)
-    segment.hidden.learn(named)
+    segment.recorded(named)
     for some in others:
         await delete_outcomes(store.batch().check(check), some, store)
     segment.buffer.drop([txn_id for txn_id in obsolete if segment.buffer.get(txn_id) is None])
@@ -208,9 +234,11 @@ async def _stored_outcomes(segment: Segment, store: MetadataStore, txn_ids: list
     return [record for record in found.values() if record is not None]
 
 
-def _with_indexes(record: SegmentRecord, written: Mapping[int, int]) -> SegmentRecord:
-    ledgers = tuple(
-        each.model_copy(update={"hidden": written[each.id]}) if each.hidden is None and each.id in written else each
-        for each in record.ledgers
-    )
-    return record.model_copy(update={"ledgers": ledgers})
+def _with_indexes(record: SegmentRecord, written: Mapping[int, WrittenIndex]) -> SegmentRecord:
+    def with_index(ledger: LedgerRecord) -> LedgerRecord:
+        index = written.get(ledger.id)
+        if index is None or ledger.hidden is not None:
+            return ledger
+        return ledger.model_copy(update={"hidden": index.generation, "hidden_bytes": index.hidden_bytes or None})
+
+    return record.model_copy(update={"ledgers": tuple(map(with_index, record.ledgers))})

@@ -17,7 +17,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.chain import READ_BYTES
 from participants.ledger.hidden_index import HiddenRanges
-from participants.ledger.storage import LedgerError
+from participants.ledger.storage import LedgerError, ReadableLedger
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision
 
@@ -37,6 +37,10 @@ class Page:
     next: Position
     end: bool
     revision: Revision | None = None
+
+
+class _LeftOut(Exception):
+    """An entry is not in the form of its ledger that counts by now."""
 
 
 class SegmentReader:
@@ -131,13 +135,13 @@ class SegmentReader:
         """The position of the first entry that was published at `at_ms` or later, or of the next one to come.
 
         Entries lie in the order in which this segment's owners published them, so it is found by bisection, with one
-        read for each step: 16 for a full ledger. It is as exact as the clocks of these owners agree. Raises
-        STORE_UNAVAILABLE and the store's errors.
+        read for each step: 16 for a full ledger. One that was left out of its ledger is not found. It is as exact as
+        the clocks of these owners agree. Raises STORE_UNAVAILABLE and the store's errors.
         """
         while True:
             try:
                 found = await self._find_position_at(at_ms)
-            except errors.PositionTrimmed:
+            except (errors.PositionTrimmed, _LeftOut):
                 continue
             await self._assert_owned(STALE_READ_S)
             return found
@@ -145,21 +149,25 @@ class SegmentReader:
     async def _find_position_at(self, at_ms: int) -> Position:
         ledgers, start = self._segment.ledgers, self._segment.ledgers.start
         for ledger in ledgers.ledgers:
-            first, end = start.entry + 1 if ledger.id == start.ledger else 0, ledger.entries
-            if first >= end or await self._published_ms(Position(ledger.id, end - 1)) < at_ms:
+            first, end = start.entry + 1 if ledger.id == start.ledger else 0, ledger.last_kept + 1
+            if first >= end or await self._published_ms(ledger, end - 1) < at_ms:
                 continue
             while first < end:
                 middle = (first + end) // 2
-                if await self._published_ms(Position(ledger.id, middle)) < at_ms:
+                if await self._published_ms(ledger, middle) < at_ms:
                     first = middle + 1
                 else:
                     end = middle
-            return Position(ledger.id, first)
+            return Position(ledger.id, ledger.first_kept(first))
         return ledgers.last_durable.next
 
-    async def _published_ms(self, position: Position) -> int:
-        (frame,) = await self._read(position.before, position, 1)
-        return frame.publish_ms
+    async def _published_ms(self, ledger: ReadableLedger, entry: int) -> int:
+        """When the first entry from this one on was published. There is one."""
+        kept = Position(ledger.id, ledger.first_kept(entry))
+        frames = await self._read(kept.before, kept, 1)
+        if not frames:
+            raise _LeftOut
+        return frames[0].publish_ms
 
     async def _assert_owned(self, max_age_s: float) -> None:
         """Check that this broker was the owner at most `max_age_s` ago. A broker that was frozen serves its old end
@@ -204,10 +212,13 @@ class SegmentReader:
 
     async def _from_storage(self, after: Position, read: Callable[[], Awaitable[T]]) -> T:
         self._assert_untrimmed(after)
+        ledgers = self._segment.ledgers
         try:
             found = await read()
         except LedgerError as error:
             self._assert_untrimmed(after)
+            if self._segment.ledgers is not ledgers:
+                return await self._from_storage(after, read)  # another form of the ledger counts by now (DESIGN §5.18)
             raise errors.StoreUnavailable(
                 f"segment {self._segment.id} cannot be read: {error}",
                 action="Try again. If the error persists, an operator must check the broker's storage.",

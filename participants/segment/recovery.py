@@ -39,6 +39,7 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.directories import segment_directory
+from participants.ledger.form import Form
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.ledger.watermark import Watermark
 from participants.segment.dedup import Scope
@@ -46,6 +47,7 @@ from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit
 from participants.segment.hidden import HiddenCache, HiddenEntries
 from participants.segment.indexing import IndexingContext, indexing_limit, tend
 from participants.segment.owned import Ownership
+from participants.segment.rewriting import RewritingContext, RewritingLimit
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Attached, Segment
 from participants.segment.trimming import delete_trimmed, without_trimmed
@@ -87,6 +89,7 @@ class SegmentContext:
     watermark: Watermark = field(default_factory=Watermark)
     hidden: HiddenCache = field(default_factory=HiddenCache)
     indexing: asyncio.Semaphore = field(default_factory=indexing_limit)
+    rewriting: RewritingLimit = field(default_factory=RewritingLimit)
 
 
 async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
@@ -121,7 +124,8 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     segment.max_ledger_bytes = context.max_ledger_bytes
     segment.publisher.watermark = context.watermark
     segment.on_full = partial(roll, segment, context.store, context.storage)
-    indexing = IndexingContext(context.store, context.storage, context.indexing)
+    rewriting = RewritingContext(context.store, context.storage, context.rewriting, context.metrics)
+    indexing = IndexingContext(context.store, context.storage, context.indexing, rewriting)
     segment.on_tend = partial(tend, segment, indexing)
     segment.attached = context.attach(segment)
     try:
@@ -203,7 +207,8 @@ async def _seal_ledgers(
         if ledger.entries is None:
             found = await context.storage.seal(segment_id, ledger.id)
         else:
-            found = await context.storage.open_sealed(segment_id, ledger.id, ledger.entries)
+            form = Form(*ledger.form) if ledger.form is not None else None
+            found = await context.storage.open_sealed(segment_id, ledger.id, ledger.entries, form)
         if found.entries or (record.state == "sealed" and ledger is record.ledgers[-1]):
             sealed.append(found)
             recorded.append(ledger.model_copy(update={"entries": found.entries, "bytes": found.size_bytes}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -23,6 +24,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
+from participants.ledger.form import Form
 from participants.ledger.storage import OpenLedger, SealedLedger
 from participants.segment.hidden import HiddenEntries
 from participants.segment.owned import OwnedSegment, Ownership
@@ -104,6 +106,7 @@ class Segment(OwnedSegment):
         """When the last append became durable, or the segment was opened, on the clock of the loop."""
         self.on_tend: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._tending: asyncio.Task[None] | None = None
+        self._forms = count(1)
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
@@ -187,8 +190,12 @@ class Segment(OwnedSegment):
             self.buffer.durable_up_to(self.ledgers.last_durable)
         return before
 
+    def next_form(self) -> Form:
+        """The name of a new form of a ledger, which nobody has used before."""
+        return Form(self.ownership.generation, next(self._forms))
+
     def ledger_sealed(self, record: SegmentRecord, sealed: SealedLedger) -> None:
-        """The seal of a previous ledger is recorded."""
+        """The seal of a previous ledger, or another form of it, is recorded."""
         ledgers = [sealed if ledger.id == sealed.id else ledger for ledger in self.ledgers.sealed]
         self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
         self.recorded(record)

@@ -120,7 +120,8 @@ class LocalDevice(Device):
         self.disk.sync_error = None
 
     def ledgers(self) -> set[int]:
-        return {int(path.stem) for path in self.directory.glob("ledgers/*/*.ledger")}
+        found = [*self.directory.glob("ledgers/*/*.ledger"), *self.directory.glob("ledgers/*/*.form.*[0-9]")]
+        return {int(path.name.partition(".")[0]) for path in found}
 
     def is_empty(self) -> bool:
         return not list((self.directory / "ledgers").iterdir())

@@ -53,6 +53,8 @@ def segment_law(record: Record, view: View) -> Problems:
         yield "a ledger before the last two is not sealed", RESTORE
     if any(ledger.entries is None for ledger in segment.ledgers if ledger.hidden is not None):
         yield "a ledger has an index of what is hidden in it, but no final length", RESTORE
+    if any(ledger.entries is None for ledger in segment.ledgers if ledger.form is not None):
+        yield "a ledger has another form, but no final length", RESTORE
     if not POSITION.fullmatch(segment.first_position):
         yield f"`first_position` is not a position: {segment.first_position!r}", RESTORE
     if segment.state == "sealed":

@@ -17,6 +17,10 @@ class LedgerRecord(JsonRecord):
     `hidden` is the generation of its index of hidden entries, 0 if nothing is hidden in it. Without it the outcomes say
     what is hidden. `bytes` is the size of its frames, and no message in it was published after `last_ms`. Both are
     measured once a policy asks for them, unless they are known when it is sealed.
+
+    `form` is the form of it that counts (generation and number), if that is not the ledger as it was sealed; `former`
+    tells that the bytes of an earlier form may still be there. `hidden_bytes` is the size of the hidden entries in the
+    form that counts.
     """
 
     id: int
@@ -25,6 +29,9 @@ class LedgerRecord(JsonRecord):
     hidden: int | None = None
     bytes: int | None = None
     last_ms: int | None = None
+    hidden_bytes: int | None = None
+    form: tuple[int, int] | None = None
+    former: bool | None = None
 
     @property
     def last(self) -> Position | None:

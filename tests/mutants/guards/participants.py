@@ -352,7 +352,7 @@ PARTICIPANTS = (
         "time-found-in-the-first-ledger",
         "a time is looked for in every ledger",
         "participants/segment/reading.py",
-        "if first >= end or await self._published_ms(Position(ledger.id, end - 1)) < at_ms:",
+        "if first >= end or await self._published_ms(ledger, end - 1) < at_ms:",
         "if first >= end:",
         tests=(
             "tests/participants/subscription/test_seek.py::test_a_time_begins_with_the_first_entry_that_was_published_then_or_later",

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from typing import Self
@@ -72,16 +73,22 @@ class Files(Place):
 
     def ledgers(self) -> dict[str, set[int]]:
         directories = (self._directory / "ledgers").iterdir()
-        return {each.name: {int(path.stem) for path in each.glob("*.ledger")} for each in directories}
+        return {each.name: {int(path.name[:20]) for path in _with_frames(each.iterdir())} for each in directories}
 
     def drafts(self) -> list[str]:
         """An index that no record names, and a draft of one, go with the ledger."""
         found = [path for path in (self._directory / "ledgers").rglob("*.*") if path.is_file()]
-        ledgers = {path.with_suffix("") for path in found if path.suffix == ".ledger"}
+        ledgers = {path.with_name(path.name[:20]) for path in _with_frames(found)}
         hidden = {path for path in found if re.search(r"\.hidden\.\d+(\.tmp)?$", path.name)}
         orphans = [path.name for path in hidden if path.with_name(path.name.partition(".")[0]) not in ledgers]
-        others = [path for path in found if path not in hidden and path.suffix not in (".ledger", ".sealed")]
+        known = {*hidden, *_with_frames(found)}
+        others = [path for path in found if path not in known and path.suffix != ".sealed"]
         return [*orphans, *(path.name for path in others)]
+
+
+def _with_frames(files: Iterable[Path]) -> list[Path]:
+    """Ledgers as they were sealed, and other forms of them."""
+    return [path for path in files if re.fullmatch(r"\d{20}\.(ledger|form\.\d+\.\d+)", path.name)]
 
 
 class Objects(Place):

@@ -28,6 +28,7 @@ from metatxn.wire.frames import MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from participants.broker.placement import wanted
+from participants.ledger.form import Form
 from participants.messages.payloads import encode_messages
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
@@ -173,7 +174,7 @@ class Retain(Trim):
 
 class Index(Story):
     """What is hidden in full ledgers moves from outcomes into indexes: of aborted transactions, one of which goes on in
-    the open ledger."""
+    the open ledger. As these ledgers are mostly hidden, they are rewritten without it."""
 
     async def prepare(self, life: Life, client: Client) -> None:
         await created(life)
@@ -203,6 +204,12 @@ class Index(Story):
             await life.quiet()
         assert set(segment.buffer.outcomes()) <= {client.txns["over"]}
         assert all(segment.hidden.is_indexed(ledger.id) for ledger in segment.record.ledgers[:2])
+        while any(ledger.form is None or ledger.former for ledger in segment.record.ledgers[:2]):
+            segment.tend()
+            await life.quiet()
+        for ledger in segment.record.ledgers[:2]:
+            assert ledger.form is not None
+            assert await life.storage.forms(PARENT, ledger.id) == [Form(*ledger.form)]
 
 
 class DeleteTopic(Merge):

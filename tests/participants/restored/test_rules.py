@@ -24,6 +24,7 @@ from metastore.types import Applied, Batch
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
+from participants.ledger.form import Form
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageRefused
 from participants.restored import recovery
@@ -319,3 +320,33 @@ async def test_who_was_sealed_for_a_merge_that_is_given_up_has_a_child(store: Me
     assert (sealed.merge, sealed.children) == (None, (child,))
     assert (active.merge, active.children, active.state) == (None, (), "active")
     assert (made.range, made.parents, made.state) == ((0, 0x7FFF), (one,), "active")
+
+
+async def test_of_a_ledger_that_was_rewritten_after_the_backup_the_last_form_counts(
+    store: MemoryStore, storage: LocalStorage
+) -> None:
+    """DESIGN §5.18. One that was unknown to the backup is adopted as it is, too."""
+
+    async def no_pace(_: int) -> None: ...
+
+    for number in (1, 2):
+        ledger = await storage.create(SEGMENT, number)
+        await append_all(ledger, [b"a", b"b", b"c"])
+        sealed = await ledger.seal()
+        await storage.write_form(SEGMENT, sealed, Form(4, 1), [0, 1], no_pace)
+        await storage.write_form(SEGMENT, sealed, Form(5, 1), [1], no_pace)
+        await storage.delete_forms_before(SEGMENT, number, Form(4, 1))
+    listed = LedgerRecord(id=1, storage=storage.storage_id, entries=3, hidden=4)
+    record = SegmentRecord(topic=TOPIC, range=(0, 0xFFFF), storage=storage.storage_id, ledgers=(listed,))
+    await put(store, paths.segment(SEGMENT), record.encode())
+    (segment,) = (await survey(store, storage)).segments
+    assert (segment.missing, segment.unknown, segment.lost) == ([], [2], False)
+    ledgers = Ledgers(store, storage, "aside", NOW_MS)
+    await ledgers.adopt(segment, await ledgers.sealed(segment))
+    stored = await store.get(paths.segment(SEGMENT))
+    assert stored is not None
+    found = SegmentRecord.decode(stored.value).ledgers
+    assert [(each.id, each.entries, each.form, each.hidden) for each in found] == [
+        (1, 3, (5, 1), 4),
+        (2, 3, (5, 1), None),
+    ]

@@ -45,6 +45,12 @@ from tests.participants.segment.world import (
 )
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is hidden stays where it is, so that the indexes are needed."""
+    monkeypatch.setattr("participants.segment.rewriting.HIDDEN_PARTS", 0)
+
+
 async def record_of(world: World) -> SegmentRecord:
     stored = await world.store.inner.get(paths.segment(SEGMENT))
     assert stored is not None

@@ -1,0 +1,150 @@
+"""A sealed ledger is replaced by a smaller one with the same positions (DESIGN §5.18).
+
+    write another form, durably ─▶ one apply: the record names it ─▶ readers change over
+                                                ─▶ the earlier form is deleted ─▶ the record forgets that it was there
+
+A ledger of which at least half is hidden by its index is rewritten without what is hidden. The index stays: a page that
+was read from the earlier form is judged by it. What was written and is not named says nothing, and goes with the next
+form or with the ledger. So this may stop anywhere and be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from metastore.api import MetadataStore
+from metastore.txn.records.segments import LedgerRecord, SegmentRecord
+from participants.common.metrics import BrokerMetrics
+from participants.ledger.form import Form
+from participants.ledger.hidden_index import HiddenRanges
+from participants.ledger.storage import LedgerError, LedgerStorage, SealedLedger
+from participants.segment.segment import Segment
+from participants.segment.trimming import stored_segment
+from participants.segment.upkeep import until_done
+
+log = structlog.get_logger()
+HIDDEN_PARTS = 2
+"""A ledger is rewritten once one of so many parts of its bytes is hidden."""
+COPIED_BYTES_PER_S = 32 << 20
+"""A broker copies no more than that, so that its disk and its network are left to its clients."""
+
+
+class RewritingLimit:
+    """The work of all segments of a broker: one ledger at a time, and so many bytes per second."""
+
+    def __init__(self) -> None:
+        self.at_once = asyncio.Semaphore(1)
+
+    async def pace(self, copied_bytes: int) -> None:
+        await asyncio.sleep(copied_bytes / COPIED_BYTES_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RewritingContext:
+    store: MetadataStore
+    storage: LedgerStorage
+    limit: RewritingLimit
+    metrics: BrokerMetrics
+
+
+async def rewrite_hidden(segment: Segment, context: RewritingContext) -> None:
+    """Rewrite what is mostly hidden, and delete what earlier rewritings have left. Returns when that is done, or has
+    failed, or the segment is lost."""
+    await delete_former(segment, context)
+    for record in segment.record.ledgers:
+        if segment.lost or not _is_mostly_hidden(record) or record.former:
+            continue
+        try:
+            await _without_hidden(segment, context, record)
+        except LedgerError as error:
+            # It was trimmed meanwhile, there is no space, or it cannot be read: this is asked for again.
+            log.warning("a ledger is not rewritten", segment=segment.id, ledger=record.id, error=str(error))
+    await delete_former(segment, context)
+
+
+def _is_mostly_hidden(ledger: LedgerRecord) -> bool:
+    hidden, whole = ledger.hidden_bytes, ledger.bytes
+    return bool(ledger.hidden) and hidden is not None and whole is not None and HIDDEN_PARTS * hidden >= whole > 0
+
+
+async def _without_hidden(segment: Segment, context: RewritingContext, record: LedgerRecord) -> None:
+    ledger = sealed_ledger(segment, record.id)
+    if ledger is None:
+        return
+    async with context.limit.at_once:
+        hidden = segment.hidden.within(record.id)
+        if hidden is None:
+            hidden = await segment.hidden.load(record.id)
+        await rewrite(segment, context, ledger, _visible(ledger, hidden))
+
+
+def sealed_ledger(segment: Segment, number: int) -> SealedLedger | None:
+    found = [each for each in segment.ledgers.sealed if each.id == number]
+    return found[0] if found and isinstance(found[0], SealedLedger) else None
+
+
+def _visible(ledger: SealedLedger, hidden: HiddenRanges) -> list[int]:
+    return [entry for entry in range(ledger.entries) if ledger.bytes_of(entry, entry) and entry not in hidden]
+
+
+async def rewrite(segment: Segment, context: RewritingContext, ledger: SealedLedger, kept: Sequence[int]) -> None:
+    """Replace the ledger by a form of it with the entries `kept`. Nothing that is left out may be readable otherwise
+    than uncommitted. Raises `LedgerError`, before anything has changed."""
+    form = segment.next_form()
+    rewritten = await context.storage.write_form(segment.id, ledger, form, kept, context.limit.pace)
+    await until_done(segment, lambda: _name(segment, context, rewritten), "name the new form of a ledger again")
+    if segment.lost:
+        return
+    context.metrics.rewritten_ledgers.inc()
+    context.metrics.rewritten_bytes.inc(ledger.size_bytes - rewritten.size_bytes)
+    log.info(
+        "a ledger was rewritten",
+        segment=segment.id,
+        ledger=ledger.id,
+        form=str(form),
+        bytes=rewritten.size_bytes,
+        bytes_before=ledger.size_bytes,
+    )
+
+
+async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLedger) -> None:
+    """The record names the new form. From then on readers read it, and never again an earlier one."""
+    assert rewritten.form is not None
+    stored = await stored_segment(segment, context.store)
+    record = SegmentRecord.decode(stored.value)
+    found = [each for each in record.ledgers if each.id == rewritten.id]
+    if not found:
+        await context.storage.delete(segment.id, rewritten.id)  # it was trimmed meanwhile, and this came behind
+        return
+    if found[0].form != rewritten.form:  # otherwise an earlier attempt has landed
+        facts = {"form": tuple(rewritten.form), "former": True, "bytes": rewritten.size_bytes, "hidden_bytes": None}
+        record = _with_facts(record, {rewritten.id}, facts)
+        await context.store.apply(context.store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+    segment.ledger_sealed(record, rewritten)
+
+
+async def delete_former(segment: Segment, context: RewritingContext) -> None:
+    """Delete the earlier forms of ledgers that have another one."""
+    if any(each.former for each in segment.record.ledgers):
+        await until_done(segment, lambda: _delete_former(segment, context), "delete earlier forms of ledgers again")
+
+
+async def _delete_former(segment: Segment, context: RewritingContext) -> None:
+    stored = await stored_segment(segment, context.store)
+    record = SegmentRecord.decode(stored.value)
+    former = {each.id: Form(*each.form) for each in record.ledgers if each.former and each.form is not None}
+    for ledger, form in former.items():
+        await context.storage.delete_forms_before(segment.id, ledger, form)
+    record = _with_facts(record, former.keys(), {"former": None})
+    await context.store.apply(context.store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+    segment.recorded(record)
+
+
+def _with_facts(record: SegmentRecord, ledgers: Collection[int], facts: Mapping[str, Any]) -> SegmentRecord:
+    changed = (each.model_copy(update=facts) if each.id in ledgers else each for each in record.ledgers)
+    return record.model_copy(update={"ledgers": tuple(changed)})
