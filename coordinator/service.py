@@ -140,7 +140,14 @@ class CoordinatorService:
 
     def _create_app(self) -> FastAPI:
         app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), self.metrics.registry, self._exposure)
-        add_operations(app, self._store, waiting_for=lambda: self.presence.waiting_for, behind=self.presence.behind)
+        add_operations(
+            app,
+            self._store,
+            "coordinator",
+            waiting_for=lambda: self.presence.waiting_for,
+            behind=self.presence.behind,
+            about=lambda: {"open_transactions": self.survey.open_transactions},
+        )
         add_routes(app, transaction_routes(self.transactions), first=True)
         add_routes(app, listing_routes(self.transactions, self.listings))
         add_routes(app, transaction_key_routes(self.transactions, self.listings))

@@ -23,6 +23,7 @@ from metastore.txn import key_records, listing, paths
 from metastore.txn.key_records import KeyRecord
 from metastore.txn.store import read_plain
 from metatxn.wire.ids import TxnId
+from metatxn.wire.models import OpenTransactions
 
 DEFAULT_INTERVAL_MS = 15_000
 MAX_COUNTED = 100_000
@@ -65,6 +66,13 @@ class Survey(PeriodicSweep, Collector):
         self._created_ms: dict[TxnId, int] = {}
         self._found: SurveyResult | None = None
         metrics.registry.register(self)
+
+    @property
+    def open_transactions(self) -> OpenTransactions | None:
+        """The open transactions of the last survey, if there was one."""
+        if self._found is None:
+            return None
+        return OpenTransactions(count=self._found.open, oldest_ms=int(self._found.oldest_open_s * 1000))
 
     async def sweep(self) -> bool:
         await self.look_once()

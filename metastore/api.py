@@ -73,6 +73,9 @@ def sequence_counter(prefix: str) -> str:
 class MetadataStore(ABC):
     """A metadata store; see the module's docstring. `indexes` are declared once, when the store is opened."""
 
+    kind: str = "memory"
+    """The scheme of its URL."""
+
     max_batch_bytes: int = MAX_BATCH_BYTES
     poll_interval_ms: int = POLL_INTERVAL_MS
     """The interval at which an emulated watch looks."""

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         Unauthenticated,
     )
     from metatxn.wire.frames import Frame
-    from metatxn.wire.models import Cluster
+    from metatxn.wire.models import Cluster, ServiceStatus
 
 
 __all__ = [
@@ -103,6 +103,7 @@ __all__ = [
     "SeekAnswer",
     "SegmentDetail",
     "SegmentSealed",
+    "ServiceStatus",
     "ServiceUnreachable",
     "StorageFull",
     "StoreUnavailable",

@@ -21,7 +21,7 @@ from metatxn.connection import Connection, post
 from metatxn.consumer import ACKS_SETTLED_BY, SESSION_TIMEOUT_S, AsyncConsumer, subscription_path
 from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.frames import FramesPage, SegmentFrames
-from metatxn.http import Call, json_body, path_of
+from metatxn.http import Call, FixedEndpoint, json_body, path_of
 from metatxn.paging import Listing, Paged
 from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader, milliseconds
@@ -54,6 +54,7 @@ from metatxn.wire.coordinator import (
 )
 from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
+from metatxn.wire.models import ServiceStatus
 from metatxn.wire.names import namespace_name
 from metatxn.wire.policies import PolicyInfo
 
@@ -369,6 +370,11 @@ class AsyncClient:
         """The services with their URLs, and the store's revision. With `patient=False` it fails at once if nothing
         answers."""
         return await self._connection.directory.read(patient=patient)
+
+    async def service_status(self, url: str) -> ServiceStatus:
+        """One service of the cluster, which is asked once, and what it sees. Raises `ServiceUnreachable`."""
+        call = Call("GET", path_of("status"), for_directory=True)
+        return parsed(ServiceStatus, await self._connection.http.request(FixedEndpoint(url), call, patient=False))
 
     # -- data --------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -137,7 +138,7 @@ class BrokerService:
 
     def _create_app(self) -> FastAPI:
         app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry, self._exposure)
-        add_operations(app, self._store, self._waiting_for, warnings=self._warnings)
+        add_operations(app, self._store, "broker", self._waiting_for, about=self._about, warnings=self._warnings)
         return app
 
     def _route_to(self, broker: Broker, layout: LayoutUpkeep) -> None:
@@ -173,6 +174,9 @@ class BrokerService:
     def _warnings(self) -> dict[str, str]:
         refusal = self.broker.watermark.refusal if self.broker is not None else None
         return {"storage": refusal} if refusal is not None else {}
+
+    def _about(self) -> dict[str, Any]:
+        return {"segments": len(self.broker.served) if self.broker is not None else 0}
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

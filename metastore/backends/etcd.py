@@ -74,6 +74,8 @@ class _CompactedError(Exception):
 class EtcdStore(StoredIndexes):
     """The store on etcd; see `open`."""
 
+    kind = "etcd"
+
     def __init__(
         self,
         connection: EtcdConnection,

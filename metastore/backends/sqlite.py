@@ -150,6 +150,8 @@ J = TypeVar("J", bound=_Job[Any])
 class SqliteStore(StoredIndexes):
     """The store in one SQLite file; see the module's docstring. Open one with `SqliteStore.open`."""
 
+    kind = "sqlite"
+
     def __init__(
         self, database: _Database, indexes: Iterable[IndexDefinition], deadline_ms: int, max_batch_bytes: int
     ) -> None:

@@ -71,6 +71,8 @@ class ZooKeeperStore(StoredIndexes):
     """The store on ZooKeeper; see `open`. A batch must be smaller here than elsewhere, because its values are sent
     twice in a request of at most 1 MB."""
 
+    kind = "zk"
+
     max_batch_bytes = MAX_BATCH_BYTES
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from metatxn.cli import key, policy, serve, store, subscription, tokens, topic, txn
+from metatxn.cli import key, policy, serve, status, store, subscription, tokens, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error
 from metatxn.wire.errors import MetatxnError
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471")(serve.dev)
 app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)
 app.command(epilog="Example: metatxn broker --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(serve.broker)
+app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
 app.add_typer(txn.app, name="txn")
 app.add_typer(topic.app, name="topic")
 app.add_typer(subscription.app, name="subscription")

@@ -25,3 +25,11 @@ def time_of(option: str, text: str, clock: Callable[[], float] = time.time) -> d
     if found.tzinfo is None:
         raise CliError(f"{option}: {text!r} has no time zone. Add Z for UTC, or an offset such as +01:00.")
     return found
+
+
+def duration(ms: int) -> str:
+    """A duration in its two largest units, as people say it: `3d 4h`, `15m 2s`, `8s`."""
+    seconds = ms // 1000
+    parts = {"d": seconds // 86_400, "h": seconds // 3_600 % 24, "m": seconds // 60 % 60, "s": seconds % 60}
+    said = [f"{count}{unit}" for unit, count in parts.items() if count][:2]
+    return " ".join(said) or "0s"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -15,7 +17,7 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metatxn.service.openapi import problems
 from metatxn.wire.errors import ErrorCode
-from metatxn.wire.models import Cluster, Health, Liveness, Process
+from metatxn.wire.models import Cluster, Health, Liveness, Process, ServiceStatus, StoreStatus
 
 READY_WITHIN_SECONDS = 5
 _NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})
@@ -28,13 +30,29 @@ async def _nothing() -> dict[str, str]:
 def add_operations(
     app: FastAPI,
     store: MetadataStore,
+    service: Literal["coordinator", "broker"],
     waiting_for: Callable[[], dict[str, str]],
     behind: Callable[[], Awaitable[dict[str, str]]] = _nothing,
     warnings: Callable[[], dict[str, str]] = dict,
+    about: Callable[[], dict[str, Any]] = dict,
 ) -> None:
     """`waiting_for` names what is not recovered yet, and why; it is empty if this process is ready. `behind` does the
     same, but reads the store, and is called only once the store answers. `warnings` names what is out of order in a
-    process that is ready."""
+    process that is ready. `about` returns the fields of `ServiceStatus` that only this service has."""
+    began = time.monotonic()
+
+    async def look() -> tuple[dict[str, str], StoreStatus | None]:
+        missing, found = dict(waiting_for()), None
+        asked = time.perf_counter()
+        try:
+            async with asyncio.timeout(READY_WITHIN_SECONDS):
+                revision = await store.current_revision()
+                read_ms = round((time.perf_counter() - asked) * 1000, 3)
+                found = StoreStatus(kind=store.kind, revision=revision, read_ms=read_ms)
+                missing |= await behind()
+        except (MetastoreError, TimeoutError) as error:
+            missing["metadata store"] = str(error) or "no answer"
+        return missing, found
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["operations"])
@@ -56,15 +74,25 @@ def add_operations(
     )
     async def readyz() -> Response:
         """200 if the store answers and everything that this process owns is recovered, or else 503."""
-        missing = dict(waiting_for())
-        try:
-            async with asyncio.timeout(READY_WITHIN_SECONDS):
-                await store.current_revision()
-                missing |= await behind()
-        except (MetastoreError, TimeoutError) as error:
-            missing["metadata store"] = str(error) or "no answer"
+        missing, _ = await look()
         health = Health(ready=not missing, waiting_for=missing, warnings=warnings() or None)
         return JSONResponse(health.model_dump(exclude_none=True), status_code=503 if missing else 200)
+
+    @app.get("/v1/status", tags=["operations"])
+    async def status() -> ServiceStatus:
+        """Show this service, and what it sees of the metadata store. The answer is 200 even if it is not ready."""
+        missing, found = await look()
+        return ServiceStatus(
+            service=service,
+            version=app.version,
+            now_ms=time.time_ns() // 1_000_000,
+            up_ms=int((time.monotonic() - began) * 1000),
+            ready=not missing,
+            waiting_for=missing,
+            warnings=warnings(),
+            store=found,
+            **about(),
+        )
 
     @app.get("/v1/cluster", tags=["operations"], responses=problems(ErrorCode.STORE_UNAVAILABLE))
     async def cluster() -> Cluster:

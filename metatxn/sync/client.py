@@ -89,6 +89,7 @@ class Client(Facade[AsyncClient]):
     trim_segment = blocking(AsyncClient.trim_segment)
     horizons = blocking(AsyncClient.horizons)
     cluster = blocking(AsyncClient.cluster)
+    service_status = blocking(AsyncClient.service_status)
 
     producer = making(AsyncClient.producer, Producer)
     reader = blocking_making(AsyncClient.reader, Reader)

@@ -55,3 +55,49 @@ class Health(BaseModel):
     ready: bool
     waiting_for: dict[str, str] = {}
     warnings: dict[str, str] | None = None
+
+
+class StoreStatus(BaseModel):
+    """The metadata store as a service sees it. `kind` is the scheme of its URL, and `read_ms` the time in milliseconds
+    that a linearizable read took."""
+
+    kind: str
+    revision: int
+    read_ms: float
+
+
+class OpenTransactions(BaseModel):
+    """The open transactions of the whole store when a coordinator last counted them, every 15 seconds."""
+
+    count: int
+    oldest_ms: int
+
+
+class ServiceStatus(BaseModel):
+    """One service and what it sees; `ready`, `waiting_for` and `warnings` are those of `Health`. `store` is null if the
+    store does not answer, `open_transactions` at brokers and before the first count, and `segments` (those that are
+    served) at coordinators. Times are in milliseconds."""
+
+    model_config = example(
+        service="broker",
+        version="0.2.0",
+        now_ms=1772442240000,
+        up_ms=86400000,
+        ready=True,
+        waiting_for={},
+        warnings={},
+        store={"kind": "etcd", "revision": 1042, "read_ms": 1.3},
+        segments=12,
+        open_transactions=None,
+    )
+
+    service: Literal["coordinator", "broker"]
+    version: str
+    now_ms: int
+    up_ms: int
+    ready: bool
+    waiting_for: dict[str, str] = {}
+    warnings: dict[str, str] = {}
+    store: StoreStatus | None = None
+    segments: int | None = None
+    open_transactions: OpenTransactions | None = None

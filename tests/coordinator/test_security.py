@@ -165,6 +165,7 @@ async def test_b16_without_a_token_no_transaction_begins(cluster: tuple[Secured,
             for method, path in (
                 ("POST", "/v1/txns"),
                 ("GET", "/v1/cluster"),
+                ("GET", "/v1/status"),
                 ("GET", "/metrics"),
                 ("GET", "/no/such"),
             ):

@@ -1,0 +1,143 @@
+"""Goal: `metatxn status` says what runs, and names everything that is wrong, with what to do.
+
+Method: the real command against a development server; what is hard to break there, with services that are made up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import metatxn
+from metatxn.cli import status
+from metatxn.cli.times import duration
+from metatxn.wire.broker import SegmentInfo, TopicInfo
+from metatxn.wire.models import Cluster, OpenTransactions, Process, ServiceStatus, StoreStatus
+from tests.metatxn.command_line import run_here
+from tests.metatxn.dev_server import DevServer
+
+COORDINATOR, BROKER, GONE = (Process(id=name, url=f"http://{name}") for name in ("c", "b", "gone"))
+
+
+def test_a_healthy_cluster(dev: DevServer) -> None:
+    done = run_here("status", METATXN_URL=dev.coordinator_url)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["cluster", "healthy"] in lines and done.returncode == 0, done.stdout + done.stderr
+    assert [line[:3] for line in lines if line[:1] in (["coordinator"], ["broker"])] == [
+        ["coordinator", dev.coordinator_url, "yes"],
+        ["broker", dev.broker_url, "yes"],
+    ]
+
+
+def test_what_holds_readers_back_is_named(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "HANGING_MS", 0)
+    with metatxn.connect(dev.coordinator_url) as client, client.begin(timeout_ms=600_000) as txn:
+        done = run_here("status", "-o", "json", METATXN_URL=dev.broker_url)
+        said = json.loads(done.stdout)
+        assert (done.returncode, said["healthy"], said["store"]["kind"]) == (1, False, "sqlite")
+        (problem,) = [one for one in said["problems"] if one["about"] == f"transaction {txn.id}"]
+        assert problem["action"].endswith(f"metatxn txn abort {txn.id}")
+
+
+class Services:
+    """What `status` asks a client for."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.of_broker = changes
+        self.segment = SegmentInfo(
+            segment="segment://public/default/t/0000-ffff-0",
+            range=(0, 65535),
+            state="active",
+            parents=[],
+            children=[],
+            owner=BROKER.url,
+        )
+        self.brokers = [BROKER]
+
+    def cluster(self) -> Cluster:
+        return Cluster(coordinators=[COORDINATOR], brokers=self.brokers, revision=7)
+
+    def service_status(self, url: str) -> ServiceStatus:
+        if url == GONE.url:
+            raise metatxn.ServiceUnreachable("nobody listens there")
+        store = StoreStatus(kind="etcd", revision=7, read_ms=1.0)
+        about = {"version": "1", "now_ms": 1_000_000, "up_ms": 90_061_000, "ready": True, "store": store}
+        if url == BROKER.url:
+            return ServiceStatus(service="broker", segments=1, **about | self.of_broker)
+        return ServiceStatus(service="coordinator", open_transactions=OpenTransactions(count=2, oldest_ms=5), **about)
+
+    def topics(self) -> Iterator[TopicInfo]:
+        yield TopicInfo(name="t", segments=[self.segment])
+        yield TopicInfo(name="u", segments=[])
+
+    def hanging(self, max_age_ms: int) -> Iterator[Any]:
+        return iter(())
+
+
+def problems(services: Services) -> list[str]:
+    return [f"{one.about}: {one.problem}" for one in status.look(cast(metatxn.Client, services)).problems]
+
+
+def test_nothing_is_wrong_with_these(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(status, "MOST_TOPICS", 1)
+    assert problems(Services()) == []
+    status._print(status.look(cast(metatxn.Client, Services())))
+    printed = capsys.readouterr().out
+    for words in ("etcd, revision 7", "2 open", "1 or more", "1d 1h"):
+        assert words in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"now_ms": 1_003_500}, "cluster: clocks are 3.5 s apart"),
+        ({"version": "2"}, "cluster: versions differ: 1, 2"),
+        ({"ready": False, "waiting_for": {"segment": "being opened"}}, "broker b: not ready: segment: being opened"),
+        ({"warnings": {"storage": "91 % used"}}, "broker b: storage: 91 % used"),
+    ],
+)
+def test_what_services_say_is_wrong(changes: dict[str, Any], said: str) -> None:
+    assert problems(Services(**changes)) == [said]
+
+
+def test_a_service_that_does_not_answer_and_what_it_served() -> None:
+    services = Services()
+    services.brokers = [BROKER, GONE]
+    assert problems(services) == ["broker gone: nobody listens there"]
+    services.brokers = [BROKER]
+    services.segment.owner = GONE.url
+    assert problems(services) == [f"segment {services.segment.segment}: not served: its owner {GONE.url} is not there"]
+    services.segment.owner = None
+    assert problems(services) == [f"segment {services.segment.segment}: not served: it has no owner"]
+
+
+def test_a_cluster_without_a_broker() -> None:
+    services = Services()
+    services.brokers = []
+    assert problems(services) == ["cluster: there is no broker"]
+
+
+def test_watching_looks_again(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    class Pause:
+        def wait(self, seconds: float) -> None:
+            looks.append(seconds)
+            if len(looks) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "threading", SimpleNamespace(Event=Pause))
+    done = run_here("status", "--watch", "--interval-s", "0.5", METATXN_URL=dev.coordinator_url)
+    assert (looks, done.returncode) == ([0.5, 0.5], 130)
+    assert done.stdout.count("SERVICE") == 2
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"), [(0, "0s"), (999, "0s"), (61_000, "1m 1s"), (3_600_000, "1h"), (90_061_000, "1d 1h")]
+)
+def test_durations_as_people_say_them(ms: int, said: str) -> None:
+    assert duration(ms) == said
