@@ -277,8 +277,10 @@ class Client:
             at = now[at.parents[0]]
 
     async def change_layout(self, topic: str) -> None:
-        """Split one of its segments, or merge two neighbours."""
+        """Split one of its segments, or merge two neighbours. In the middle of a merge none of them may be active."""
         active = [place for place in await self.look(topic) if place.active]
+        if not active:
+            return
         one = self._random.choice(active)
         neighbours = [place for place in active if place.low == one.high + 1]
         action, body = "split", {}
