@@ -10,6 +10,7 @@ import typer
 
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, when
+from metatxn.cli.redrive import redrive
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import SubscriptionInfo
@@ -19,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command(epilog="Example: metatxn subscription redrive orders billing --limit 100")(redrive)
 NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
 LIST_COLUMNS = ("SUBSCRIPTION", "TYPE", "INITIAL", "DEAD_LETTERS", "CREATED")
 
