@@ -15,7 +15,7 @@ from metatxn.connection import Connection, post
 from metatxn.http import Call, json_body, path_of
 from metatxn.reader import Message, message_of
 from metatxn.transaction import AsyncTransaction, inside
-from metatxn.wire.broker import MAX_SESSION_TIMEOUT_MS, ReceiveAnswer
+from metatxn.wire.broker import MAX_SESSION_TIMEOUT_MS, ReceiveAnswer, RedeliverAnswer
 from metatxn.wire.errors import ExpiredTransaction, InvalidArgument, MetatxnError, NotFound, TransactionConflict
 from metatxn.wire.names import MessageId
 
@@ -179,7 +179,8 @@ class AsyncConsumer:
     ) -> None:
         """Acknowledge this message and all before it in its segment, as `acknowledge` does.
 
-        Raises `InvalidArgument` on a shared subscription, where other consumers may hold earlier messages.
+        Raises `InvalidArgument` on a shared or key_shared subscription, where other consumers may hold earlier
+        messages.
         """
         held = list(self._held)
         if message.message_id in self._held:  # also those of other segments, which may then come twice, as always
@@ -223,7 +224,20 @@ class AsyncConsumer:
             ids = [each.message_id for each in messages[start : start + MAX_IDS]]
             self._settle(ids)
             path = subscription_path(self.topic, self.subscription, "redeliver")
-            await self._connection.home_of(self.topic, post(path, {"message_ids": ids}))
+            answer = await self._connection.home_of(self.topic, post(path, {"message_ids": ids}))
+            self._take_back(parsed(RedeliverAnswer, answer).withdrawn)
+
+    def _take_back(self, withdrawn: Sequence[str]) -> None:
+        """These messages come again, behind an earlier one of their key. Those that the caller has not got yet wait for
+        that; the others it has, and they are not returned a second time."""
+        coming = set(withdrawn)
+        for _ in range(len(self._received) if coming else 0):
+            if (message := self.prefetched()) is None:
+                return
+            if message.message_id in coming:
+                self._settle([message.message_id])
+            else:
+                self._received.append(message)
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from metatxn.cli.output import print_fields, print_json, print_rows, when
 from metatxn.cli.redrive import redrive
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.topic import TopicArgument
-from metatxn.wire.broker import SubscriptionInfo
+from metatxn.wire.broker import BlockingMessage, SubscriptionInfo
 
 app = typer.Typer(
     help="Create, show and drop subscriptions. `metatxn topic consume --subscription` reads them.",
@@ -34,6 +34,7 @@ class SubscriptionKind(StrEnum):
     EXCLUSIVE = "exclusive"
     FAILOVER = "failover"
     SHARED = "shared"
+    KEY_SHARED = "key_shared"
 
 
 @app.command(epilog="Example: metatxn subscription create orders billing --type shared --dead-letters orders-dead")
@@ -76,8 +77,8 @@ def list_(session: ServiceOptions, topic: TopicArgument, limit: LimitOption = 10
 @app.command(epilog="Example: metatxn subscription show orders billing")
 @takes_session
 def show(session: ServiceOptions, topic: TopicArgument, subscription: NameArgument) -> None:
-    """Show a subscription's progress on every segment, its consumers, and its pending acknowledgements by
-    transaction."""
+    """Show a subscription's progress on every segment, its consumers, its pending acknowledgements by transaction, and
+    what keeps messages from being delivered in the order of their keys."""
     with session.connect() as client:
         show_subscription(session, client.subscription(topic, subscription))
 
@@ -147,9 +148,20 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo) -> None:
     print_fields(fields | {"dead letters": found.dead_letter_topic, "consumers": ", ".join(found.consumers) or None})
     print()
     print_rows(
-        ("SEGMENT", "MARK_DELETE", "BACKLOG", "UNACKED", "PENDING"),
+        ("SEGMENT", "MARK_DELETE", "BACKLOG", "UNACKED", "PENDING", "BLOCKED_BY"),
         (
-            (s.segment, s.mark_delete, s.backlog, s.unacked, ",".join(f"{t}:{n}" for t, n in s.pending_acks.items()))
+            (
+                *(s.segment, s.mark_delete, s.backlog, s.unacked),
+                ",".join(f"{t}:{n}" for t, n in s.pending_acks.items()),
+                blocked_by(s.blocking),
+            )
             for s in found.segments
         ),
     )
+
+
+def blocked_by(found: BlockingMessage | None) -> str | None:
+    if found is None:
+        return None
+    at = found.consumer or found.txn_id
+    return f"{found.position}:{found.index}" + (f" at {at}" if at is not None else "")

@@ -58,6 +58,7 @@ _TOPIC: dict[str, Any] = {
         {"segment": _SEGMENT, "range": [0, 65535], "state": "active", "parents": [], "children": [], "owner": _URL}
     ],
 }
+SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
 MAX_SESSION_TIMEOUT_MS = 3_600_000
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
@@ -416,7 +417,7 @@ class SubscriptionRequest(RequestBody):
     )
 
     initial: Literal["earliest", "latest"]
-    type: Literal["exclusive", "failover", "shared"]
+    type: SubscriptionType
     dead_letter_topic: Annotated[Name, Field(min_length=1, max_length=512)] | None = None
     max_redeliveries: Annotated[int, Field(ge=0, le=1000)] | None = None
 
@@ -427,14 +428,26 @@ SUBSCRIPTION_SEGMENT = {
     "backlog": 3,
     "unacked": 1,
     "pending_acks": {_TXN_ID: 1},
+    "blocking": None,
 }
+
+
+class BlockingMessage(BaseModel):
+    """A message that keeps later ones of a `key_shared` subscription from being delivered: the index of the message in
+    the entry at `position`. `consumer` has it, or is due for it and has not asked for it; `txn_id` is the open
+    transaction that has acknowledged it. Without both it is on its way to the dead-letter topic."""
+
+    position: str
+    index: int
+    consumer: str | None = None
+    txn_id: str | None = None
 
 
 class SubscriptionSegment(BaseModel):
     """One segment of a subscription. The numbers count messages that can be read: `backlog` are those that are not
     acknowledged, and `unacked` are those of them that were delivered to a consumer. `pending_acks` are, by transaction,
     those that an open transaction has acknowledged; they are not among the `unacked`. Everything up to the entry
-    `mark_delete` is acknowledged."""
+    `mark_delete` is acknowledged. `blocking` is the first message that others wait for, if any do."""
 
     model_config = example(**SUBSCRIPTION_SEGMENT)
 
@@ -443,6 +456,7 @@ class SubscriptionSegment(BaseModel):
     backlog: int
     unacked: int
     pending_acks: dict[str, int]
+    blocking: BlockingMessage | None = None
 
 
 class SubscriptionInfo(BaseModel):
@@ -460,7 +474,7 @@ class SubscriptionInfo(BaseModel):
     topic: str
     name: str
     initial: Literal["earliest", "latest"]
-    type: Literal["exclusive", "failover", "shared"]
+    type: SubscriptionType
     dead_letter_topic: str | None = None
     max_redeliveries: int | None = None
     consumers: list[str]
@@ -478,7 +492,7 @@ class SubscriptionSummary(BaseModel):
 
     name: str
     initial: Literal["earliest", "latest"]
-    type: Literal["exclusive", "failover", "shared"]
+    type: SubscriptionType
     dead_letter_topic: str | None = None
     max_redeliveries: int | None = None
     created_ms: int
@@ -617,8 +631,11 @@ class RedeliverRequest(RequestBody):
 
 
 class RedeliverAnswer(BaseModel):
-    """The number of messages that will be redelivered."""
+    """The number of messages that will be redelivered. `withdrawn` are those of them that were not asked for: on a
+    `key_shared` subscription the later messages of the same keys, which consumers get again, too. At most 10,000 are
+    named."""
 
-    model_config = example(redelivered=1)
+    model_config = example(redelivered=1, withdrawn=[])
 
     redelivered: int
+    withdrawn: list[str] = []

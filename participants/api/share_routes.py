@@ -22,10 +22,12 @@ from participants.api.subscription_requests import (
     NamePath,
     ack_answer,
     ack_request,
+    redeliver_answer,
     redelivered,
     subscription_router,
 )
 from participants.broker.broker import Broker
+from participants.subscription.dispatch import Taker
 from participants.subscription.share import TakeRequest
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.topic.subscriptions import Subscriptions
@@ -65,7 +67,8 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
     async def wait_for_share(topic: TopicPath, subscription: NamePath, request: ShareWaitRequest) -> Response:
         """Wait until one of the segments has a message to deliver."""
         share = await subscriptions.share(topic, subscription, request.segments, request.incarnation)
-        await share.wait(request.segments, request.wait_ms / 1000)
+        taker = None if request.session is None else Taker(request.session, tuple(request.sessions or ()))
+        await share.wait(request.segments, request.wait_ms / 1000, taker)
         return Response(status_code=204)
 
 
@@ -89,7 +92,7 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
         """Redeliver messages of segments that this broker owns."""
         ids = redelivered(request)
         share = await subscriptions.share(topic, subscription, sorted({each.segment for each in ids or ()}))
-        return RedeliverAnswer(redelivered=await share.redeliver(ids))
+        return redeliver_answer(await share.redeliver(ids))
 
 
 def _add_look_route(api: APIRouter, subscriptions: Subscriptions) -> None:

@@ -11,15 +11,17 @@ from pydantic import AfterValidator
 from metatxn.service.http import PathText
 from metatxn.service.security.principal import Right
 from metatxn.wire import errors
-from metatxn.wire.broker import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverRequest
+from metatxn.wire.broker import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverAnswer, RedeliverRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId, topic_name
 from metatxn.wire.position import Position
 from participants.api.large_answers import LargeAnswerRoute
 from participants.api.rights import on_topic
+from participants.subscription.dispatch import Redelivered
 from participants.subscription.share import AckRequest
 
+MAX_WITHDRAWN = 10_000
 ACK_REFUSALS = (
     *(ErrorCode.NOT_FOUND, ErrorCode.TXN_NOT_FOUND, ErrorCode.TXN_CONFLICT, ErrorCode.EXPIRED_TRANSACTION),
     *(422, 503, 504, 507),
@@ -62,6 +64,10 @@ def ack_answer(wanted: AckRequest) -> AckMessagesAnswer:
 
 def redelivered(request: RedeliverRequest | None) -> list[MessageId] | None:
     return None if request is None or request.message_ids is None else _message_ids(request.message_ids)
+
+
+def redeliver_answer(found: Redelivered) -> RedeliverAnswer:
+    return RedeliverAnswer(redelivered=found.count, withdrawn=list(found.withdrawn[:MAX_WITHDRAWN]))
 
 
 def _txn_id(text: str | None) -> TxnId | None:

@@ -37,6 +37,7 @@ from participants.api.subscription_requests import (
     ack_request,
     parsed_topic,
     places,
+    redeliver_answer,
     redelivered,
     subscription_router,
 )
@@ -165,8 +166,7 @@ def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: S
     ) -> RedeliverAnswer:
         """Redeliver these messages, or all that consumers hold (negative acknowledgement). Messages with a pending
         acknowledgement are not affected."""
-        count = await subscriptions.redeliver(topic, subscription, redelivered(request), shown)
-        return RedeliverAnswer(redelivered=count)
+        return redeliver_answer(await subscriptions.redeliver(topic, subscription, redelivered(request), shown))
 
 
 async def _record(broker: Broker, topic: str, request: SubscriptionRequest, caller: Principal) -> SubscriptionRecord:

@@ -158,6 +158,17 @@ def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
             return
 
 
+def key_hashes(frame: Frame) -> list[int]:
+    """The hash of the key of every message. The messages of an entry that have no key share one hash, under which their
+    producer sends them (see `hashes_of`), or that of the entry's position if it has no sequence."""
+    sent_as = frame.position if frame.sequence is None else f"{frame.producer}/{frame.sequence}"
+    found = [hash_of_key(str(sent_as))] * message_count(frame)
+    for piece in keyed(frame):
+        for index, key, _ in piece:
+            found[index] = hash_of_key(key)
+    return found
+
+
 def _keyed_rows(payload: bytes | memoryview) -> Iterator[list[tuple[int, str, bool]]]:
     with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
         table = reader.read_all()

@@ -35,6 +35,10 @@ class Delivery:
     """The number of its consumer's session, see `Sessions`."""
     dead: bool = False
     """It is being sent to the dead-letter topic, and to nobody else."""
+    withdrawn: int = 0
+    """How often it returned only because an earlier message of its key did."""
+    key: int | None = None
+    """The hash of its key, where consumers get messages by key."""
 
 
 class Deliveries:
@@ -53,6 +57,21 @@ class Deliveries:
     @property
     def full(self) -> bool:
         return len(self._outstanding) >= MAX_OUTSTANDING
+
+    @property
+    def far_ahead(self) -> bool:
+        """Whether as many messages as allowed were read and have never been delivered to anybody."""
+        return False
+
+    @property
+    def undelivered(self) -> int:
+        """The number of messages that were read and have never been delivered to anybody."""
+        return 0
+
+    def waits(self, span: Span) -> bool:
+        """Whether a message of `span` has to be delivered before it can be acknowledged in a transaction. What has
+        returned does not: its last consumer may still acknowledge it."""
+        return False
 
     def items(self) -> Iterable[tuple[Place, Delivery]]:
         return self._outstanding.items()
@@ -79,7 +98,6 @@ class Deliveries:
         delivery = self._outstanding.setdefault(place, Delivery(size, 0))
         delivery.times += 1
         self._hold(place, delivery, consumer)
-        self._waiting.discard(place)
         return delivery.times - 1
 
     def pass_over(self, place: Place, size: int) -> None:
@@ -94,13 +112,13 @@ class Deliveries:
         for place in list(self._within(span)):
             self._hold(place, self._outstanding[place], None)
             del self._outstanding[place]
-            self._waiting.discard(place)
 
     def reserved(self, span: Span) -> None:
         """These messages are PENDING_ACK: their consumer keeps them, but nobody receives them until the transaction
         ends."""
         for place in self._within(span):
-            self._waiting.discard(place)
+            if place in self._waiting:
+                self._hold(place, self._outstanding[place], None)
 
     def places_in(self, span: Span) -> list[Place]:
         return list(self._within(span))
@@ -136,16 +154,15 @@ class Deliveries:
             delivery = self._outstanding.get(place)
             if delivery is None or delivery.dead:
                 continue
-            self._hold(place, delivery, None)
-            if self._max_redeliveries is not None and delivery.times > self._max_redeliveries:
+            counted = delivery.times - delivery.withdrawn
+            if self._max_redeliveries is not None and counted > self._max_redeliveries:
                 delivery.dead = True
                 dead.append(place)
-            else:
-                self._waiting.add(place)
+            self._hold(place, delivery, None, waiting=not delivery.dead)
         return dead
 
-    def _hold(self, place: Place, delivery: Delivery, consumer: int | None) -> None:
-        """Assign the message to this consumer, or to nobody."""
+    def _hold(self, place: Place, delivery: Delivery, consumer: int | None, *, waiting: bool = False) -> None:
+        """Assign the message to this consumer, or to nobody; then it may wait for redelivery."""
         if delivery.consumer is not None:
             held = self._held[delivery.consumer]
             held.discard(place)
@@ -154,6 +171,10 @@ class Deliveries:
         if consumer is not None:
             self._held.setdefault(consumer, set()).add(place)
         delivery.consumer = consumer
+        if waiting:
+            self._waiting.add(place)
+        else:
+            self._waiting.discard(place)
 
     def _within(self, span: Span) -> Iterator[Place]:
         return self._outstanding.irange(span.start, span.end, inclusive=(True, False))

@@ -15,6 +15,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import ReadMessage, ReceivedMessage
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
+from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
 from participants.messages.payloads import message_count, read_messages
 from participants.segment.segment import Segment
@@ -34,6 +35,35 @@ class DeliveredMessage:
 
     message: ReceivedMessage
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A consumer that takes messages: the number of its session, and those of all consumers that are present."""
+
+    session: int
+    present: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivered:
+    """How many messages will be redelivered, and which of them only because of others."""
+
+    count: int = 0
+    withdrawn: Sequence[str] = ()
+
+    def __add__(self, other: Redelivered) -> Redelivered:
+        return Redelivered(self.count + other.count, [*self.withdrawn, *other.withdrawn])
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """A message that keeps later ones from being delivered, and who has it: a consumer, an undecided transaction, or
+    neither while it is on its way to the dead-letter topic."""
+
+    place: Place
+    consumer: int | None
+    holder: TxnId | None
 
 
 @dataclass(slots=True)
@@ -98,8 +128,8 @@ class Dispatch:
         """Whether it has served this home."""
         return self._home == home
 
-    async def take(self, consumer: int, limit: int, max_bytes: int) -> list[DeliveredMessage]:
-        """Messages for `consumer`: first those that wait for redelivery, and then new ones, in order. They may exceed
+    async def take(self, taker: Taker, limit: int, max_bytes: int) -> list[DeliveredMessage]:
+        """Messages for a consumer: first those that wait for redelivery, and then new ones, in order. They may exceed
         `max_bytes` by one entry."""
         given: list[DeliveredMessage] = []
 
@@ -110,10 +140,10 @@ class Dispatch:
         async with self._reading:
             self._assert_serving()
             try:
-                await self._give_again(given, room, consumer)
+                await self._give_again(given, room, taker)
                 more = True
                 while more and room() and not self._deliveries.full:
-                    more = await self._read_on(given, room, consumer)
+                    more = await self._read_on(given, room, taker)
             except errors.MetatxnError:
                 if not given:
                     raise  # raised next time: delivered messages must reach the consumer
@@ -121,16 +151,16 @@ class Dispatch:
         # transaction it would count twice, because the second acknowledgement succeeds like the first.
         return list({each.message.message_id: each for each in given}.values())
 
-    async def _give_again(self, given: list[DeliveredMessage], room: Callable[[], int], consumer: int) -> None:
+    async def _give_again(self, given: list[DeliveredMessage], room: Callable[[], int], taker: Taker) -> None:
         while room() and (place := self._deliveries.first_waiting()) is not None:
             frame = await self.frame(place.position)
             if frame is None:  # it has been trimmed meanwhile
                 self.delete(entry_span(place.position))
                 continue
             again = self._deliveries.waiting_in(place.position)[: room()]
-            given += self._give(frame, [place.message for place in again], consumer)
+            given += self._give(frame, [place.message for place in again], taker)
 
-    async def _read_on(self, given: list[DeliveredMessage], room: Callable[[], int], consumer: int) -> bool:
+    async def _read_on(self, given: list[DeliveredMessage], room: Callable[[], int], taker: Taker) -> bool:
         """Deliver messages of the next page. Returns whether there is more to read."""
         at = self._skip_to(
             max(self._deliveries.next_read, self._cursor.mark_delete), Place.behind(self._segment.ledgers.start)
@@ -142,8 +172,8 @@ class Dispatch:
         for frame in page.frames:
             at = self._skip_to(at, Place.at(frame.position))
             size = message_count(frame)
-            while at.position == frame.position and at.message < size and room():
-                at = self._next_of_entry(frame, at, given, room(), consumer)
+            while at.position == frame.position and at.message < size and room() and not self._deliveries.far_ahead:
+                at = self._next_of_entry(frame, at, given, room(), taker)
             if at.position == frame.position and at.message < size:
                 self._deliveries.next_read = at
                 return True
@@ -152,7 +182,7 @@ class Dispatch:
         return not page.end
 
     def _next_of_entry(
-        self, frame: RawFrame, at: Place, given: list[DeliveredMessage], room: int, consumer: int
+        self, frame: RawFrame, at: Place, given: list[DeliveredMessage], room: int, taker: Taker
     ) -> Place:
         """Deliver up to `room` messages of an entry, from `at` on. Returns the place after them."""
         position, size = frame.position, message_count(frame)
@@ -166,10 +196,10 @@ class Dispatch:
                 else:
                     self._deliveries.pass_over(place, size)
             index += 1
-        given += self._give(frame, indexes, consumer)
+        given += self._give(frame, indexes, taker)
         return Place.behind(position) if index == size else at._replace(message=index)
 
-    def _give(self, frame: RawFrame, indexes: Sequence[int], consumer: int) -> list[DeliveredMessage]:
+    def _give(self, frame: RawFrame, indexes: Sequence[int], taker: Taker) -> list[DeliveredMessage]:
         if not indexes:
             return []
         size = message_count(frame)
@@ -177,7 +207,7 @@ class Dispatch:
         messages = read_messages(self._segment.id, frame, indexes)
         places = (Place.at(frame.position)._replace(message=index) for index in indexes)
         return [
-            DeliveredMessage(_received(message, self._deliveries.give(place, size, consumer)), share)
+            DeliveredMessage(_received(message, self._deliveries.give(place, size, taker.session)), share)
             for message, place in zip(messages, places, strict=True)
         ]
 
@@ -205,9 +235,8 @@ class Dispatch:
 
     # -- taking back -------------------------------------------------------------------------------------------
 
-    def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None) -> int:
-        """Redeliver these messages, or all that consumers hold. Those that are PENDING_ACK are not affected. Returns
-        how many."""
+    def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None) -> Redelivered:
+        """Redeliver these messages, or all that consumers hold. Those that are PENDING_ACK are not affected."""
         if ids is None:
             places = self._deliveries.held()
         else:
@@ -216,8 +245,20 @@ class Dispatch:
                 p for p in wanted if (known := self._deliveries.get(p)) is not None and known.consumer is not None
             ]
         back = [place for place in places if self._pending.holder(place) is None]
-        self.give_back(back)
-        return len(back)
+        withdrawn = self.give_back(back)
+        return Redelivered(len(back) + len(withdrawn), [self._message_id(place) for place in withdrawn])
+
+    def holders_of(self, ids: Iterable[tuple[Position, int]] | None = None) -> set[TxnId]:
+        """The transactions in which these messages are PENDING_ACK, or any."""
+        if ids is None:
+            return {known.txn_id for known in self._pending}
+        places = (Place.at(position)._replace(message=index) for position, index in ids)
+        return {holder for place in places if (holder := self._pending.holder(place)) is not None}
+
+    def holders_before(self, spans: Iterable[Span]) -> set[TxnId]:
+        """The transactions in which messages are PENDING_ACK that must be delivered before these, if they return. There
+        are such only where messages are delivered by key."""
+        return set()
 
     def _consumer_gone(self, consumer: int) -> None:
         back = []
@@ -228,10 +269,15 @@ class Dispatch:
                 self._deliveries.let_go(place)
         self.give_back(back)
 
-    def give_back(self, places: Iterable[Place]) -> None:
+    def give_back(self, places: Iterable[Place]) -> list[Place]:
+        """Return messages. Returns the others that return with them."""
         if dead := self._deliveries.returned(places):
             self._on_dead(dead)
         self._segment.changed.notify()
+        return []
+
+    def _message_id(self, place: Place) -> str:
+        return str(MessageId(self._segment.id, place.position, place.message))
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -254,7 +300,7 @@ class Dispatch:
                 if taken := self._deliveries.count(held):
                     found.pending[known.txn_id] += taken
                 pieces += [(known.txn_id, span) for span in unread.between(*held)]
-        found.unacked = found.backlog - sum(found.pending.values())
+        found.unacked = found.backlog - sum(found.pending.values()) - self._deliveries.undelivered
         # From here on nothing is looked at that could change meanwhile.
         sums = await self._message_counts.before({place for _, span in pieces for place in span}, start)
         for holder, span in pieces:
@@ -265,12 +311,18 @@ class Dispatch:
                     found.pending[holder] += messages
         return found
 
-    @property
-    def has_more(self) -> bool:
-        """Whether a message waits for redelivery or something was not read yet."""
+    def has_more(self, taker: Taker | None) -> bool:
+        """Whether a message waits for redelivery or something was not read yet. Which consumer asks makes a difference
+        only where messages are delivered by key."""
+        return self._deliveries.first_waiting() is not None or self._has_unread()
+
+    def _has_unread(self) -> bool:
         at = max(self._deliveries.next_read, self._cursor.mark_delete)
-        unread = at < Place.behind(self._segment.buffer.max_read_position)
-        return self._deliveries.first_waiting() is not None or (unread and not self._deliveries.full)
+        return at < Place.behind(self._segment.buffer.max_read_position) and not self._deliveries.full
+
+    def blocking(self) -> Blocking | None:
+        """What keeps messages from being delivered; only where they are delivered by key."""
+        return None
 
     @property
     def ended(self) -> bool:

@@ -46,7 +46,9 @@ from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
 from participants.subscription.deletion import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_keys
 from participants.subscription.deliveries import Deliveries
-from participants.subscription.dispatch import Dispatch
+from participants.subscription.dispatch import Dispatch, Redelivered
+from participants.subscription.keyed_deliveries import KeyedDeliveries
+from participants.subscription.keyed_dispatch import KeyedDispatch
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import Place, Span, message_span
@@ -104,11 +106,14 @@ class SegmentSubscription:
         self.definition = definition
         self.cursor = cursor
         self.pending = pending
-        self.deliveries = Deliveries(cursor.mark_delete, definition.record.max_redeliveries)
+        keyed = definition.record.type == "key_shared"
+        self.deliveries = (KeyedDeliveries if keyed else Deliveries)(
+            cursor.mark_delete, definition.record.max_redeliveries
+        )
         self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
         """Called with messages that were delivered too often. They are `buried` once they are published elsewhere."""
         self._ended: errors.MetatxnError | None = None
-        self.dispatch = Dispatch(
+        self.dispatch = (KeyedDispatch if keyed else Dispatch)(
             segment,
             definition.name,
             cursor,
@@ -203,7 +208,9 @@ class SegmentSubscription:
     def _was_given(self, txn_id: TxnId, ack: Ack) -> bool:
         """Whether the message was delivered. What this transaction has acknowledged was delivered, perhaps before the
         segment was opened."""
-        return ack.span.end <= self.deliveries.next_read or self.pending.state(txn_id, ack) is not None
+        if self.pending.state(txn_id, ack) is not None:
+            return True
+        return ack.span.end <= self.deliveries.next_read and not self.deliveries.waits(ack.span)
 
     def reserve(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
         """Reserve the acknowledgements, directly after `check` and with nothing awaited in between."""
@@ -294,6 +301,15 @@ class SegmentSubscription:
         except MetastoreError as error:
             raise self._ended or self._not_durable(str(error)) from None
 
+    async def has_ended(self) -> bool:
+        """Whether consumers may get messages of the segments that take over. Where that depends on acknowledgements,
+        they are durable then: those segments may outlive this broker. Raises the store's errors."""
+        if not self.dispatch.ended:
+            return False
+        if self.definition.record.type == "key_shared":
+            await self._cursor_store.persist()
+        return True
+
     # -- decisions ---------------------------------------------------------------------------------------------
 
     async def adopt(self) -> None:
@@ -352,6 +368,21 @@ class SegmentSubscription:
     def _on_final(self, txn_id: TxnId, header: Header) -> None:
         if self.pending.get(txn_id) is not None:
             self._decide(txn_id, header)
+
+    async def assure_order(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
+        """Where messages are delivered by key: before these are acknowledged, return what is before them, if it was
+        acknowledged in transactions that are aborted by now. Raises the store's errors."""
+        for holder in self.dispatch.holders_before([ack.span for ack in acks if not ack.cumulative]) - {txn_id}:
+            await self.freed_by_abort(holder)
+
+    async def redeliver(self, ids: Sequence[tuple[Position, int]] | None) -> Redelivered:
+        """See `Dispatch.redeliver`. Where messages are delivered by key, this includes what was acknowledged in
+        transactions that are aborted, of which this broker may not have heard yet: the later messages of their keys
+        must not come first. Raises the store's errors."""
+        if self.definition.record.type == "key_shared":
+            for holder in self.dispatch.holders_of(ids):
+                await self.freed_by_abort(holder)
+        return self.dispatch.redeliver(ids)
 
     async def freed_by_abort(self, txn_id: TxnId) -> bool:
         """Whether the transaction is aborted, so that it has nothing reserved any more. This reads the store, because

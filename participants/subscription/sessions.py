@@ -3,6 +3,7 @@
     exclusive   one consumer; a second one is refused until it is gone
     failover    the first one is active, the others wait in the order they came
     shared      all of them
+    key_shared  all of them, each for its keys (see `assignment`)
 
 A consumer is present from its first `receive` until it leaves, or until it was silent for the session timeout, which
 each `receive` may set. While a `receive` of it waits, it is not silent. Each time it arrives it gets a session with a
@@ -13,9 +14,8 @@ name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-SubscriptionType = Literal["exclusive", "failover", "shared"]
+from metatxn.wire.broker import SubscriptionType
 
 
 class ConsumerBusy(Exception):
@@ -74,7 +74,11 @@ class Sessions:
 
     def may_receive(self, number: int) -> bool:
         numbers = self.numbers
-        return number in numbers if self._kind == "shared" else numbers[:1] == [number]
+        return number in numbers if self._kind in ("shared", "key_shared") else numbers[:1] == [number]
+
+    def consumer(self, number: int) -> str | None:
+        """The name of the consumer with this session, if it is present."""
+        return next((name for name, each in self._sessions.items() if each.number == number), None)
 
     def leave(self, consumer: str) -> bool:
         """Remove a consumer. Returns whether it was present."""

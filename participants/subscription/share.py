@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from metastore.errors import MetastoreError
 from metatxn.wire import errors
-from metatxn.wire.broker import SubscriptionSegment
+from metatxn.wire.broker import BlockingMessage, SubscriptionSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
-from participants.subscription.dispatch import DeliveredMessage
+from participants.subscription.dispatch import Blocking, DeliveredMessage, Redelivered, Taker
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
 
@@ -60,6 +60,10 @@ class TakeRequest:
     limit: int
     max_bytes: int
 
+    @property
+    def taker(self) -> Taker:
+        return Taker(self.session, tuple(self.sessions))
+
 
 @dataclass(slots=True)
 class TakeAnswer:
@@ -93,12 +97,11 @@ class LocalShare:
                 break
             part = self._parts[segment_id]
             try:
-                answer.messages += await part.dispatch.take(wanted.session, wanted.limit - len(answer.messages), room)
+                answer.messages += await part.dispatch.take(wanted.taker, wanted.limit - len(answer.messages), room)
+                if await part.has_ended():
+                    answer.ended.add(segment_id)
             except (errors.MetatxnError, MetastoreError) as error:
                 failure = failure or error
-                continue
-            if part.dispatch.ended:
-                answer.ended.add(segment_id)
         if failure is not None and not answer.messages:
             raise failure
         return answer
@@ -117,14 +120,15 @@ class LocalShare:
                     segment=segment_id,
                 )
 
-    async def wait(self, segments: Sequence[str], wait_s: float) -> None:
-        """Wait until one of these segments has a message to deliver, or `wait_s` has passed."""
+    async def wait(self, segments: Sequence[str], wait_s: float, taker: Taker | None = None) -> None:
+        """Wait until one of these segments has a message to deliver, to this consumer if messages are delivered by key;
+        or such a segment has nothing left to acknowledge; or `wait_s` has passed."""
         parts = [self._parts[segment_id] for segment_id in segments]
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
             changes = [part.segment.changed.next() for part in parts]
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or any(part.dispatch.has_more or part.is_gone for part in parts):
+            if left <= 0 or any(part.is_gone or _has_news(part, taker) for part in parts):
                 return
             await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
@@ -135,6 +139,9 @@ class LocalShare:
         subscription."""
         self._assert_fits(request)
         acks = await self._acks(request)
+        if request.txn_id is not None:
+            for part, wanted in acks:
+                await part.assure_order(request.txn_id, wanted)
         await self._check(request, acks)
         # Nothing is awaited between the last check and the reservations: the first one wins, on all segments.
         if request.txn_id is not None:
@@ -157,7 +164,7 @@ class LocalShare:
         if request.for_all or not (request.cumulative or request.up_to):
             return
         for part in map(self._parts.__getitem__, request.segments):
-            if part.definition.record.type == "shared":
+            if part.definition.record.type in ("shared", "key_shared"):
                 raise errors.InvalidArgument(
                     f"kind: subscription {part.definition.name} is shared, so a cumulative acknowledgement would cover "
                     "messages of other consumers",
@@ -200,10 +207,12 @@ class LocalShare:
                 acks.append((self._parts[segment_id], wanted))
         return acks
 
-    async def redeliver(self, ids: Sequence[MessageId] | None) -> int:
+    async def redeliver(self, ids: Sequence[MessageId] | None) -> Redelivered:
         if ids is None:
-            return sum(part.dispatch.redeliver() for part in self._parts.values())
-        return sum(self._parts[segment_id].dispatch.redeliver(found) for segment_id, found in _by_segment(ids).items())
+            returned = [await part.redeliver(None) for part in self._parts.values()]
+        else:
+            returned = [await self._parts[name].redeliver(found) for name, found in _by_segment(ids).items()]
+        return sum(returned, Redelivered())
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -211,7 +220,12 @@ class LocalShare:
         return [await _shown(part) for part in self._parts.values()]
 
 
+def _has_news(part: SegmentSubscription, taker: Taker | None) -> bool:
+    return part.dispatch.has_more(taker) or (taker is not None and part.dispatch.ended)
+
+
 async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
+    """As a broker shows it to others: the consumer of a blocking message is the number of its session."""
     counts = await part.dispatch.counts()
     return SubscriptionSegment(
         segment=part.segment.id,
@@ -219,6 +233,18 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
         backlog=counts.backlog,
         unacked=counts.unacked,
         pending_acks={str(txn_id): number for txn_id, number in counts.pending.items()},
+        blocking=_blocking(part.dispatch.blocking()),
+    )
+
+
+def _blocking(found: Blocking | None) -> BlockingMessage | None:
+    if found is None:
+        return None
+    return BlockingMessage(
+        position=str(found.place.position),
+        index=found.place.message,
+        consumer=None if found.consumer is None else str(found.consumer),
+        txn_id=None if found.holder is None else str(found.holder),
     )
 
 

@@ -13,7 +13,7 @@ from metatxn.wire.broker import RedeliverAnswer, SubscriptionSegment
 from metatxn.wire.names import MessageId
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
-from participants.subscription.dispatch import DeliveredMessage
+from participants.subscription.dispatch import DeliveredMessage, Redelivered, Taker
 from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 
@@ -50,10 +50,14 @@ class RemoteShare:
         each_bytes = len(content) // max(1, len(answer.messages))
         return TakeAnswer([DeliveredMessage(message, each_bytes) for message in answer.messages], set(answer.ended))
 
-    async def wait(self, segments: Sequence[str], wait_s: float) -> None:
-        wait_ms = int(1000 * wait_s)
-        incarnation = self._definition.record.incarnation
-        request = ShareWaitRequest(incarnation=incarnation, segments=list(segments), wait_ms=wait_ms)
+    async def wait(self, segments: Sequence[str], wait_s: float, taker: Taker | None = None) -> None:
+        request = ShareWaitRequest(
+            incarnation=self._definition.record.incarnation,
+            segments=list(segments),
+            wait_ms=int(1000 * wait_s),
+            session=taker.session if taker is not None else None,
+            sessions=list(taker.present) if taker is not None else None,
+        )
         await self._post("wait", request.model_dump(), reads=True, wait_s=wait_s)
 
     async def acknowledge(self, request: AckRequest) -> None:
@@ -68,9 +72,10 @@ class RemoteShare:
             body["writer"] = request.writer
         await self._post("acks", body)
 
-    async def redeliver(self, ids: Sequence[MessageId] | None) -> int:
+    async def redeliver(self, ids: Sequence[MessageId] | None) -> Redelivered:
         body = {} if ids is None else {"message_ids": [str(each) for each in ids]}
-        return RedeliverAnswer.model_validate_json(await self._post("redeliver", body)).redelivered
+        answer = RedeliverAnswer.model_validate_json(await self._post("redeliver", body))
+        return Redelivered(answer.redelivered, answer.withdrawn)
 
     async def look(self) -> list[SubscriptionSegment]:
         answer = await self._peer.request("GET", self._path(), self._name, reads=True)

@@ -42,10 +42,14 @@ class ShareTakeAnswer(BaseModel):
 
 
 class ShareWaitRequest(RequestBody):
-    """A request that is answered once one of these segments has a message to deliver."""
+    """A request that is answered once one of these segments has a message to deliver. On a `key_shared` subscription it
+    is made for one consumer, among those that are present, and is also answered once everything is acknowledged that
+    one of the segments will ever contain."""
 
     model_config = example(incarnation=1, segments=[_SEGMENT], wait_ms=10_000)
 
     incarnation: int
     segments: Annotated[list[Name], Field(min_length=1)]
     wait_ms: Annotated[int, Field(ge=0, le=60_000)]
+    session: int | None = None
+    sessions: list[int] | None = None

@@ -31,9 +31,9 @@ from participants.common.signal import Signal
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
-from participants.subscription.dispatch import DeliveredMessage
+from participants.subscription.dispatch import DeliveredMessage, Taker
 from participants.subscription.sessions import ConsumerBusy, Sessions
-from participants.subscription.share import TakeRequest
+from participants.subscription.share import TakeAnswer, TakeRequest
 from participants.topic.remote_share import RemoteShare
 from participants.topic.shares import SubscriptionShares, shares_of
 
@@ -51,7 +51,7 @@ class _Round:
     their segments that were asked), from what `failed`, and from this broker's own segments."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
-    waiting: list[tuple[RemoteShare, list[str]]] = field(default_factory=list)
+    waiting: list[tuple[RemoteShare, list[str], Taker | None]] = field(default_factory=list)
     failed: errors.MetatxnError | None = None
 
 
@@ -77,7 +77,7 @@ class Subscription:
         self._parents: dict[str, Sequence[str]] = {}
         self._segment: Segment | None = None
         """The segment that makes this broker the home."""
-        self._waits: dict[tuple[str, ...], asyncio.Task[None]] = {}
+        self._waits: dict[tuple[str | Taker | None, ...], asyncio.Task[None]] = {}
         self._unsure: set[int] = set()
         """The sessions that may have been given messages in an answer that was lost."""
 
@@ -121,7 +121,7 @@ class Subscription:
                     return found.messages
                 if left <= 0 and found.failed is not None:
                     raise found.failed
-                waits = [self._wait_at(share, segments) for share, segments in found.waiting]
+                waits = [self._wait_at(*waiting) for waiting in found.waiting]
                 timeout = left if found.failed is None else min(left, RETRY_S)
                 await asyncio.wait([*changes, *waits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
@@ -185,7 +185,7 @@ class Subscription:
                 found.messages += answer.messages
                 ended |= answer.ended
                 if isinstance(share, RemoteShare):
-                    found.waiting.append((share, segments))
+                    found.waiting += self._waiting_for(share, wanted, answer)
         return found
 
     def _may_go_on(self, error: errors.MetatxnError | MetastoreError, found: _Round, session: int) -> bool:
@@ -211,14 +211,23 @@ class Subscription:
             self._parents[unknown[key]] = SegmentRecord.decode(record.value).parents if record is not None else ()
         return self._parents
 
-    def _wait_at(self, share: RemoteShare, segments: Sequence[str]) -> asyncio.Task[None]:
-        """Wait until the share has a message to deliver. All consumers that wait for the same share have one request in
-        common. It ends with the home's segment."""
+    def _waiting_for(
+        self, share: RemoteShare, wanted: TakeRequest, answer: TakeAnswer
+    ) -> Iterator[tuple[RemoteShare, list[str], Taker | None]]:
+        """What new messages can come from after this answer. By key, a segment that has ended has none any more."""
+        if self.definition.record.type != "key_shared":
+            yield share, list(wanted.segments), None
+        elif left := [each for each in wanted.segments if each not in answer.ended]:
+            yield share, left, wanted.taker
+
+    def _wait_at(self, share: RemoteShare, segments: Sequence[str], taker: Taker | None) -> asyncio.Task[None]:
+        """Wait until the share has a message to deliver, to one consumer if there is a `taker`. All consumers that wait
+        for the same have one request in common. It ends with the home's segment."""
         assert self._segment is not None
-        key = (share.url, *sorted(segments))
+        key = (share.url, *sorted(segments), taker)
         waiting = self._waits.get(key)
         if waiting is None:
-            waiting = self._waits[key] = self._segment.spawn(_waited(share, segments))
+            waiting = self._waits[key] = self._segment.spawn(_waited(share, segments, taker))
             waiting.add_done_callback(lambda _: self._waits.pop(key))
         return waiting
 
@@ -271,6 +280,9 @@ class Subscription:
         shares = await self._look(authorization)
         shares.assert_complete()
         shown = [each for part in await asyncio.gather(*(share.look() for share in shares.all)) for each in part]
+        for each in shown:
+            if each.blocking is not None and each.blocking.consumer is not None:
+                each.blocking.consumer = self._sessions.consumer(int(each.blocking.consumer))
         order = {name: number for number, name in enumerate((await self._broker.topic(self.definition.topic)).segments)}
         return sorted(shown, key=lambda each: order.get(each.segment, len(order)))
 
@@ -308,9 +320,9 @@ async def home_of(broker: Broker, topic: str) -> Segment:
     return await broker.in_layout(topic, first)
 
 
-async def _waited(share: RemoteShare, segments: Sequence[str]) -> None:
+async def _waited(share: RemoteShare, segments: Sequence[str], taker: Taker | None) -> None:
     try:
-        await share.wait(segments, REMOTE_WAIT_S)
+        await share.wait(segments, REMOTE_WAIT_S, taker)
     except errors.MetatxnError:
         await asyncio.sleep(RETRY_S)
 

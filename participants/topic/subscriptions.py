@@ -23,6 +23,7 @@ from participants.broker.broker import Broker
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
+from participants.subscription.dispatch import Redelivered
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import acks_error
 from participants.subscription.segment_subscriptions import subscriptions_of
@@ -154,19 +155,19 @@ class Subscriptions:
 
     async def redeliver(
         self, topic: str, name: str, ids: Sequence[MessageId] | None, authorization: str | None = None
-    ) -> int:
-        """Redeliver these messages, or all that consumers hold. Returns how many. Raises INVALID_ARGUMENT,
-        STORE_UNAVAILABLE."""
+    ) -> Redelivered:
+        """Redeliver these messages, or all that consumers hold. Raises INVALID_ARGUMENT, STORE_UNAVAILABLE."""
         if ids is None:
             shares = await self._shares(topic, name, authorization)
             shares.assert_complete()
-            return sum(await asyncio.gather(*(share.redeliver(None) for share in shares.all)))
+            return sum(await asyncio.gather(*(share.redeliver(None) for share in shares.all)), Redelivered())
         having = await self._having(
             topic, name, list(dict.fromkeys(each.segment for each in ids)), "message_ids", authorization
         )
-        return sum(
-            await asyncio.gather(*(share.redeliver(ids_within(ids, segments)) for share, segments in having.items()))
+        returned = await asyncio.gather(
+            *(share.redeliver(ids_within(ids, segments)) for share, segments in having.items())
         )
+        return sum(returned, Redelivered())
 
     async def _having(
         self, topic: str, name: str, segments: Collection[str], field: str, authorization: str | None

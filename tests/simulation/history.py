@@ -217,6 +217,30 @@ class Dropped:
     marks: Mapping[str, tuple[int, int]]
 
 
+@dataclass(eq=False, slots=True)
+class Delivered:
+    """What a consumer of a subscription that is shared by key was given in one answer: by message its key, in order.
+    The store's revisions and the times are those when it asked, and when it was answered."""
+
+    consumer: str
+    floor: Revision
+    at_revision: Revision
+    asked: float
+    answered: float
+    keys: dict[str, str]
+    copied: bool = False
+    """Copies of its requests may have been answered with other messages."""
+
+
+@dataclass(eq=False, slots=True)
+class Returned:
+    """Messages that a consumer of such a subscription has returned, when it asked for that, and when it was told."""
+
+    ids: list[str]
+    asked: float
+    answered: float | None = None
+
+
 @dataclass(slots=True)
 class History:
     writes: list[Write] = field(default_factory=list)
@@ -249,6 +273,10 @@ class History:
     """Of the first topic of such a pair, by the ids of its entries: how many dead letters there are in the end."""
     again: dict[str, set[str]] = field(default_factory=dict)
     """By topic, the entries that a subscription delivered after it was moved to the beginning in the end."""
+    delivered: list[Delivered] = field(default_factory=list)
+    returned: list[Returned] = field(default_factory=list)
+    taken: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """What consumers of such a subscription have acknowledged, by transaction; and when they were told that it is."""
     asked: list[Asked] = field(default_factory=list)
     given_to_nobody: list[str] = field(default_factory=list)
     """Acknowledgements in transactions that were taken, of messages that nobody can have been given."""

@@ -16,12 +16,15 @@ import pytest
 from metastore.txn import paths
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
+from metatxn.wire.names import MessageId
+from metatxn.wire.position import Position
 from tests.simulation.checkers import CHECKERS, judge
 from tests.simulation.efforts import Effort
 from tests.simulation.history import (
     Asked,
     Begun,
     Decision,
+    Delivered,
     Dropped,
     End,
     History,
@@ -29,6 +32,7 @@ from tests.simulation.history import (
     Outcome,
     Read,
     Retold,
+    Returned,
     Seen,
     Write,
     connection,
@@ -318,6 +322,33 @@ def mark_without_acknowledgement(history: History) -> None:
     history.mark_deletes[SEGMENT] = (1, 0)
 
 
+def shared_by_key(history: History, *delivered: tuple[str, str]) -> None:
+    """Consumers of a topic with one output for each entry were given these messages, one after the other."""
+    history.pipes.append((TOPIC, TOPIC))
+    history.states[paths.segment_owner(SEGMENT)] = [(1, "1")]
+    for number, (consumer, entry) in enumerate(delivered):
+        message_id = str(MessageId(SEGMENT, Position(1, int(entry)), 0))
+        asked = 10.0 + number
+        history.delivered.append(Delivered(consumer, 20, 25, asked, asked + 0.5, {message_id: "k"}))
+
+
+def given_before_the_one_before(history: History) -> None:
+    shared_by_key(history, ("one", "1"))
+
+
+def given_while_another_has_the_key(history: History) -> None:
+    shared_by_key(history, ("one", "1"), ("two", "1"))
+    first = str(MessageId(SEGMENT, Position(1, 0), 0))  # of which nothing is wrong
+    history.taken[T1] = {first: None}
+
+
+def given_while_a_transaction_has_the_key(history: History) -> None:
+    shared_by_key(history, ("one", "0"), ("two", "0"))
+    history.taken[T2] = dict.fromkeys(history.delivered[0].keys, 10.7)
+    history.decisions[T2] = Decision(history.decisions[T2].header, 26)
+    history.returned.append(Returned([*history.delivered[0].keys], 10.6, 10.7))
+
+
 def left_in_memory(history: History) -> None:
     history.left["broker"] = "a transaction"
 
@@ -365,6 +396,11 @@ LIES: dict[str, list[Lie]] = {
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
     "no request tries for ever": [endless_request],
     "acknowledged exactly when there is an output": [input_without_output, letter_again, delivered_after_all],
+    "order per key, at one consumer": [
+        given_before_the_one_before,
+        given_while_another_has_the_key,
+        given_while_a_transaction_has_the_key,
+    ],
     "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
     "refused only for what was so": [
         refused_because_of_an_aborted_one,

@@ -17,7 +17,7 @@ class SubscriptionRecord(JsonRecord):
     """
 
     incarnation: int
-    type: Literal["exclusive", "failover", "shared"]
+    type: Literal["exclusive", "failover", "shared", "key_shared"]
     initial: Literal["earliest", "latest"]
     created_ms: int
     dead_letter_topic: str | None = None

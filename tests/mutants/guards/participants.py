@@ -9,10 +9,69 @@ _ROLLING = "participants/segment/rolling.py"
 _SEGMENT = "participants/segment/segment.py"
 _TRIMMING = "participants/segment/trimming.py"
 _SNAPSHOT = "participants/segment/dedup_snapshot.py"
+_TEST_BY_KEY = "tests/participants/subscription/test_key_shared.py"
 _TEST_OWNERSHIP = "tests/participants/broker/test_placement.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
 
 PARTICIPANTS = (
+    Mutant(
+        "returned-without-the-later-ones-of-its-key",
+        "5.10: a message that returns takes the later ones of its key along",
+        "participants/subscription/keyed_dispatch.py",
+        "        later = [place for place in self._deliveries.later(asked) if self._pending.holder(place) is None]\n",
+        "        later: list[Place] = []\n",
+        tests=(f"{_TEST_BY_KEY}::test_what_returns_takes_the_later_ones_of_its_key_along",),
+    ),
+    Mutant(
+        "by-key-before-an-abort-was-heard-of",
+        "5.10: what is before it under its key, and was acknowledged in an aborted transaction, returns first",
+        "participants/subscription/share.py",
+        "                await part.assure_order(request.txn_id, wanted)\n",
+        "                pass\n",
+        tests=(f"{_TEST_BY_KEY}::test_an_abort_of_which_the_broker_has_not_heard_lets_no_later_message_pass",),
+    ),
+    Mutant(
+        "withdrawn-counts-as-returned",
+        "5.10: what returns only because of an earlier message of its key does not become a dead letter for it",
+        "participants/subscription/keyed_dispatch.py",
+        "        self._deliveries.withdraw(later)\n",
+        "",
+        tests=(f"{_TEST_BY_KEY}::test_what_returns_takes_the_later_ones_of_its_key_along",),
+    ),
+    Mutant(
+        "acknowledged-inside-although-it-returned",
+        "5.10: by key, what has returned is acknowledged inside a transaction only once it was delivered again",
+        "participants/subscription/keyed_deliveries.py",
+        "        return any(place in self._waiting for place in self._within(span))\n",
+        "        return False\n",
+        tests=(f"{_TEST_BY_KEY}::test_what_returns_takes_the_later_ones_of_its_key_along",),
+    ),
+    Mutant(
+        "keys-of-open-transactions-are-forgotten",
+        "5.10: what a transaction has acknowledged holds its key, also when the segment was opened again",
+        "participants/subscription/keyed_dispatch.py",
+        "            self._held_before = await self._keys_held_before()\n",
+        "            self._held_before = {}\n",
+        tests=(
+            f"{_TEST_BY_KEY}::test_what_is_acknowledged_in_an_open_transaction_holds_its_key_also_when_the_segment_is_opened_again",
+        ),
+    ),
+    Mutant(
+        "by-key-without-a-bound",
+        "5.10: so many messages of a segment are read ahead by key",
+        "participants/subscription/keyed_deliveries.py",
+        "        return len(self._ahead) >= LOOK_AHEAD\n",
+        "        return False\n",
+        tests=(f"{_TEST_BY_KEY}::test_no_more_is_read_ahead_than_the_bound_allows_and_what_fills_it_is_named",),
+    ),
+    Mutant(
+        "nobody-hears-that-a-key-is-free",
+        "5.10: who waits for a key is woken when it is acknowledged",
+        "participants/subscription/keyed_dispatch.py",
+        "        if len(self._deliveries) < before:\n",
+        "        if len(self._deliveries) < 0:\n",
+        tests=(f"{_TEST_BY_KEY}::test_a_key_stays_where_it_is_until_its_messages_are_acknowledged",),
+    ),
     Mutant(
         "given-up-by-a-deposed-owner",
         "5.2: an owner gives a segment up at its own generation, not at another one's",
@@ -256,7 +315,7 @@ PARTICIPANTS = (
         "redelivered-for-ever",
         "a message that was given too often goes to the dead letters",
         "participants/subscription/deliveries.py",
-        "if self._max_redeliveries is not None and delivery.times > self._max_redeliveries:",
+        "if self._max_redeliveries is not None and counted > self._max_redeliveries:",
         "if self._max_redeliveries == -1:",
         tests=(
             "tests/participants/subscription/test_delivery.py::test_what_is_dead_goes_to_the_dead_letter_topic_once_and_is_acknowledged",
@@ -306,7 +365,7 @@ PARTICIPANTS = (
         "cumulative-on-a-shared-subscription",
         "nobody acknowledges what other consumers have",
         "participants/subscription/share.py",
-        'if part.definition.record.type == "shared":',
+        'if part.definition.record.type in ("shared", "key_shared"):',
         'if part.definition.record.type == "none":',
         tests=(
             "tests/participants/subscription/test_cumulative_acks.py::test_a_shared_subscription_refuses_one_that_covers_what_another_consumer_has",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +19,7 @@ import pytest
 
 from metastore.txn import paths
 from metastore.types import Record
-from metatxn.wire.broker import MAX_NAME
+from metatxn.wire.broker import MAX_NAME, hash_of_key
 from metatxn.wire.names import MessageId
 from participants.subscription.definitions import Definitions
 from participants.subscription.places import Place
@@ -57,7 +58,7 @@ async def serving(spreading: Spreading, segment: str) -> SharedBroker:
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("kind", ["shared", "failover", "exclusive"])
+@pytest.mark.parametrize("kind", ["shared", "key_shared", "failover", "exclusive"])
 async def test_one_consumer_gets_and_acknowledges_what_lies_at_every_broker(spreading: Spreading, kind: str) -> None:
     """Scenarios 47-49, 54, 55, over brokers."""
     await spreading.subscribe(kind=kind)
@@ -202,6 +203,78 @@ async def test_a_childs_messages_wait_for_what_its_parent_still_holds_back(sprea
     while len(found) < 3:
         found += await spreading.values("ordered", wait_ms=60_000)
     assert found == ["held back", "later", "later"]
+
+
+async def test_the_next_messages_of_a_key_wait_until_the_segments_before_are_acknowledged(
+    spreading: Spreading,
+) -> None:
+    """By key, behind a split and a merge. Whoever acknowledges tells only the owner of the segment."""
+    await spreading.subscribe(kind="key_shared")
+    await spreading.receive(consumer="a", limit=0)
+    segment, sent = spreading.segments[-1], count()
+    key = next(key for key in map(str, count()) if takes(segment, key))
+
+    async def put() -> str:
+        body = {"messages": [{"key": key, "value": next(sent)}]}
+        return str((await spreading.asked("POST", "/messages", body))["message_ids"][0])
+
+    async def follows(layout: str, body: object) -> None:
+        """A message behind a change of the layout comes only when what is before it is acknowledged."""
+        first, txn = await put(), await spreading.world.begin()
+        assert len(await spreading.receive(consumer="a")) == 1
+        await spreading.acked([first], txn)
+        owner = await serving(spreading, segment)
+        answer = await owner.http.post(f"/v1/segments/{quote(segment, safe='')}/{layout}", json=body)
+        assert answer.status_code == 200, answer.text
+        spreading.segments += answer.json().get("children", [answer.json().get("child")])
+        await spreading.settled()
+        await put()
+        waiting = [asyncio.create_task(spreading.receive(consumer=consumer, wait_ms=60_000)) for consumer in ("a", "b")]
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert not any(each.done() for each in waiting)
+        await spreading.world.commit(txn)
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        (message,) = done.pop().result()
+        await spreading.acked([message["message_id"]])
+        for each in waiting:
+            each.cancel()
+
+    await follows("split", {})
+    segment, other = spreading.segments[-2:]
+    if not takes(segment, key):
+        segment, other = other, segment
+    await follows("merge", {"with": other})
+    assert next(sent) == 4 and await spreading.counts() == (0, 0, {})
+
+
+def takes(segment: str, key: str) -> bool:
+    """Whether the segment takes messages of this key."""
+    low, high = (int(part, 16) for part in segment.rpartition("/")[2].split("-")[:2])
+    return low <= hash_of_key(key) <= high
+
+
+async def test_a_new_home_takes_every_key_from_the_consumers_of_the_one_before(spreading: Spreading) -> None:
+    """By key: what is acknowledged in an open transaction holds its key at the shares that stay where they are, as well
+    as at those that move."""
+    await spreading.subscribe(kind="key_shared")
+    ids = await spreading.publish_keys(*VALUES)
+    assert await spreading.all_values(consumer="a") == list(VALUES)
+    txn = await spreading.world.begin()
+    await spreading.acked([ids[value] for value in range(20)], txn)
+    old = spreading.home
+    await old.freeze()
+    spreading.brokers.remove(old)
+    await spreading.settled()
+    messages = [{"key": f"k{value}", "value": value + 100} for value in VALUES]
+    await spreading.asked("POST", "/messages", {"messages": messages})
+    expected = sorted([*range(20, 60), *range(120, 160)])
+    assert await spreading.all_values(consumer="b") == expected, "of each key in order, of none that is pending"
+    answer = await old.http.post("/v1/topics/t/subscriptions/s/receive", json={"consumer": "a"})
+    assert answer.status_code in (307, 503)
+    await spreading.abort(txn)
+    assert await spreading.all_values(consumer="b") == [*range(20), *range(100, 120)]
+    spreading.brokers.append(old)
 
 
 async def test_a_dead_home_is_succeeded_and_what_it_had_given_returns_once(spreading: Spreading) -> None:
@@ -574,7 +647,10 @@ async def test_with_local_files_any_broker_leads_to_the_one_that_has_the_topic(w
     messages = [{"key": str(number), "value": number} for number in range(10)]
     ids = (await having.http.post("/v1/topics/t/messages", json={"messages": messages})).json()["message_ids"]
     assert len((await having.http.post(f"{root}/receive", json={"consumer": "c"})).json()["messages"]) == 10
-    assert (await other.http.post(f"{root}/redeliver", json={"message_ids": ids[:4]})).json() == {"redelivered": 4}
+    assert (await other.http.post(f"{root}/redeliver", json={"message_ids": ids[:4]})).json() == {
+        "redelivered": 4,
+        "withdrawn": [],
+    }
     acks = {"kind": "individual", "message_ids": ids[:7]}
     assert (await other.http.post(f"{root}/acks", json=acks)).json() == {"acknowledged": 7}
     shown = (await having.http.get(root)).json()["segments"]

@@ -131,7 +131,10 @@ def _holds_up(history: History, asked: Asked, txn_id: str) -> bool:
 
 
 def _may_be_forgotten(history: History, asked: Asked) -> bool:
-    """What was given is not known any more where a segment has had more than one owner, or after a seek."""
+    """What was given is not known any more where a segment has had more than one owner, or after a seek. Where it is
+    shared by key, what has returned must be given again."""
+    if history.delivered:
+        return True
     if any(other.verb == "seek" and other.subscription == asked.subscription for other in history.asked):
         return True
     received = any(

@@ -38,15 +38,17 @@ LONGEST_NAME = 256
 
 class Consume(Workload):
     name = "consume"
+    kinds: tuple[str, ...] = ("shared", "shared", "failover", "exclusive")
+    letters_rate = 0.3
 
     async def set_up(self) -> None:
         random = self.world.generator("consume")
         self.orders = await self.create_topic("orders", random)
         self.parcels = await self.create_topic("parcels", random)
         self.history.pipes.append((self.orders, self.parcels))
-        self.kind = random.choice(("shared", "shared", "failover", "exclusive"))
+        self.kind = random.choice(self.kinds)
         self.subscription = random.choice((SUBSCRIPTION, SUBSCRIPTION.ljust(LONGEST_NAME, "-")))
-        self.letters = "public/default/letters" if random.random() < 0.3 else None
+        self.letters = "public/default/letters" if random.random() < self.letters_rate else None
         redeliveries = None
         if self.letters is not None:
             broker = random.choice(self.cluster.broker_urls)
@@ -67,10 +69,13 @@ class Consume(Workload):
     async def drain(self) -> None:
         """One more consumer packs what the others have left, once what they hold has returned."""
         process = self.world.process("last packer")
-        packer = Packer(self, "last packer", self.world.generator("last packer"))
+        packer = self.last_packer()
         packer.patient = True
         self.processes.append(process)
         await process.spawn(packer.pack_everything())
+
+    def last_packer(self) -> Packer:
+        return Packer(self, "last packer", self.world.generator("last packer"))
 
     async def read_everything(self) -> None:
         await super().read_everything()
@@ -141,7 +146,7 @@ class Packer(Actor):
         workload = self.workload
         assert isinstance(workload, Consume)
         try:
-            given = await self.client.receive(workload.orders, workload.subscription, f"{self.name}/{self._life}", 5)
+            given = await self.receive(f"{self.name}/{self._life}")
         except Doubtful:
             self._life += 1
             raise
@@ -160,7 +165,7 @@ class Packer(Actor):
                 await asyncio.gather(*works)
         except (Refused, Doubtful):
             await self.end(txn_id, commit=False)
-            await self.client.redeliver(workload.orders, workload.subscription, [each["message_id"] for each in given])
+            await self.give_back(given)
             raise
         fate = self.random.random()
         if self.patient or fate < 0.85:
@@ -168,6 +173,22 @@ class Packer(Actor):
         elif fate < 0.95:
             await self.end(txn_id, commit=False)
         return len(given)
+
+    async def receive(self, consumer: str) -> list[dict[str, Any]]:
+        assert isinstance(self.workload, Consume)
+        return await self.client.receive(self.workload.orders, self.workload.subscription, consumer, 5)
+
+    async def give_back(self, given: list[dict[str, Any]]) -> None:
+        assert isinstance(self.workload, Consume)
+        ids = [each["message_id"] for each in given]
+        await self.client.redeliver(self.workload.orders, self.workload.subscription, ids)
+
+    async def take(self, txn_id: str, ids: list[str], patience_s: float = PATIENCE_S) -> None:
+        """Acknowledge."""
+        assert isinstance(self.workload, Consume)
+        await self.client.acknowledge(
+            self.workload.orders, self.workload.subscription, ids, txn_id, patience_s=patience_s
+        )
 
     async def _guess(self, txn_id: str, given: list[dict[str, Any]]) -> None:
         assert isinstance(self.workload, Consume)
@@ -203,7 +224,7 @@ class Packer(Actor):
         workload = self.workload
         assert isinstance(workload, Consume)
         ids = [message["message_id"] for message in given]
-        if workload.kind == "shared" and self.random.random() < CARELESS:
+        if workload.kind in ("shared", "key_shared") and self.random.random() < CARELESS:
             try:
                 await self.client.acknowledge_cumulative(workload.orders, workload.subscription, ids[-1], txn_id)
             except Refused as refused:
@@ -211,4 +232,4 @@ class Packer(Actor):
                     raise
             else:
                 ids = ids[:-1]
-        await self.client.acknowledge(workload.orders, workload.subscription, ids, txn_id, patience_s=patience_s)
+        await self.take(txn_id, ids, patience_s)

@@ -1,0 +1,160 @@
+"""Dispatch of a `key_shared` subscription on one owned segment: each consumer gets the keys that it is due for.
+
+A message is delivered if its consumer is due for the key (see `assignment`), if nobody else has a message of it, and if
+everything before it under the key is acknowledged or at the same consumer. So it does not matter for the order who is
+due, which other brokers may see differently, and which changes when consumers come and go: a key passes to its next
+consumer only once the last one has nothing of it (DESIGN §5.10).
+
+A message that returns takes the later ones of its key along, so that they follow it again. What is acknowledged in an
+undecided transaction holds its key, also after the segment was opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.ids import TxnId
+from participants.messages.payloads import key_hashes, message_count
+from participants.subscription.assignment import Assignment, assignment
+from participants.subscription.dispatch import Blocking, DeliveredMessage, Dispatch, Taker
+from participants.subscription.keyed_deliveries import KeyedDeliveries
+from participants.subscription.places import Place, Span
+
+
+class KeyedDispatch(Dispatch):
+    _deliveries: KeyedDeliveries
+    _present: tuple[int, ...] = ()
+    """The consumers that were present at the last request."""
+    _held_before: dict[TxnId, dict[int, Place]] | None = None
+    """The keys that transactions hold since before the segment was opened, each with a message that they have
+    acknowledged. What they have acknowledged since is in `_deliveries`. None until it is read."""
+
+    # -- giving ------------------------------------------------------------------------------------------------
+
+    async def take(self, taker: Taker, limit: int, max_bytes: int) -> list[DeliveredMessage]:
+        if self._held_before is None:
+            self._held_before = await self._keys_held_before()
+        self._present = taker.present
+        was_full = self._deliveries.full
+        try:
+            return await super().take(taker, limit, max_bytes)
+        finally:
+            if was_full and not self._deliveries.full:
+                self._segment.changed.notify()  # others can read on
+
+    async def _keys_held_before(self) -> dict[TxnId, dict[int, Place]]:
+        found: dict[TxnId, dict[int, Place]] = {}
+        for known in self._pending:
+            keys = found[known.txn_id] = {}
+            for position in sorted({ack.position for ack in known.acks if not ack.cumulative}):
+                frame = await self.frame(position)
+                for index, key in enumerate(key_hashes(frame) if frame is not None else ()):
+                    place = Place.at(position)._replace(message=index)
+                    if place in known.ranges:
+                        keys.setdefault(key, place)
+        return found
+
+    async def _give_again(self, given: list[DeliveredMessage], room: Callable[[], int], taker: Taker) -> None:
+        may_have, waiting = self._keys_for(taker), self._deliveries.waiting(self._deliveries.next_read)
+        for position in dict.fromkeys(place.position for place, key in waiting if may_have(key)):
+            if not room():
+                return
+            frame = await self.frame(position)
+            if frame is None:  # it has been trimmed meanwhile
+                self.delete(Span(Place.at(position), Place.behind(position)))
+                continue
+            given += self._give(frame, self._next_in(frame, self._deliveries.next_read, room(), taker), taker)
+
+    def _next_of_entry(
+        self, frame: RawFrame, at: Place, given: list[DeliveredMessage], room: int, taker: Taker
+    ) -> Place:
+        """Read messages of an entry from `at` on, as far as the bound allows, and deliver up to `room` of them. Returns
+        the place after those that were read."""
+        size, keys = message_count(frame), key_hashes(frame)
+        while at.position == frame.position and not self._deliveries.far_ahead:
+            if at not in self._cursor:
+                if self._pending.holder(at) is None:
+                    self._deliveries.read_ahead(at, size, keys[at.message])
+                else:
+                    self._deliveries.pass_over_key(at, size, keys[at.message])
+            at = Place.behind(frame.position) if at.message + 1 == size else at._replace(message=at.message + 1)
+        given += self._give(frame, self._next_in(frame, at, room, taker), taker)
+        return at
+
+    def _next_in(self, frame: RawFrame, before: Place, room: int, taker: Taker) -> list[int]:
+        return self._deliveries.next_in(frame.position, before, room, self._keys_for(taker))
+
+    def _keys_for(self, taker: Taker) -> Callable[[int], bool]:
+        """The keys of which the consumer may have the next message now."""
+        assigned = assignment(taker.present)
+
+        def may_have(key: int) -> bool:
+            if assigned.consumer_of(key) != taker.session or self._holder_before(key) is not None:
+                return False
+            return all(holder == taker.session for holder in self._deliveries.holders(key))
+
+        return may_have
+
+    def _holder_before(self, key: int) -> TxnId | None:
+        """The undecided transaction that holds the key since before the segment was opened."""
+        held = self._held_before or {}
+        for txn_id in [txn_id for txn_id in held if self._pending.get(txn_id) is None]:
+            del held[txn_id]
+        return next((txn_id for txn_id, keys in held.items() if key in keys), None)
+
+    # -- taking back -------------------------------------------------------------------------------------------
+
+    def delete(self, span: Span) -> None:
+        before = len(self._deliveries)
+        super().delete(span)
+        if len(self._deliveries) < before:
+            self._segment.changed.notify()  # a key may be free, or the segment at its end
+
+    def give_back(self, places: Iterable[Place]) -> list[Place]:
+        asked = list(places)
+        later = [place for place in self._deliveries.later(asked) if self._pending.holder(place) is None]
+        self._deliveries.withdraw(later)
+        super().give_back([*asked, *later])
+        return later
+
+    def holders_before(self, spans: Iterable[Span]) -> set[TxnId]:
+        before = self._deliveries.up_to(spans)
+        return {holder for place in before if (holder := self._pending.holder(place)) is not None}
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def has_more(self, taker: Taker | None) -> bool:
+        """Whether the consumer could take a message, or there is something to be read."""
+        if self._has_unread() or self._held_before is None:
+            return True
+        if taker is None:
+            return False
+        may_have = self._keys_for(taker)
+        return any(may_have(key) for _, key in self._deliveries.waiting(self._deliveries.next_read))
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything that the segment will ever contain is acknowledged: until then a key may be at a consumer
+        that is not the one to which a segment that takes over would deliver it."""
+        return self._segment.ended_at(self._cursor.mark_delete.last_before)
+
+    def blocking(self) -> Blocking | None:
+        """The first message that keeps others of its key from a consumer that is due for them. If there is none and
+        nothing more may be read ahead: the first message that its consumer does not come for."""
+        assigned, first = assignment(self._present), None
+        for place, key in self._deliveries.waiting(self._deliveries.next_read):
+            if (blocking := self._blocking(key, assigned)) is not None:
+                return blocking
+            first = first or Blocking(place, assigned.consumer_of(key), None)
+        return first if self._deliveries.far_ahead else None
+
+    def _blocking(self, key: int, assigned: Assignment) -> Blocking | None:
+        if (txn_id := self._holder_before(key)) is not None:
+            assert self._held_before is not None
+            return Blocking(self._held_before[txn_id][key], None, txn_id)
+        held = self._deliveries.first_held(key)
+        if held is None or all(holder == assigned.consumer_of(key) for holder in self._deliveries.holders(key)):
+            return None
+        place, consumer = held
+        return Blocking(place, consumer, self._pending.holder(place))
