@@ -124,6 +124,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
     ),
     "a default or an option, drawn where it is given": (
         "metatxn.delivery: MAX_PENDING_BYTES",
+        "metatxn.wire.policies: MAX_UNACKED_PER_CONSUMER",
         "metatxn.producer: BATCH_BYTES BATCH_MESSAGES",
         "participants.api.frames_response: ANSWER_BYTES",
         "participants.topic.reading: BROWSE_BYTES",

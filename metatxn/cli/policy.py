@@ -51,6 +51,13 @@ class SettingOptions:
         int | None,
         typer.Option(min=MIN_ROLL_MS, help="The age at which an open ledger is closed, so that it can be dropped."),
     ] = None
+    max_unacked_per_consumer: Annotated[
+        int | None,
+        typer.Option(
+            min=UNLIMITED,
+            help="A consumer that holds so many messages of a subscription gets no more; -1 means any number.",
+        ),
+    ] = None
     unset: Annotated[
         list[str] | None,
         typer.Option(metavar="SETTING", help="Remove this setting, such as retention_ms. May be repeated."),

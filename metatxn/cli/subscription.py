@@ -145,7 +145,8 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo) -> None:
         print_json(found)
         return
     fields = {"subscription": found.name, "topic": found.topic, "type": found.type, "initial": found.initial}
-    print_fields(fields | {"dead letters": found.dead_letter_topic, "consumers": ", ".join(found.consumers) or None})
+    consumers = (f"{name} (holds all it may)" if name in found.blocked else name for name in found.consumers)
+    print_fields(fields | {"dead letters": found.dead_letter_topic, "consumers": ", ".join(consumers) or None})
     print()
     print_rows(
         ("SEGMENT", "MARK_DELETE", "BACKLOG", "UNACKED", "PENDING", "BLOCKED_BY"),

@@ -429,6 +429,7 @@ SUBSCRIPTION_SEGMENT = {
     "unacked": 1,
     "pending_acks": {_TXN_ID: 1},
     "blocking": None,
+    "held": {"billing-1": 2},
 }
 
 
@@ -446,7 +447,8 @@ class BlockingMessage(BaseModel):
 class SubscriptionSegment(BaseModel):
     """One segment of a subscription. The numbers count messages that can be read: `backlog` are those that are not
     acknowledged, and `unacked` are those of them that were delivered to a consumer. `pending_acks` are, by transaction,
-    those that an open transaction has acknowledged; they are not among the `unacked`. Everything up to the entry
+    those that an open transaction has acknowledged; they are not among the `unacked`. `held` are, by consumer, those
+    that it was given and that are not acknowledged, or only in an open transaction. Everything up to the entry
     `mark_delete` is acknowledged. `blocking` is the first message that others wait for, if any do."""
 
     model_config = example(**SUBSCRIPTION_SEGMENT)
@@ -457,9 +459,12 @@ class SubscriptionSegment(BaseModel):
     unacked: int
     pending_acks: dict[str, int]
     blocking: BlockingMessage | None = None
+    held: dict[str, int] = {}
 
 
 class SubscriptionInfo(BaseModel):
+    """`blocked` are the consumers that get no more messages, because they hold `max_unacked_per_consumer`."""
+
     model_config = example(
         topic="public/default/orders",
         name="billing",
@@ -468,6 +473,7 @@ class SubscriptionInfo(BaseModel):
         dead_letter_topic=None,
         max_redeliveries=None,
         consumers=["billing-1"],
+        blocked=[],
         segments=[SUBSCRIPTION_SEGMENT],
     )
 
@@ -478,6 +484,7 @@ class SubscriptionInfo(BaseModel):
     dead_letter_topic: str | None = None
     max_redeliveries: int | None = None
     consumers: list[str]
+    blocked: list[str] = []
     segments: list[SubscriptionSegment]
 
 

@@ -10,31 +10,44 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from metatxn.wire.models import example
 
 UNLIMITED = -1
 MIN_ROLL_MS = 1_000
+MAX_UNACKED_PER_CONSUMER = 50_000
+"""The default, as in Pulsar. It has to be as large as the largest transaction that consumes: what a transaction has
+acknowledged counts until it ends."""
 _MOST = 2**53 - 1
 
 RetentionKind = Literal["acknowledged", "hard"]
 Source = Literal["topic", "namespace", "cluster", "default"]
 Value = TypeVar("Value")
 
+
+def _some(value: int) -> int:
+    if value == 0:
+        raise ValueError("must be -1 or at least 1, because a consumer that may hold nothing gets nothing")
+    return value
+
+
 Limit = Annotated[int, Field(ge=UNLIMITED, le=_MOST)]
+MostUnacked = Annotated[int, Field(ge=UNLIMITED, le=_MOST), AfterValidator(_some)]
 _EXAMPLE: dict[str, Any] = {"retention_ms": 604_800_000, "retention": "hard"}
 
 
 class PolicySettings(BaseModel):
     """`retention_ms` and `retention_bytes` say what is kept at least; older ledgers are dropped. With `acknowledged`
     nothing is dropped that a subscription has not acknowledged; `hard` drops it all the same. `roll_ms` is the age at
-    which an open ledger is closed, so that it can be dropped as a whole."""
+    which an open ledger is closed, so that it can be dropped as a whole. A consumer that holds
+    `max_unacked_per_consumer` messages of a subscription gets no more."""
 
     retention_ms: Limit | None = None
     retention_bytes: Limit | None = None
     retention: RetentionKind | None = None
     roll_ms: Annotated[int, Field(ge=MIN_ROLL_MS, le=_MOST)] | None = None
+    max_unacked_per_consumer: MostUnacked | None = None
 
     @property
     def empty(self) -> bool:
@@ -69,6 +82,7 @@ class EffectivePolicy(BaseModel):
     retention_bytes: Setting[int]
     retention: Setting[RetentionKind]
     roll_ms: Setting[int]
+    max_unacked_per_consumer: Setting[int]
 
     @property
     def drops(self) -> bool:
@@ -88,6 +102,7 @@ DEFAULTS: dict[str, Any] = {
     "retention_bytes": UNLIMITED,
     "retention": "acknowledged",
     "roll_ms": UNLIMITED,
+    "max_unacked_per_consumer": MAX_UNACKED_PER_CONSUMER,
 }
 
 

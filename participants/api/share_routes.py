@@ -57,9 +57,11 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
             request.segments,
             request.max,
             request.max_bytes,
+            request.most_held,
         )
         answer = await subscriptions.take(topic, subscription, request.incarnation, wanted)
-        return ShareTakeAnswer(messages=[each.message for each in answer.messages], ended=sorted(answer.ended))
+        messages = [each.message for each in answer.messages]
+        return ShareTakeAnswer(messages=messages, ended=sorted(answer.ended), held=answer.held, full=answer.full)
 
     @api.post(
         "/share/wait", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -219,7 +220,11 @@ def _summary(definition: Definition) -> SubscriptionSummary:
 
 
 async def _info(subscription: Subscription, shown: str | None) -> SubscriptionInfo:
-    definition = subscription.definition
+    definition, most_held = subscription.definition, await subscription.most_held()
+    segments = await subscription.segments(shown)
+    held: Counter[str] = Counter()
+    for segment in segments:
+        held.update(segment.held)
     return SubscriptionInfo(
         topic=definition.topic,
         name=definition.name,
@@ -228,5 +233,6 @@ async def _info(subscription: Subscription, shown: str | None) -> SubscriptionIn
         dead_letter_topic=definition.record.dead_letter_topic,
         max_redeliveries=definition.record.max_redeliveries,
         consumers=subscription.consumers,
-        segments=await subscription.segments(shown),
+        blocked=[name for name in subscription.consumers if most_held is not None and held[name] >= most_held],
+        segments=segments,
     )

@@ -34,6 +34,7 @@ class Policies:
     def __init__(self, store: MetadataStore, topics: Topics) -> None:
         self._store = store
         self._topics = topics
+        self._recent: dict[str, EffectivePolicy] = {}
 
     async def of_topic(self, name: str) -> PolicyInfo:
         """Raises NOT_FOUND."""
@@ -66,6 +67,19 @@ class Policies:
             if topic is not None and not topic.deleted:
                 found[name] = _effective(topic.policy, *(_decoded(records[key]) for key in above))
         return found
+
+    async def look(self, names: Sequence[str]) -> dict[str, EffectivePolicy]:
+        """As `of_topics`, and these are the `recent` ones from now on."""
+        self._recent = await self.of_topics(names)
+        return dict(self._recent)
+
+    async def recent(self, name: str) -> EffectivePolicy:
+        """What counted for a topic when it was looked at last. Only the first request for it reads the store. Raises
+        NOT_FOUND."""
+        known = self._recent.get(name)
+        if known is None:
+            known = self._recent[name] = (await self.of_topic(name)).effective
+        return known
 
     async def change_topic(self, name: str, changes: Mapping[str, Any]) -> PolicyInfo:
         """Replace the settings that `changes` names; None removes one. Raises NOT_FOUND."""

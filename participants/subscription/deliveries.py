@@ -135,6 +135,9 @@ class Deliveries:
     def held_by(self, consumer: int) -> list[Place]:
         return sorted(self._held.get(consumer, ()))
 
+    def number_held(self, consumer: int) -> int:
+        return len(self._held.get(consumer, ()))
+
     def let_go(self, place: Place) -> None:
         """The consumer of this message is gone while it is PENDING_ACK."""
         self._hold(place, self._outstanding[place], None)

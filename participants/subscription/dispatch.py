@@ -104,6 +104,9 @@ class Dispatch:
         self._on_dead = on_dead
         self._reading = asyncio.Lock()
         self._home = 0
+        self.refused_more = False
+        """A consumer that holds as much as it may was refused more: whoever waits is told when something is
+        acknowledged."""
 
     # -- giving ------------------------------------------------------------------------------------------------
 
@@ -221,6 +224,9 @@ class Dispatch:
     def delete(self, span: Span) -> None:
         self._cursor.add(span)
         self._deliveries.gone(span)
+        if self.refused_more:
+            self.refused_more = False
+            self._segment.changed.notify()
 
     async def frame(self, position: Position) -> RawFrame | None:
         """The entry at `position`, or None if readers may not see it."""

@@ -48,6 +48,11 @@ class Sessions:
         return list(self._sessions)
 
     @property
+    def names(self) -> dict[int, str]:
+        """The consumers by the numbers of their sessions."""
+        return {session.number: name for name, session in self._sessions.items()}
+
+    @property
     def numbers(self) -> list[int]:
         """The numbers of all sessions, in the same order."""
         return [session.number for session in self._sessions.values()]

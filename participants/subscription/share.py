@@ -49,8 +49,9 @@ class AckRequest:
 @dataclass(frozen=True, slots=True)
 class TakeRequest:
     """A request of the home of a subscription, at the generation `home`, for messages for the consumer `session`: up to
-    `limit` messages and about `max_bytes`, of `segments` in this order. Of all consumers up to the number `newest`,
-    only `sessions` are present; later ones were unknown when this request was made."""
+    `limit` messages and about `max_bytes`, of `segments` in this order, as long as the consumer holds fewer than
+    `most_held` messages of this share. Of all consumers up to the number `newest`, only `sessions` are present; later
+    ones were unknown when this request was made."""
 
     home: int
     session: int
@@ -59,6 +60,7 @@ class TakeRequest:
     segments: Sequence[str]
     limit: int
     max_bytes: int
+    most_held: int | None = None
 
     @property
     def taker(self) -> Taker:
@@ -67,10 +69,13 @@ class TakeRequest:
 
 @dataclass(slots=True)
 class TakeAnswer:
-    """`ended` are segments that have nothing left, and never will."""
+    """`ended` are segments that have nothing left, and never will. `held` is the number of messages of this share that
+    the consumer holds now, and `full` tells that it may hold no more."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
+    held: int = 0
+    full: bool = False
 
 
 class LocalShare:
@@ -91,20 +96,29 @@ class LocalShare:
         answer, failure = TakeAnswer(), None
         for part in self._parts.values():
             part.dispatch.serve(wanted.home, wanted.sessions, wanted.newest)
+        may_hold = wanted.limit if wanted.most_held is None else wanted.most_held - self._held_by(wanted.session)
+        limit = min(wanted.limit, may_hold)
         for segment_id in wanted.segments:
             room = wanted.max_bytes - sum(each.size_bytes for each in answer.messages)
-            if len(answer.messages) >= wanted.limit or room <= 0:
+            if len(answer.messages) >= limit or room <= 0:
                 break
             part = self._parts[segment_id]
             try:
-                answer.messages += await part.dispatch.take(wanted.taker, wanted.limit - len(answer.messages), room)
+                answer.messages += await part.dispatch.take(wanted.taker, limit - len(answer.messages), room)
                 if await part.has_ended():
                     answer.ended.add(segment_id)
             except (errors.MetatxnError, MetastoreError) as error:
                 failure = failure or error
         if failure is not None and not answer.messages:
             raise failure
+        answer.held = self._held_by(wanted.session)
+        answer.full = wanted.most_held is not None and answer.held >= wanted.most_held
+        for part in self._parts.values():
+            part.dispatch.refused_more |= answer.full
         return answer
+
+    def _held_by(self, session: int) -> int:
+        return sum(part.deliveries.number_held(session) for part in self._parts.values())
 
     def knows_home(self, home: int) -> bool:
         """Whether every part has served this home."""
@@ -232,6 +246,7 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
         mark_delete=str(part.segment.ledgers.shown(counts.mark_delete)),
         backlog=counts.backlog,
         unacked=counts.unacked,
+        held={str(session): part.deliveries.number_held(session) for session in part.deliveries.consumers},
         pending_acks={str(txn_id): number for txn_id, number in counts.pending.items()},
         blocking=_blocking(part.dispatch.blocking()),
     )

@@ -44,11 +44,13 @@ class RemoteShare:
             segments=list(wanted.segments),
             max=wanted.limit,
             max_bytes=wanted.max_bytes,
+            most_held=wanted.most_held,
         )
         content = await self._post("take", request.model_dump())
         answer = ShareTakeAnswer.model_validate_json(content)
         each_bytes = len(content) // max(1, len(answer.messages))
-        return TakeAnswer([DeliveredMessage(message, each_bytes) for message in answer.messages], set(answer.ended))
+        messages = [DeliveredMessage(message, each_bytes) for message in answer.messages]
+        return TakeAnswer(messages, set(answer.ended), answer.held, answer.full)
 
     async def wait(self, segments: Sequence[str], wait_s: float, taker: Taker | None = None) -> None:
         request = ShareWaitRequest(

@@ -33,7 +33,7 @@ class Retention:
         served: dict[str, list[Segment]] = {}
         for segment in self._broker.served.values():
             served.setdefault(segment.record.topic, []).append(segment)
-        for topic, policy in (await self._broker.policies.of_topics(list(served))).items():
+        for topic, policy in (await self._broker.policies.look(list(served))).items():
             if policy.drops or policy.roll_after_ms is not None:
                 await self._look_at(topic, served[topic])
 

@@ -16,7 +16,7 @@ _SEGMENT = "segment://public/default/orders/0000-ffff-0"
 class ShareTakeRequest(RequestBody):
     """A request of the subscription's home, at this generation of its segment, for messages for one consumer. Of the
     consumers up to the number `newest`, only `sessions` are present: what the others hold returns. `segments` are in
-    the order in which they are to be read."""
+    the order in which they are to be read. `most_held` is how many messages the consumer may hold here."""
 
     model_config = example(
         incarnation=1, home=3, session=7, sessions=[6, 7], newest=7, segments=[_SEGMENT], max=100, max_bytes=4194304
@@ -30,15 +30,19 @@ class ShareTakeRequest(RequestBody):
     segments: Annotated[list[Name], Field(min_length=1)]
     max: Annotated[int, Field(ge=1, le=1000)]
     max_bytes: Annotated[int, Field(ge=1)]
+    most_held: int | None = None
 
 
 class ShareTakeAnswer(BaseModel):
-    """`ended` are segments that have nothing left, and never will."""
+    """`ended` are segments that have nothing left, and never will. `held` is how many messages the consumer holds here,
+    and `full` tells that it may hold no more."""
 
-    model_config = example(messages=[], ended=[_SEGMENT])
+    model_config = example(messages=[], ended=[_SEGMENT], held=0, full=False)
 
     messages: list[ReceivedMessage]
     ended: list[str]
+    held: int = 0
+    full: bool = False
 
 
 class ShareWaitRequest(RequestBody):

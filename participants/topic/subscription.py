@@ -26,6 +26,7 @@ from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
 from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.policies import UNLIMITED
 from participants.broker.broker import Broker
 from participants.common.signal import Signal
 from participants.segment.segment import Segment
@@ -33,7 +34,7 @@ from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.dispatch import DeliveredMessage, Taker
 from participants.subscription.sessions import ConsumerBusy, Sessions
-from participants.subscription.share import TakeAnswer, TakeRequest
+from participants.subscription.share import LocalShare, TakeAnswer, TakeRequest
 from participants.topic.remote_share import RemoteShare
 from participants.topic.shares import SubscriptionShares, shares_of
 
@@ -53,6 +54,8 @@ class _Round:
     messages: list[DeliveredMessage] = field(default_factory=list)
     waiting: list[tuple[RemoteShare, list[str], Taker | None]] = field(default_factory=list)
     failed: errors.MetatxnError | None = None
+    full: bool = False
+    """The consumer holds as many messages as it may."""
 
 
 class Subscription:
@@ -78,6 +81,8 @@ class Subscription:
         self._segment: Segment | None = None
         """The segment that makes this broker the home."""
         self._waits: dict[tuple[str | Taker | None, ...], asyncio.Task[None]] = {}
+        self._held: dict[tuple[int, str | None], int] = {}
+        """By session and broker (None is this one), how many messages the session held there when it was asked last."""
         self._unsure: set[int] = set()
         """The sessions that may have been given messages in an answer that was lost."""
 
@@ -122,7 +127,7 @@ class Subscription:
                 if left <= 0 and found.failed is not None:
                     raise found.failed
                 waits = [self._wait_at(*waiting) for waiting in found.waiting]
-                timeout = left if found.failed is None else min(left, RETRY_S)
+                timeout = left if found.failed is None and not found.full else min(left, RETRY_S)
                 await asyncio.wait([*changes, *waits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
     @contextmanager
@@ -152,6 +157,7 @@ class Subscription:
         its parents have been read to their end."""
         self._turn += 1
         found = _Round(failed=next(iter(shares.missing.values()), None))
+        most_held = await self.most_held()
         parents = await self._parents_of(shares)
         left = {segment_id: share for share in _turned(shares.all, self._turn) for segment_id in share.segments}
         ended: set[str] = set()
@@ -170,6 +176,7 @@ class Subscription:
                     segments,
                     limit - len(found.messages),
                     room,
+                    None if most_held is None else most_held - self._held_beside(session, share, shares),
                 )
                 try:
                     answer = await share.take(wanted)
@@ -184,9 +191,22 @@ class Subscription:
                     continue
                 found.messages += answer.messages
                 ended |= answer.ended
-                if isinstance(share, RemoteShare):
+                self._held[session, _broker_of(share)] = answer.held
+                found.full |= answer.full
+                if isinstance(share, RemoteShare) and not answer.full:
                     found.waiting += self._waiting_for(share, wanted, answer)
         return found
+
+    async def most_held(self) -> int | None:
+        """How many messages each consumer may hold, or None for any number."""
+        most = (await self._broker.policies.recent(self.definition.topic)).max_unacked_per_consumer.value
+        return None if most == UNLIMITED else most
+
+    def _held_beside(self, session: int, share: LocalShare | RemoteShare, shares: SubscriptionShares) -> int:
+        """How many messages the session holds at all other brokers. It may have acknowledged some since they were
+        asked, and is then given more by a later round."""
+        others = {_broker_of(each) for each in shares.all} - {_broker_of(share)}
+        return sum(self._held.get((session, other), 0) for other in others)
 
     def _may_go_on(self, error: errors.MetatxnError | MetastoreError, found: _Round, session: int) -> bool:
         """Whether to continue after a share has failed. If it is only unavailable, others may have messages; otherwise
@@ -271,6 +291,7 @@ class Subscription:
 
     def _gone(self) -> None:
         self._unsure.intersection_update(self._sessions.numbers)
+        self._held = {key: held for key, held in self._held.items() if key[0] in self._sessions.numbers}
         self._changed.notify()
 
     # -- looking -----------------------------------------------------------------------------------------------
@@ -284,6 +305,9 @@ class Subscription:
             if each.blocking is not None and each.blocking.consumer is not None:
                 each.blocking.consumer = self._sessions.consumer(int(each.blocking.consumer))
         order = {name: number for number, name in enumerate((await self._broker.topic(self.definition.topic)).segments)}
+        names = self._sessions.names
+        for each in shown:
+            each.held = {names[int(number)]: held for number, held in each.held.items() if int(number) in names}
         return sorted(shown, key=lambda each: order.get(each.segment, len(order)))
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -308,6 +332,10 @@ class Subscription:
             action="Leave and return: then all messages of this consumer are redelivered.",
             subscription=self.definition.name,
         )
+
+
+def _broker_of(share: LocalShare | RemoteShare) -> str | None:
+    return share.url if isinstance(share, RemoteShare) else None
 
 
 async def home_of(broker: Broker, topic: str) -> Segment:

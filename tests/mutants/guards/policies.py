@@ -6,6 +6,7 @@ from tests.mutants.mutant import Edit, Mutant
 
 _RETENTION = "participants/segment/retention.py"
 _TESTS = "tests/participants/broker/test_retention.py"
+_UNACKED = "tests/participants/subscription/test_max_unacked.py"
 _WATERMARK = "tests/participants/segment/test_watermark.py"
 
 POLICIES = (
@@ -66,6 +67,22 @@ POLICIES = (
         "        if left < kept_bytes:\n            return\n        yield each",
         "        yield each\n        if left < kept_bytes:\n            return",
         tests=(f"{_TESTS}::test_the_oldest_ledgers_of_all_segments_go_first",),
+    ),
+    Mutant(
+        "holds-more-than-it-may",
+        "6: a consumer holds no more messages of a broker than it may",
+        "participants/subscription/share.py",
+        "        limit = min(wanted.limit, may_hold)\n",
+        "        limit = wanted.limit\n",
+        tests=(f"{_UNACKED}::test_a_consumer_gets_no_more_than_it_may_hold_and_is_shown",),
+    ),
+    Mutant(
+        "holds-as-many-of-each-broker",
+        "6: what a consumer holds at other brokers counts",
+        "participants/topic/subscription.py",
+        "most_held - self._held_beside(session, share, shares),",
+        "most_held,",
+        tests=(f"{_UNACKED}::test_it_holds_over_all_brokers_of_a_topic",),
     ),
     Mutant(
         "refused-above-the-watermark-after-the-intent",

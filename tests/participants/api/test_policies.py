@@ -32,6 +32,7 @@ def test_each_value_comes_from_the_closest_policy_that_sets_it() -> None:
         ("retention_bytes", -1, "topic"),
         ("retention", "hard", "cluster"),
         ("roll_ms", -1, "default"),
+        ("max_unacked_per_consumer", 50_000, "default"),
     ]
 
 
@@ -71,12 +72,13 @@ async def test_settings_are_changed_one_by_one_and_null_removes_one(process: Bro
     await asked(process, "PATCH", TOPIC, {"retention_ms": 3, "retention_bytes": 4})
     found = await asked(process, "PATCH", TOPIC, {"retention_ms": None})
     assert found == await asked(process, "GET", f"{TOPIC}/policy")
-    assert found["policy"] == {"retention_ms": None, "retention_bytes": 4, "retention": None, "roll_ms": None}
+    assert found["policy"] == dict.fromkeys(PolicySettings.model_fields) | {"retention_bytes": 4}
     assert found["effective"] == {
         "retention_ms": {"value": 2, "source": "namespace"},
         "retention_bytes": {"value": 4, "source": "topic"},
         "retention": {"value": "hard", "source": "cluster"},
         "roll_ms": {"value": -1, "source": "default"},
+        "max_unacked_per_consumer": {"value": 50_000, "source": "default"},
     }
     assert (await asked(process, "GET", NAMESPACE))["effective"]["retention"]["source"] == "cluster"
     assert (await asked(process, "GET", CLUSTER))["policy"]["retention_ms"] == 1
@@ -109,6 +111,7 @@ async def test_the_policy_goes_with_its_topic(process: BrokerProcess) -> None:
         (TOPIC, {"retention_bytes": 1.5}, "retention_bytes"),
         (TOPIC, {"retention": "soft"}, "retention"),
         (TOPIC, {"roll_ms": 999}, "roll_ms"),
+        (TOPIC, {"max_unacked_per_consumer": 0}, "max_unacked_per_consumer"),
         (TOPIC, {"retention_ms": 1, "retention_hours": 2}, "retention_hours"),
         (CLUSTER, {"retention_ms": True}, "retention_ms"),
         (CLUSTER, [], "body"),

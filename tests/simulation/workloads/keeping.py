@@ -25,6 +25,7 @@ CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("retention_bytes", (*RETENTION_BYTES, -1, None)),
     ("retention", ("hard", "acknowledged", "acknowledged", None)),
     ("roll_ms", (1_000, 5_000, None)),
+    ("max_unacked_per_consumer", (3, 20, -1, None)),
 )
 LEVELS = ("topic", "topic", "namespaces/public/default", "cluster")
 FREED_WITHIN_S = 150.0
