@@ -114,9 +114,12 @@ class AsyncClient:
             await self.close()
 
     async def close(self) -> None:
-        """Flush every producer, then close the connections. Raises the first failure of a send."""
+        """Flush every producer, abort the transactions that were begun and used here and never committed, then close
+        the connections. Raises the first failure of a send. An abort that does not succeed within five seconds is left
+        to the transaction's timeout."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.let_go)
+            stack.push_async_callback(self._connection.abort_open)
             for delivery in {producer.delivery: None for producer in self._producers} | self._connection.sending:
                 stack.push_async_callback(delivery.close)
 
@@ -157,7 +160,8 @@ class AsyncClient:
         }
         # A begin that is sent twice leaves at most an empty transaction, which its timeout ends.
         header = parsed(TransactionHeader, await self._connection.coordinator(post(path_of("txns"), body)))
-        return AsyncTransaction(self._connection, header.txn_id or "", header)
+        # Several programs may work on the same version, in the same transaction.
+        return AsyncTransaction(self._connection, header.txn_id or "", header, ends_with_client=version is None)
 
     @contextlib.asynccontextmanager
     async def transaction(

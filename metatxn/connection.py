@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import uuid
 from collections.abc import Coroutine, Mapping
@@ -25,6 +26,10 @@ from metatxn.wire.errors import (
 )
 from metatxn.wire.frames import Entry
 
+CLOSING_S = 5.0
+"""How long a client that is closed tries to abort its open transactions. After that their timeouts end them."""
+MAX_OPEN = 10_000
+"""So many open transactions are remembered for that."""
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
 """A broker that is not the owner may learn of a seal a little later than the client."""
@@ -58,6 +63,8 @@ class Connection:
         self.brokers = AnyOf(self.directory, "broker")
         self.request_timeout_s = request_timeout_s
         self.sending: dict[OrderedDelivery[Any], None] = {}
+        self._open: dict[str, None] = {}
+        """The transactions that were begun and used here, and that nobody has tried to end here."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -74,6 +81,26 @@ class Connection:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    # -- transactions ------------------------------------------------------------------------------------------
+
+    def opened(self, txn_id: str) -> None:
+        """Something is about to be done inside a transaction that was begun here."""
+        self._open[txn_id] = None
+        while len(self._open) > MAX_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def ended(self, txn_id: str) -> None:
+        """It is not to be aborted by `abort_open`."""
+        self._open.pop(txn_id, None)
+
+    async def abort_open(self) -> None:
+        """Abort the transactions that are open, as far as that is possible in `CLOSING_S`."""
+        calls = [post(path_of("txns", txn_id, "abort"), {"reason": "its client was closed"}) for txn_id in self._open]
+        self._open.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING_S):
+                await asyncio.gather(*map(self.coordinator, calls), return_exceptions=True)
 
     def new_name(self) -> str:
         """A unique name of 32 hexadecimal digits."""

@@ -43,12 +43,21 @@ class Sender(Protocol):
 
 class AsyncTransaction:
     """A transaction, made by `AsyncClient.begin`, `transaction` and `attach`. Leaving its `async with` commits it; an
-    exception, or a send or a flush that failed, aborts it."""
+    exception, or a send or a flush that failed, aborts it. So does closing the client that began it and did something
+    inside, unless a commit was tried, it was begun for a `version`, or it is to be left open (`leave_open`)."""
 
-    def __init__(self, connection: Connection, txn_id: str, header: TransactionHeader | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        txn_id: str,
+        header: TransactionHeader | None = None,
+        *,
+        ends_with_client: bool = False,
+    ) -> None:
         self._connection = connection
         self._id = txn_id
         self._header = header
+        self._ends_with_client = ends_with_client
         self._senders: dict[Sender, None] = {}
         """The senders in the order in which they joined, so that a simulation can repeat every step."""
         self._failure: BaseException | None = None
@@ -123,6 +132,7 @@ class AsyncTransaction:
             return self._header
         body = {"reason": reason, "force": force or None}
         header = self._keep(await self._post("abort", body, settled_by=(InvalidTransactionState,)))
+        self._connection.ended(self._id)
         self._discard()
         return header
 
@@ -142,6 +152,11 @@ class AsyncTransaction:
                 await self._abort_after(failure)
             raise
 
+    def leave_open(self) -> None:
+        """Do not abort the transaction when the client is closed: another program will end it."""
+        self._ends_with_client = False
+        self._connection.ended(self._id)
+
     # -- for producers, table writers and consumers ------------------------------------------------------------
 
     def joined_by(self, sender: Sender) -> None:
@@ -160,13 +175,16 @@ class AsyncTransaction:
         self._failure = self._failure or failure
 
     def check_takes_operations(self) -> None:
-        """Raises `InvalidTransactionState` if it was begun for a version that is already committed."""
+        """Something is about to be done inside. Raises `InvalidTransactionState` if it was begun for a version that is
+        already committed."""
         if self._header and self._header.already_committed:
             raise InvalidTransactionState(
                 f"version {self._header.version} of this key is already committed",
                 action="Check `already_committed` before sending.",
                 txn_id=self._id,
             )
+        if self._ends_with_client:
+            self._connection.opened(self._id)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -201,6 +219,7 @@ class AsyncTransaction:
         now = asyncio.get_running_loop().time
         deadline = now() + self._connection.request_timeout_s
         unknown: MetatxnError | None = None
+        self._connection.ended(self._id)  # from now on it may be committed
         while True:
             try:
                 header = self._keep(await self._post("commit", {"writers": writers}, idempotent=False))

@@ -141,6 +141,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "coordinator.survey: MAX_COUNTED MAX_LABELLED_KEYS",
         "metastore.watches: MAX_LOGGED_BYTES",
         "metatxn.frames: PAGE_BYTES",
+        "metatxn.connection: MAX_OPEN",
         "metatxn.http: MAX_REDIRECTS",
         "metatxn.reader: PAGE_MESSAGES",
         "metatxn.table_writer: MAX_ROWS_BYTES DEFAULT_ENTRY_BYTES SMALL_BATCH_BYTES SMALL_COLUMN_BYTES",

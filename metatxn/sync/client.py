@@ -144,7 +144,9 @@ class Client(Facade[AsyncClient]):
         return tables[topic] if isinstance(topic, str) else tables
 
     def close(self) -> None:
-        """Flush every producer, then close the connections. Raises the first failure of a send. Idempotent."""
+        """Flush every producer, abort the transactions that were begun and used here and never committed, then close
+        the connections. Raises the first failure of a send. An abort that does not succeed within five seconds is left
+        to the transaction's timeout. Idempotent."""
         self.__exit__(None, None, None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

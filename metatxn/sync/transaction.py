@@ -11,13 +11,19 @@ from metatxn.wire.coordinator import TransactionHeader
 
 class Transaction(Facade[AsyncTransaction]):
     """A transaction, made by `Client.begin`, `Client.transaction` and `Client.attach`. Leaving its `with` commits it;
-    an exception, or a send or a flush that failed, aborts it."""
+    an exception, or a send or a flush that failed, aborts it. So does closing the client that began it and did
+    something inside, unless a commit was tried, it was begun for a `version`, or it is to be left open
+    (`leave_open`)."""
 
     refresh = blocking(AsyncTransaction.refresh)
     keep_alive = blocking(AsyncTransaction.keep_alive)
     remember_writers = blocking(AsyncTransaction.remember_writers)
     commit = blocking(AsyncTransaction.commit)
     abort = blocking(AsyncTransaction.abort)
+
+    def leave_open(self) -> None:
+        """See `AsyncTransaction.leave_open`."""
+        self._background.call_soon(self._core.leave_open)
 
     @property
     def core(self) -> AsyncTransaction:

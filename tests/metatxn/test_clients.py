@@ -93,6 +93,31 @@ async def test_acknowledged_or_given_again(client: metatxn.AsyncClient, new_topi
     assert [summary.name async for summary in client.subscriptions(topic)] == ["s"]
 
 
+async def test_a_client_that_is_closed_aborts_what_it_has_open(
+    client: metatxn.AsyncClient, new_topic: NewTopic, dev: DevServer, connect: Connect
+) -> None:
+    """What it has begun and used, and neither tried to commit nor left to others; readers go on at once."""
+    topic = await new_topic()
+    await client.producer(topic).send("input")
+    await client.create_subscription(topic, "s")
+    async with connect(dev.coordinator_url) as other:
+        used, acknowledging, left, unused = [await other.begin(600_000) for _ in range(4)]
+        attached = other.attach((await client.begin(600_000)).id)
+        key = uuid.uuid4().hex
+        version = await other.begin(600_000, key, (await other.connect_key(key)).epoch, 1)
+        for txn in (used, left, attached, version):
+            await other.producer(topic).send("inside", txn=txn)
+        consumer = await other.subscribe(topic, "s")
+        await consumer.acknowledge(await received(consumer), acknowledging)
+        left.leave_open()
+    states = [(await client.attach(txn.id).refresh()).state for txn in (used, acknowledging)]
+    assert states == ["ABORTED", "ABORTED"]
+    assert (await client.attach(unused.id).refresh()).state == "OPEN"
+    for txn in (left, attached, version):
+        assert (await client.attach(txn.id).commit()).state == "COMMITTED"
+    await eventually(lambda: values(client, topic), ["input", "inside", "inside", "inside"])
+
+
 async def test_cumulative_acknowledgement(client: metatxn.AsyncClient, new_topic: NewTopic) -> None:
     topic = await new_topic()
     async with client.producer(topic) as producer:

@@ -323,7 +323,7 @@ async def test_transaction_whose_abort_failed_cannot_be_committed(
             await txn.commit()
         with pytest.raises(metatxn.InvalidTransactionState):
             await txn.commit()
-    assert only(cluster) == "OPEN"
+        assert only(cluster) == "OPEN"
 
 
 async def test_send_without_an_answer(cluster: FakeCluster, connect: Connect) -> None:
@@ -367,3 +367,26 @@ async def test_already_committed_version_takes_nothing(cluster: FakeCluster, cli
             await client.producer("t").send("x", txn=txn)
         assert (await txn.commit()).state == "COMMITTED"
     assert cluster.visible() == []
+
+
+async def test_a_client_that_is_closed_aborts_no_transaction_that_may_be_committed(
+    cluster: FakeCluster, connect: Connect
+) -> None:
+    """The commit had no answer, and nobody could tell the outcome: it is left to the timeout."""
+    async with connect(COORDINATOR, request_timeout_s=0.2, transport=cluster.transport) as client:
+        txn = await client.begin()
+        await client.producer("t").send(1, txn=txn)
+        cluster.before = [(COMMIT, silent), *[("GET", silent)] * 100]
+        with pytest.raises(metatxn.OutcomeUnknown):
+            await txn.commit()
+    assert only(cluster) == "OPEN" and not any("/abort" in request for request in cluster.requests)
+
+
+async def test_closing_ends_although_nobody_answers_an_abort(
+    cluster: FakeCluster, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metatxn.connection.CLOSING_S", 0.05)
+    async with connect(COORDINATOR, request_timeout_s=3_600, transport=cluster.transport) as client:
+        await client.producer("t").send(1, txn=await client.begin())
+        cluster.before = [("/abort", silent)] * 100
+    assert only(cluster) == "OPEN" and any("/abort" in request for request in cluster.requests)

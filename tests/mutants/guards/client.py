@@ -13,6 +13,24 @@ _TEST_DELIVERIES = "tests/metatxn/test_random_deliveries.py"
 
 CLIENT = (
     Mutant(
+        "closed-client-leaves-its-transactions-open",
+        "a client that is closed aborts what it has open",
+        "metatxn/client.py",
+        "            stack.push_async_callback(self._connection.abort_open)\n",
+        "",
+        tests=("tests/metatxn/test_clients.py::test_a_client_that_is_closed_aborts_what_it_has_open",),
+    ),
+    Mutant(
+        "closed-client-aborts-what-may-be-committed",
+        "a client that is closed aborts no transaction whose commit had no answer",
+        _TRANSACTION,
+        "        self._connection.ended(self._id)  # from now on it may be committed\n",
+        "",
+        tests=(
+            "tests/metatxn/test_commit_outcome.py::test_a_client_that_is_closed_aborts_no_transaction_that_may_be_committed",
+        ),
+    ),
+    Mutant(
         "word-of-a-proxy-is-definite",
         "an answer of 500 and above that is none of ours is an unknown outcome",
         "metatxn/answers.py",
