@@ -27,6 +27,7 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
         segments.LedgerRecord,
         segments.DedupSnapshot,
         segments.MergeClaim,
+        segments.Compaction,
     ),
     f"{paths.SEGMENT_OWNERS}<id>": (segments.OwnerRecord,),
     paths.CLUSTER_POLICY: (policies.PolicyRecord,),

@@ -29,6 +29,12 @@ class RetentionChoice(StrEnum):
     HARD = "hard"
 
 
+class CleanupChoice(StrEnum):
+    DELETE = "delete"
+    COMPACT = "compact"
+    BOTH = "both"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOptions:
     """The settings of a policy that a command changes."""
@@ -57,6 +63,14 @@ class SettingOptions:
             min=UNLIMITED,
             help="A consumer that holds so many messages of a subscription gets no more; -1 means any number.",
         ),
+    ] = None
+    cleanup: Annotated[
+        CleanupChoice | None,
+        typer.Option(help="Whether old ledgers are dropped, or compacted to the latest message of each key, or both."),
+    ] = None
+    delete_retention_ms: Annotated[
+        int | None,
+        typer.Option(min=0, help="How long a message that deletes a key stays when its ledger is compacted."),
     ] = None
     unset: Annotated[
         list[str] | None,

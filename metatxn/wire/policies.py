@@ -22,6 +22,8 @@ acknowledged counts until it ends."""
 _MOST = 2**53 - 1
 
 RetentionKind = Literal["acknowledged", "hard"]
+CleanupKind = Literal["delete", "compact", "both"]
+DEFAULT_DELETE_RETENTION_MS = 86_400_000
 Source = Literal["topic", "namespace", "cluster", "default"]
 Value = TypeVar("Value")
 
@@ -40,14 +42,17 @@ _EXAMPLE: dict[str, Any] = {"retention_ms": 604_800_000, "retention": "hard"}
 class PolicySettings(BaseModel):
     """`retention_ms` and `retention_bytes` say what is kept at least; older ledgers are dropped. With `acknowledged`
     nothing is dropped that a subscription has not acknowledged; `hard` drops it all the same. `roll_ms` is the age at
-    which an open ledger is closed, so that it can be dropped as a whole. A consumer that holds
-    `max_unacked_per_consumer` messages of a subscription gets no more."""
+    which an open ledger is closed, so that it can be dropped or compacted as a whole. `cleanup` says whether ledgers
+    are dropped, or compacted, or both; a message that deletes a key stays for `delete_retention_ms` when they are
+    compacted. A consumer that holds `max_unacked_per_consumer` messages of a subscription gets no more."""
 
     retention_ms: Limit | None = None
     retention_bytes: Limit | None = None
     retention: RetentionKind | None = None
     roll_ms: Annotated[int, Field(ge=MIN_ROLL_MS, le=_MOST)] | None = None
     max_unacked_per_consumer: MostUnacked | None = None
+    cleanup: CleanupKind | None = None
+    delete_retention_ms: Annotated[int, Field(ge=0, le=_MOST)] | None = None
 
     @property
     def empty(self) -> bool:
@@ -83,10 +88,19 @@ class EffectivePolicy(BaseModel):
     retention: Setting[RetentionKind]
     roll_ms: Setting[int]
     max_unacked_per_consumer: Setting[int]
+    cleanup: Setting[CleanupKind]
+    delete_retention_ms: Setting[int]
+
+    @property
+    def compacts(self) -> bool:
+        """Whether ledgers are compacted."""
+        return self.cleanup.value != "delete"
 
     @property
     def drops(self) -> bool:
         """Whether anything may be dropped at all."""
+        if self.cleanup.value == "compact":
+            return False
         return self.retention_ms.value != UNLIMITED or self.retention_bytes.value != UNLIMITED
 
     @property
@@ -103,6 +117,8 @@ DEFAULTS: dict[str, Any] = {
     "retention": "acknowledged",
     "roll_ms": UNLIMITED,
     "max_unacked_per_consumer": MAX_UNACKED_PER_CONSUMER,
+    "cleanup": "delete",
+    "delete_retention_ms": DEFAULT_DELETE_RETENTION_MS,
 }
 
 

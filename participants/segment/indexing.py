@@ -34,7 +34,6 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
 from participants.ledger.storage import LedgerError, LedgerStorage
-from participants.segment.rewriting import RewritingContext, rewrite_hidden
 from participants.segment.segment import Segment
 from participants.segment.trimming import delete_outcomes, stored_segment
 from participants.segment.upkeep import until_done
@@ -63,7 +62,6 @@ class IndexingContext:
     store: MetadataStore
     storage: LedgerStorage
     at_once: asyncio.Semaphore
-    rewriting: RewritingContext
 
 
 def indexing_limit() -> asyncio.Semaphore:
@@ -72,11 +70,9 @@ def indexing_limit() -> asyncio.Semaphore:
 
 
 async def tend(segment: Segment, context: IndexingContext) -> None:
-    """Roll the open ledger if it has many outcomes, index what can be indexed, and rewrite what is mostly hidden.
-    Called again and again."""
+    """Roll the open ledger if it has many outcomes, and index what can be indexed. Called again and again."""
     _roll_for_outcomes(segment)
     await index_hidden(segment, context)
-    await rewrite_hidden(segment, context.rewriting)
 
 
 def _roll_for_outcomes(segment: Segment) -> None:
@@ -222,7 +218,7 @@ async def _record(
         batch.replace(stored, named.encode())
     first, *others = list(slices(store, outcomes, OUTCOMES_PER_APPLY, Batch.remove)) or [[]]
     await delete_outcomes(batch, first, store)
-    segment.recorded(named)
+    segment.facts_recorded(named)
     for some in others:
         await delete_outcomes(store.batch().check(check), some, store)
     segment.buffer.drop([txn_id for txn_id in obsolete if segment.buffer.get(txn_id) is None])

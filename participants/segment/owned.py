@@ -19,7 +19,7 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
-from metastore.types import AtVersion
+from metastore.types import AtVersion, Revision
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.broker import Isolation
@@ -67,6 +67,8 @@ class OwnedSegment:
     ) -> None:
         self.id = segment_id
         self.hidden = hidden
+        self.compacted_at: Revision = 0
+        """What was replaced by this revision may be left out (DESIGN §5.19)."""
         self.record = record
         self.ownership = ownership
         self.ledgers = ledgers
@@ -97,6 +99,8 @@ class OwnedSegment:
     @record.setter
     def record(self, record: SegmentRecord) -> None:
         self._record = record
+        if record.compaction is not None:
+            self.compacted_at = max(self.compacted_at, record.compaction.revision)
         self.hidden.learn(record)
 
     # -- decisions ---------------------------------------------------------------------------------------------

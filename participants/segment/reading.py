@@ -75,7 +75,7 @@ class SegmentReader:
         (DESIGN §7).
 
         Raises INVALID_ARGUMENT for a future revision, and for one so old that headers decided after it may already have
-        been collected.
+        been collected; and POSITION_TRIMMED for one before the last compaction (DESIGN §5.19).
         """
         revision = await self._catch_up(revision)
         end = self._segment.buffer.last_durable
@@ -86,6 +86,15 @@ class SegmentReader:
                 f"revision: {revision} is too old, because decisions up to {horizon} have been collected",
                 action="Read again at a newer revision.",
                 field="revision",
+            )
+        if revision < self._segment.compacted_at:
+            raise errors.PositionTrimmed(
+                f"segment {self._segment.id} was compacted at revision {self._segment.compacted_at}: what was replaced "
+                f"by then is not left for a snapshot at revision {revision}",
+                action="Read again at a newer revision.",
+                segment=self._segment.id,
+                first_position=str(self._segment.ledgers.start.next),
+                compacted_revision=self._segment.compacted_at,
             )
         await self._assert_owned(0)  # at the end of what was read, so nothing decided by then is after it
         self._segment.assert_serving()  # only the owner knows everything that must be hidden

@@ -42,12 +42,13 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.form import Form
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.ledger.watermark import Watermark
+from participants.segment.compacting import compact
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
 from participants.segment.hidden import HiddenCache, HiddenEntries
 from participants.segment.indexing import IndexingContext, indexing_limit, tend
 from participants.segment.owned import Ownership
-from participants.segment.rewriting import RewritingContext, RewritingLimit
+from participants.segment.rewriting import RewritingContext, RewritingLimit, rewrite_hidden
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES, plan_ledger, roll, without_planned
 from participants.segment.segment import Attached, Segment
 from participants.segment.trimming import delete_trimmed, without_trimmed
@@ -125,8 +126,14 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     segment.publisher.watermark = context.watermark
     segment.on_full = partial(roll, segment, context.store, context.storage)
     rewriting = RewritingContext(context.store, context.storage, context.rewriting, context.metrics)
-    indexing = IndexingContext(context.store, context.storage, context.indexing, rewriting)
+    indexing = IndexingContext(context.store, context.storage, context.indexing)
+
+    async def rewrite() -> None:
+        await rewrite_hidden(segment, rewriting)
+        await compact(segment, rewriting, context.clock())
+
     segment.on_tend = partial(tend, segment, indexing)
+    segment.on_rewrite = rewrite
     segment.attached = context.attach(segment)
     try:
         await _recover_outcomes(segment, context)

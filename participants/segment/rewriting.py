@@ -11,14 +11,16 @@ form or with the ledger. So this may stop anywhere and be repeated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
+from metastore.types import Check
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.form import Form
 from participants.ledger.hidden_index import HiddenRanges
@@ -57,7 +59,7 @@ async def rewrite_hidden(segment: Segment, context: RewritingContext) -> None:
     failed, or the segment is lost."""
     await delete_former(segment, context)
     for record in segment.record.ledgers:
-        if segment.lost or not _is_mostly_hidden(record) or record.former:
+        if segment.lost or not _is_mostly_hidden(record) or record.former or context.limit.at_once.locked():
             continue
         try:
             await _without_hidden(segment, context, record)
@@ -92,12 +94,31 @@ def _visible(ledger: SealedLedger, hidden: HiddenRanges) -> list[int]:
     return [entry for entry in range(ledger.entries) if ledger.bytes_of(entry, entry) and entry not in hidden]
 
 
-async def rewrite(segment: Segment, context: RewritingContext, ledger: SealedLedger, kept: Sequence[int]) -> None:
-    """Replace the ledger by a form of it with the entries `kept`. Nothing that is left out may be readable otherwise
-    than uncommitted. Raises `LedgerError`, before anything has changed."""
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What else the apply that names a form does: it changes the record, and checks something."""
+
+    change: Callable[[SegmentRecord], SegmentRecord] = lambda record: record
+    checks: Sequence[Check] = ()
+
+
+class CheckLost(Exception):
+    """One of the `checks` of a naming does not hold, and nothing was named."""
+
+
+async def rewrite(
+    segment: Segment,
+    context: RewritingContext,
+    ledger: SealedLedger,
+    kept: Sequence[int],
+    naming: Naming = Naming(),
+) -> None:
+    """Replace the ledger by a form of it with the entries `kept`. Raises `LedgerError` and `CheckLost`, before anything
+    has changed."""
     form = segment.next_form()
     rewritten = await context.storage.write_form(segment.id, ledger, form, kept, context.limit.pace)
-    await until_done(segment, lambda: _name(segment, context, rewritten), "name the new form of a ledger again")
+    once = lambda: _name(segment, context, rewritten, naming)  # noqa: E731
+    await until_done(segment, once, "name the new form of a ledger again")
     if segment.lost:
         return
     context.metrics.rewritten_ledgers.inc()
@@ -112,7 +133,7 @@ async def rewrite(segment: Segment, context: RewritingContext, ledger: SealedLed
     )
 
 
-async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLedger) -> None:
+async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLedger, naming: Naming) -> None:
     """The record names the new form. From then on readers read it, and never again an earlier one."""
     assert rewritten.form is not None
     stored = await stored_segment(segment, context.store)
@@ -123,9 +144,15 @@ async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLe
         return
     if found[0].form != rewritten.form:  # otherwise an earlier attempt has landed
         facts = {"form": tuple(rewritten.form), "former": True, "bytes": rewritten.size_bytes, "hidden_bytes": None}
-        record = _with_facts(record, {rewritten.id}, facts)
-        await context.store.apply(context.store.batch().check(segment.ownership.check).replace(stored, record.encode()))
-    segment.ledger_sealed(record, rewritten)
+        record = naming.change(_with_facts(record, {rewritten.id}, facts))
+        batch = context.store.batch().check(segment.ownership.check, *naming.checks)
+        try:
+            await context.store.apply(batch.replace(stored, record.encode()))
+        except CheckFailed as lost:
+            if lost.check in naming.checks:
+                raise CheckLost from lost
+            raise
+    segment.form_recorded(record, rewritten)
 
 
 async def delete_former(segment: Segment, context: RewritingContext) -> None:
@@ -142,7 +169,7 @@ async def _delete_former(segment: Segment, context: RewritingContext) -> None:
         await context.storage.delete_forms_before(segment.id, ledger, form)
     record = _with_facts(record, former.keys(), {"former": None})
     await context.store.apply(context.store.batch().check(segment.ownership.check).replace(stored, record.encode()))
-    segment.recorded(record)
+    segment.facts_recorded(record)
 
 
 def _with_facts(record: SegmentRecord, ledgers: Collection[int], facts: Mapping[str, Any]) -> SegmentRecord:

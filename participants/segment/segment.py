@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
+from metastore.types import Check
 from metatxn.wire.frames import Entry
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -44,6 +46,14 @@ MANY_LEDGERS = 1_000
 record."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What a policy says about compaction. It counts as long as `checks` hold."""
+
+    delete_retention_ms: int
+    checks: tuple[Check, ...]
+
+
 class Attached(Protocol):
     """A part of a segment that belongs to a higher layer: its subscriptions. It ends when the segment closes."""
 
@@ -56,6 +66,9 @@ class Attached(Protocol):
 
     async def reconcile(self) -> None:
         """Find what no watch event has reported. Raises the store's errors."""
+
+    def compacted(self) -> None:
+        """Messages that could be read were left out."""
 
     def close(self) -> None: ...
 
@@ -106,7 +119,11 @@ class Segment(OwnedSegment):
         """When the last append became durable, or the segment was opened, on the clock of the loop."""
         self.on_tend: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._tending: asyncio.Task[None] | None = None
+        self.on_rewrite: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._rewriting: asyncio.Task[None] | None = None
         self._forms = count(1)
+        self.cleanup: Cleanup | None = None
+        """How the policy of the topic compacts, as far as it was looked at; None: it does not."""
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
@@ -149,10 +166,16 @@ class Segment(OwnedSegment):
             await self.attached.reconcile()
 
     def tend(self) -> None:
-        """Begin the upkeep that nobody asks for (see `indexing`), unless it is still going on. It is asked again
-        soon."""
+        """Begin the upkeep that nobody asks for (see `indexing` and `rewriting`), unless it is still going on. It is
+        asked again soon."""
         if self.on_tend is not None and not self.lost and (self._tending is None or self._tending.done()):
-            self._tending = self.spawn(self.on_tend())
+            self._tending = self.spawn(self._tend(self.on_tend))
+
+    async def _tend(self, tend: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """What rewrites ledgers may take long, so it does not keep outcomes waiting."""
+        await tend()
+        if self.on_rewrite is not None and not self.lost and (self._rewriting is None or self._rewriting.done()):
+            self._rewriting = self.spawn(self.on_rewrite())
 
     # -- the end of a ledger -----------------------------------------------------------------------------------
 
@@ -195,10 +218,26 @@ class Segment(OwnedSegment):
         return Form(self.ownership.generation, next(self._forms))
 
     def ledger_sealed(self, record: SegmentRecord, sealed: SealedLedger) -> None:
-        """The seal of a previous ledger, or another form of it, is recorded."""
+        """The seal of a previous ledger is recorded."""
         ledgers = [sealed if ledger.id == sealed.id else ledger for ledger in self.ledgers.sealed]
         self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
         self.recorded(record)
+
+    def form_recorded(self, record: SegmentRecord, rewritten: SealedLedger) -> None:
+        """Another form of a sealed ledger is recorded."""
+        ledgers = [rewritten if ledger.id == rewritten.id else ledger for ledger in self.ledgers.sealed]
+        self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
+        self.facts_recorded(record)
+
+    def facts_recorded(self, record: SegmentRecord) -> None:
+        """The store has had this record, in which only what is said of sealed ledgers, and of compaction, has changed.
+        A later record may be known already, whose answer came earlier, so nothing else is taken from this one."""
+        told = {ledger.id: ledger for ledger in record.ledgers if ledger.entries is not None}
+        ledgers = tuple(
+            told.get(ledger.id, ledger) if ledger.entries is not None else ledger for ledger in self.record.ledgers
+        )
+        self.record = self.record.model_copy(update={"ledgers": ledgers, "compaction": record.compaction})
+        self.hidden.learn(record)
 
     def recorded(self, record: SegmentRecord) -> None:
         """`record` is now in the store. Ledgers that it does not list are no longer read."""
@@ -212,6 +251,15 @@ class Segment(OwnedSegment):
             max(trimmed, default=None),
         )
         self.hidden.forget_before(self.ledgers.ledgers[0].id)
+
+    def is_left_out(self, position: Position) -> bool:
+        """Whether there was an entry that is not in its ledger any more."""
+        return any(
+            ledger.id == position.ledger
+            and 0 <= position.entry < ledger.entries
+            and not ledger.bytes_of(position.entry, position.entry)
+            for ledger in self.ledgers.sealed
+        )
 
     # -- the end of appending ----------------------------------------------------------------------------------
 

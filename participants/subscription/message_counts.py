@@ -1,7 +1,7 @@
 """Counts the messages of a segment that readers can see before a place, without reading all of them each time.
 
-What readers may see up to the horizon never changes, so it is counted once, a page at a time, and the sum is remembered
-at the end of each page, at a *checkpoint*:
+What readers may see up to the horizon changes only by compaction. So it is counted once, a page at a time, and the sum
+is remembered at the end of each page, at a *checkpoint*:
 
       checkpoint            checkpoint            checkpoint      horizon
     ──────┤ 412 messages ├──────┤ 97 messages  ├──────┤ ………………………┤
@@ -79,6 +79,7 @@ class MessageCounts:
         self._sums: SortedDict[Position, int] = SortedDict()
         """The number of messages up to and including each checkpoint."""
         self._counting = asyncio.Lock()
+        self._is_stale = False
 
     async def before(self, places: Iterable[Place], start: Position) -> dict[Place, int]:
         """The number of messages before each place. No place may be before `start`, after which entries can be read, or
@@ -86,6 +87,9 @@ class MessageCounts:
         found: dict[Place, int] = {}
         left = deque(sorted(places))
         async with self._counting:
+            if self._is_stale:
+                self._sums.clear()
+                self._is_stale = False
             while self._sums and self._sums.peekitem(0)[0] < start:
                 self._sums.popitem(0)
             if left:
@@ -96,6 +100,10 @@ class MessageCounts:
                     place = left.popleft()
                     found[place] = block.before(place)
         return found
+
+    def forget(self) -> None:
+        """Messages were left out, so the next count begins anew. One that is under way may be of before or after."""
+        self._is_stale = True
 
     async def _begin_at(self, after: Position) -> None:
         """Begin counting at `after`, if it is before the first checkpoint."""

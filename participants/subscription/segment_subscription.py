@@ -153,6 +153,9 @@ class SegmentSubscription:
             indexes[position].add(index)
         acks = []
         for position, wanted in indexes.items():
+            if self._is_left_out(position):
+                acks.append(Ack(position, writer=writer))
+                continue
             size = await self._size_of(position, max(wanted))
             if len(wanted) == size:
                 acks.append(Ack(position, writer=writer))
@@ -162,6 +165,8 @@ class SegmentSubscription:
 
     async def cumulative_ack(self, position: Position, index: int, writer: str | None) -> Ack:
         """The cumulative acknowledgement up to this message. Raises as `single_acks`."""
+        if self._is_left_out(position):
+            return Ack(position, cumulative=True, writer=writer)
         size = await self._size_of(position, index)
         last = index == size - 1
         return Ack(position, None if last else index, None if last else size, cumulative=True, writer=writer)
@@ -176,6 +181,11 @@ class SegmentSubscription:
             raise errors.InvalidArgument(problem, field="positions")
         last = self.segment.ledgers.shown(place)
         return [Ack(last, cumulative=True, writer=writer)] if last.entry >= 0 else []
+
+    def _is_left_out(self, position: Position) -> bool:
+        """Whether the entry was left out of its ledger before this broker could know how many messages it had. Nobody
+        gets any of them again."""
+        return self.deliveries.size_of(position) is None and self.segment.is_left_out(position)
 
     async def _size_of(self, position: Position, index: int) -> int:
         size = self.deliveries.size_of(position)

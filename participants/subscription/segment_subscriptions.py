@@ -145,6 +145,9 @@ class SegmentSubscriptions:
         for subscription in self:
             await subscription.reconcile()
 
+    def compacted(self) -> None:
+        self._message_counts.forget()
+
     def close(self) -> None:
         for subscription in self:
             subscription.close()

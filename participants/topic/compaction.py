@@ -87,6 +87,7 @@ class CompactedViews:
                 page = await read_page(segment, entry.before, BROWSE_BYTES, isolation, token.revision)
                 for frame in page.frames:
                     position = frame.position
+                    number = bisect_left(wanted, (position, 0), number)  # the rest was compacted
                     last = bisect_left(wanted, (position.next, 0), number)
                     indexes = [index for _, index in wanted[number:last]][: limit - len(found)]
                     if not indexes:
@@ -97,7 +98,7 @@ class CompactedViews:
                     places[segment.id] = (position.before, indexes[-1] + 1)
                     if len(found) >= limit or size >= BROWSE_BYTES:
                         return found, BrowseToken(places, token.revision, token.ends)
-                assert number == len(wanted) or wanted[number][0] > page.next, "what was visible stays visible"
+                number = bisect_left(wanted, (page.next.next, 0), number)
         return found, BrowseToken({segment: (end, 0) for segment, end in token.ends.items()}, token.revision)
 
     async def _view(

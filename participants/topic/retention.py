@@ -1,5 +1,5 @@
-"""The owner's part in what policies say: for each of its segments, close what is to be dropped later, and drop what is
-due (see `participants.segment.retention`).
+"""The owner's part in what policies say: for each of its segments, close what is to be dropped or compacted later, and
+drop what is due (see `participants.segment.retention`). The segment compacts itself as it is told here.
 
 A pass reads the policies of all topics that have segments here, at once. A topic whose policy drops and closes nothing
 costs no more.
@@ -19,7 +19,7 @@ from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
 from participants.messages.policies import InForce
 from participants.segment.retention import Due, drop, droppable, learn_facts, must_roll
-from participants.segment.segment import Segment
+from participants.segment.segment import Cleanup, Segment
 
 log = structlog.get_logger()
 
@@ -34,13 +34,16 @@ class Retention:
         for segment in self._broker.served.values():
             served.setdefault(segment.record.topic, []).append(segment)
         for topic, policy in (await self._broker.policies.look(list(served))).items():
-            if policy.drops or policy.roll_after_ms is not None:
+            if policy.drops or policy.compacts or policy.roll_after_ms is not None:
                 await self._look_at(topic, served[topic])
+            else:
+                _set_cleanup(served[topic], None)
 
     async def _look_at(self, topic: str, segments: Sequence[Segment]) -> None:
         in_force = await self._broker.policies.in_force(topic)
         if in_force is None:
             return
+        _set_cleanup(segments, in_force)
         trimmed = {segment.id: segment.ledgers.trimmed for segment in segments}
         records = await self._records(in_force)
         now_ms = self._broker.clock()
@@ -71,3 +74,12 @@ class Retention:
             return
         broker.metrics.retention_ledgers.inc(len(dropped))
         broker.metrics.retention_bytes.inc(sum(ledger.bytes or 0 for ledger in dropped))
+
+
+def _set_cleanup(segments: Sequence[Segment], in_force: InForce | None) -> None:
+    """How the segments are compacted from now on."""
+    cleanup = None
+    if in_force is not None and in_force.policy.compacts:
+        cleanup = Cleanup(in_force.policy.delete_retention_ms.value, in_force.checks)
+    for segment in segments:
+        segment.cleanup = cleanup

@@ -27,12 +27,17 @@ class Witness:
         self._store = store
         self._history = history
         self._clock = clock
+        self._sealed_bytes: dict[tuple[str, int], int] = {}
+        """Of each ledger as it was sealed: a rewriting leaves out what nobody could read."""
         store.listeners.append(self._hear)
 
     def _hear(self, changes: Changes) -> None:
         for event in changes.events:
             if event.key.startswith(paths.SEGMENTS) and event.record is not None:
                 segment, record = unescape(event.key.removeprefix(paths.SEGMENTS)), json.loads(event.record.value)
+                for ledger in record.get("ledgers", []):
+                    place = segment, ledger["id"]
+                    self._sealed_bytes[place] = max(self._sealed_bytes.get(place, 0), ledger.get("bytes") or 0)
                 first = parse_position(record.get("first_position") or "0:-1")
                 before = self._history.trimmed.get(segment, (0, -1))
                 if first > before:
@@ -53,7 +58,11 @@ class Witness:
                 policy.get("retention_ms", -1),
                 policy.get("retention_bytes", -1),
                 policy.get("retention") == "hard",
-                sum(ledger.get("bytes") or 0 for row in self.ledgers(topic).values() for ledger in row),
+                sum(
+                    self._sealed_bytes.get((each, ledger["id"]), 0)
+                    for each, row in self.ledgers(topic).items()
+                    for ledger in row
+                ),
                 dict(self.marks(topic, segment)),
             )
         )

@@ -51,6 +51,17 @@ class DedupSnapshot(JsonRecord):
     through: int
 
 
+class Compaction(JsonRecord):
+    """What compaction has left out of the ledgers of a segment (DESIGN §5.19).
+
+    Everything up to `through` was compacted. Of what was decided up to `revision`, something may be left out because it
+    was replaced by then: a snapshot of an earlier revision can no longer be read.
+    """
+
+    through: str
+    revision: int
+
+
 class MergeClaim(JsonRecord):
     """Two neighbours are being merged: both are sealed first, and then `child` takes over from both (DESIGN §5.14)."""
 
@@ -82,6 +93,7 @@ class SegmentRecord(JsonRecord):
     planned: int | None = None
     dedup: DedupSnapshot | None = None
     merge: MergeClaim | None = None
+    compaction: Compaction | None = None
 
     @property
     def newest_ledger(self) -> int:

@@ -7,6 +7,8 @@ from tests.mutants.mutant import Edit, Mutant
 _REWRITING = "participants/segment/rewriting.py"
 _INDEXING = "participants/segment/indexing.py"
 _TEST = "tests/participants/segment/test_rewriting.py"
+_COMPACTING = "participants/segment/compacting.py"
+_COMPACTED = "tests/participants/broker/test_compacting.py"
 _FORMS = "tests/participants/ledger/test_forms.py"
 _PREFIXES = "tests/participants/prefixes/test_prefixes.py::test_every_interrupted_prefix_ends_as_the_whole"
 
@@ -67,5 +69,69 @@ REWRITING = (
         "            if self._segment.ledgers is not ledgers:\n",
         "            if False:\n",
         tests=(f"{_TEST}::test_a_read_of_the_earlier_form_that_is_gone_reads_the_new_one",),
+    ),
+    Mutant(
+        "compacted-beyond-the-horizon",
+        "5.19: what a transaction may still replace stays",
+        "participants/segment/indexing.py",
+        "each.last is not None and each.last <= horizon",
+        "each.last is not None",
+        tests=(f"{_COMPACTED}::test_what_a_transaction_may_still_replace_stays",),
+    ),
+    Mutant(
+        "deletion-goes-before-what-it-deletes",
+        "5.19: a deletion stays while a value of its key is there",
+        _COMPACTING,
+        "and not self._keeps_deletions and key not in self._left)",
+        "and not self._keeps_deletions)",
+        tests=(f"{_COMPACTED}::test_a_deletion_stays_while_a_value_of_its_key_is_in_an_entry_that_stays",),
+    ),
+    Mutant(
+        "ledger-that-stays-is-not-remembered",
+        "5.19: what stays because little would be freed counts for deletions",
+        _COMPACTING,
+        "            for key in of_gone:\n                self._left.add(key)\n            return\n",
+        "            return\n",
+        tests=(f"{_COMPACTED}::test_a_ledger_is_not_rewritten_for_next_to_nothing",),
+    ),
+    Mutant(
+        "deletion-of-a-child-goes",
+        "5.19: a deletion stays while a parent is there",
+        _COMPACTING,
+        "        self._keeps_deletions = await self._parents_have_entries()\n",
+        "        self._keeps_deletions = False\n",
+        tests=(f"{_COMPACTED}::test_a_deletion_in_a_child_stays_while_its_parent_is_there",),
+    ),
+    Mutant(
+        "snapshot-below-the-compaction",
+        "5.19: a snapshot before the compaction is refused",
+        "participants/segment/reading.py",
+        "        if revision < self._segment.compacted_at:\n",
+        "        if False:\n",
+        tests=(f"{_COMPACTED}::test_a_snapshot_before_the_compaction_is_refused",),
+    ),
+    Mutant(
+        "hidden-in-memory-is-left-out",
+        "5.19: what no index hides yet stays",
+        _COMPACTING,
+        "        if indexed:\n",
+        "        if True:\n",
+        tests=(f"{_COMPACTED}::test_what_is_hidden_only_by_memory_is_not_left_out",),
+    ),
+    Mutant(
+        "policy-of-a-compaction-is-not-checked",
+        "6: a policy that changes meanwhile counts",
+        _COMPACTING,
+        "naming = Naming(self._leaves_out, self._cleanup.checks)",
+        "naming = Naming(self._leaves_out)",
+        tests=(f"{_COMPACTED}::test_a_policy_that_changes_meanwhile_counts",),
+    ),
+    Mutant(
+        "view-takes-what-is-there-for-what-is-gone",
+        "a view under way passes over what was compacted",
+        "participants/topic/compaction.py",
+        "                    number = bisect_left(wanted, (position, 0), number)  # the rest was compacted\n",
+        "",
+        tests=(f"{_COMPACTED}::test_a_view_goes_on_while_its_ledgers_are_compacted",),
     ),
 )

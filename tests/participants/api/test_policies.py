@@ -33,7 +33,15 @@ def test_each_value_comes_from_the_closest_policy_that_sets_it() -> None:
         ("retention", "hard", "cluster"),
         ("roll_ms", -1, "default"),
         ("max_unacked_per_consumer", 50_000, "default"),
+        ("cleanup", "delete", "default"),
+        ("delete_retention_ms", 86_400_000, "default"),
     ]
+
+
+def test_a_topic_that_is_only_compacted_drops_nothing() -> None:
+    for cleanup, drops, compacts in (("delete", True, False), ("compact", False, True), ("both", True, True)):
+        found = effective(("topic", PolicySettings(retention_ms=5_000, cleanup=cleanup)))
+        assert (found.drops, found.compacts, found.roll_after_ms) == (drops, compacts, 5_000)
 
 
 def test_without_a_policy_nothing_is_dropped_and_nothing_rolls() -> None:
@@ -79,6 +87,8 @@ async def test_settings_are_changed_one_by_one_and_null_removes_one(process: Bro
         "retention": {"value": "hard", "source": "cluster"},
         "roll_ms": {"value": -1, "source": "default"},
         "max_unacked_per_consumer": {"value": 50_000, "source": "default"},
+        "cleanup": {"value": "delete", "source": "default"},
+        "delete_retention_ms": {"value": 86_400_000, "source": "default"},
     }
     assert (await asked(process, "GET", NAMESPACE))["effective"]["retention"]["source"] == "cluster"
     assert (await asked(process, "GET", CLUSTER))["policy"]["retention_ms"] == 1
@@ -112,6 +122,8 @@ async def test_the_policy_goes_with_its_topic(process: BrokerProcess) -> None:
         (TOPIC, {"retention": "soft"}, "retention"),
         (TOPIC, {"roll_ms": 999}, "roll_ms"),
         (TOPIC, {"max_unacked_per_consumer": 0}, "max_unacked_per_consumer"),
+        (TOPIC, {"cleanup": "none"}, "cleanup"),
+        (TOPIC, {"delete_retention_ms": -1}, "delete_retention_ms"),
         (TOPIC, {"retention_ms": 1, "retention_hours": 2}, "retention_hours"),
         (CLUSTER, {"retention_ms": True}, "retention_ms"),
         (CLUSTER, [], "body"),

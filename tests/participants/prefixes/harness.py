@@ -20,6 +20,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from metastore.check import StoreCheck
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
@@ -28,6 +30,8 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken
 from metatxn.wire.position import Position
+from participants.ledger.form import Form
+from participants.ledger.storage import LedgerMissing
 from tests.extent import usually
 from tests.participants.prefixes.lives import Files, Life, Objects, Place
 from tests.participants.prefixes.steps import Steps
@@ -223,6 +227,12 @@ async def _assert_nothing_left(life: Life, client: Client) -> None:
         expected[life.directory_of(segment_id)] = {ledger.id for ledger in record.ledgers}
         unsealed = [ledger.id for ledger in record.ledgers if ledger.entries is None]
         assert unsealed == ([segment.ledgers.open.id] if segment.ledgers.open is not None else [])
+        for ledger in record.ledgers:
+            assert ledger.former is None
+            assert await life.storage.forms(segment_id, ledger.id) == ([Form(*ledger.form)] if ledger.form else [])
+            if ledger.form is not None and ledger.entries is not None:
+                with pytest.raises(LedgerMissing):  # as it was sealed
+                    await life.storage.open_sealed(segment_id, ledger.id, ledger.entries)
         chunks = {each.key for each in (await store.scan(paths.dedup_snapshots(segment_id))).records}
         snapshot = record.dedup
         named = snapshot.chunks if snapshot is not None else 0

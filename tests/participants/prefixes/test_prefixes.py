@@ -27,8 +27,8 @@ from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectReques
 from metatxn.wire.frames import MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
+from metatxn.wire.position import Position
 from participants.broker.placement import wanted
-from participants.ledger.form import Form
 from participants.messages.payloads import encode_messages
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
@@ -207,9 +207,34 @@ class Index(Story):
         while any(ledger.form is None or ledger.former for ledger in segment.record.ledgers[:2]):
             segment.tend()
             await life.quiet()
-        for ledger in segment.record.ledgers[:2]:
-            assert ledger.form is not None
-            assert await life.storage.forms(PARENT, ledger.id) == [Form(*ledger.form)]
+
+
+class Compact(Story):
+    """The latest value of each key stays: over two full ledgers, with a deletion that is old, and a subscription."""
+
+    subscriptions = ("s",)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await subscribed(life, client)
+        segment = await life.segment(PARENT)
+        for number in range(2):
+            await send(life, client, HIGH, f"deleted {number}")
+            await send(life, client, LOW, f"replaced {number}")
+        assert segment.on_full is not None
+        await segment.on_full()
+        await life.messages.publish(TOPIC, [Message(key=HIGH, value=None)], PublishOptions(None, None, None))
+        await send(life, client, LOW, "stays")
+        await segment.on_full()
+        client.answers["end"] = segment.ledgers.sealed[-1].last
+        await life.broker.policies.change_topic(TOPIC, {"cleanup": "compact", "delete_retention_ms": 0})
+
+    async def act(self, life: Life, client: Client) -> None:
+        segment = await life.segment(PARENT)
+        while (done := segment.record.compaction) is None or Position.parse(done.through) < client.answers["end"]:
+            await life.layout.retention.look()
+            segment.tend()
+            await life.quiet()
 
 
 class DeleteTopic(Merge):
@@ -503,6 +528,7 @@ STORIES = (
     Seal,
     Trim,
     Index,
+    Compact,
     DeleteTopic,
     Acknowledge,
     DeleteSubscription,
