@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from metastore.types import Revision
-from metatxn.wire.broker import END_HEADER, NEXT_HEADER, REVISION_HEADER, hash_of_key
+from metatxn.wire.broker import END_HEADER, MESSAGES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, hash_of_key
 from metatxn.wire.frames import decode_frames
 from metatxn.wire.names import MessageId
 from tests.simulation.history import Asked, Begun, History, Outcome, Seen, connection
@@ -28,6 +28,7 @@ from tests.simulation.world import World
 PATIENCE_S = 25.0
 _JSON = {"content-type": "application/json"}
 _BYTES = {"content-type": "application/octet-stream"}
+_MESSAGES = {"content-type": MESSAGES_MEDIA_TYPE}
 
 
 class Refused(Exception):
@@ -95,6 +96,8 @@ class Client:
         """Of each segment the broker that has answered last."""
         self._random = random
         self._history = history
+        self.as_messages = False
+        """Whether the broker can see the keys of what is published to a segment."""
         self.layouts: dict[str, list[SegmentPlace]] = {}
         """Of each topic as it was when this client looked last: parents before their children."""
 
@@ -306,7 +309,9 @@ class Client:
         the child that has taken over (DESIGN §5.13).
         """
         query = {"txn_id": txn_id, "writer": writer, "producer": producer, "sequence": sequence}
-        content = json.dumps(payload).encode()
+        content, headers = json.dumps(payload).encode(), _BYTES
+        if self.as_messages:
+            content, headers = json.dumps([{"key": payload["key"], "value": payload}]).encode(), _MESSAGES
         layout = self.layouts.get(topic) or await self.look(topic)
         doubtful = False
         while True:
@@ -314,7 +319,14 @@ class Client:
             path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
             try:
                 answer = await self._ask(
-                    "POST", self._brokers, path, query, content=content, segment=place.segment, patience_s=patience_s
+                    "POST",
+                    self._brokers,
+                    path,
+                    query,
+                    content=content,
+                    headers=headers,
+                    segment=place.segment,
+                    patience_s=patience_s,
                 )
                 return place.segment, parse_position(answer.json()["position"])
             except Refused as refused:
@@ -375,6 +387,7 @@ class Client:
         *,
         body: dict[str, Any] | None = None,
         content: bytes = b"",
+        headers: dict[str, str] | None = None,
         segment: str | None = None,
         once: bool = False,
         patience_s: float = PATIENCE_S,
@@ -386,7 +399,7 @@ class Client:
         """
         loop = self._world.loop
         deadline = loop.time() + patience_s
-        headers = _BYTES if body is None else _JSON
+        headers = headers or (_BYTES if body is None else _JSON)
         payload = content if body is None else json.dumps(body).encode()
         doubtful = False
         asked = asked_by(method, path, (query or {}) | (body or {}), content, self._history.revision)

@@ -286,6 +286,8 @@ class History:
     """Where the subscription to the marked segments stands in the end."""
     trimmed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Of each segment the place below which all entries were dropped, or somebody has asked for it."""
+    compacted: set[str] = field(default_factory=set)
+    """Topics of which only the latest entry of each key need be there."""
     dropped: list[Dropped] = field(default_factory=list)
     clocks_differ_s: float = 0.0
     """By how much the times of two brokers may differ."""
@@ -329,6 +331,14 @@ class History:
         """It may be gone."""
         trimmed = self.trimmed.get(segment or "")
         return trimmed is not None and (position is None or position < trimmed)
+
+    def latest_by_key(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """By segment and key, the last place in compacted topics that everybody sees in the end."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for topic in self.compacted & self.layouts.keys():
+            for seen in self.visible_in(topic):
+                found[seen.segment, seen.key] = max(found.get((seen.segment, seen.key), (0, -1)), seen.position)
+        return found
 
     def epoch_at(self, key: str, revision: Revision) -> int | None:
         """Of a transaction key, as it was before the change at `revision`."""

@@ -181,6 +181,12 @@ def lost(history: History) -> None:
     history.final_reads[0].frames.pop()
 
 
+def latest_of_its_key_lost(history: History) -> None:
+    """What it would have been replaced by is not there."""
+    history.compacted.add(TOPIC)
+    lost(history)
+
+
 def twice(history: History) -> None:
     history.final_reads[0].frames.append(history.final_reads[0].frames[0])
 
@@ -380,6 +386,13 @@ def test_what_the_policy_frees_may_be_dropped() -> None:
         assert judge(history) == []
 
 
+def test_what_was_replaced_may_be_missing_where_it_is_compacted() -> None:
+    history = true_story()
+    history.compacted.add(TOPIC)
+    del history.final_reads[0].frames[0]
+    assert judge(history) == []
+
+
 LIES: dict[str, list[Lie]] = {
     "one decision": [second_decision],
     "a begin answers its own transaction": [transaction_of_somebody_else],
@@ -388,7 +401,7 @@ LIES: dict[str, list[Lie]] = {
     "no cycle of reads": [read_from_each_other],
     "nothing after the decision": [write_behind_the_end],
     "atomic visibility": [entry_that_comes_later],
-    "no lost write": [lost],
+    "no lost write": [lost, latest_of_its_key_lost],
     "no repeated write": [twice, certainly_refused],
     "a retry is told where the first one lies": [told_another_place, retry_refused],
     "snapshot sums": [half_a_snapshot],

@@ -15,11 +15,18 @@ def check(history: History) -> Iterable[str]:
     final: dict[str, set[tuple[tuple[int, int], str]]] = {}
     for read in history.final_reads_committed():
         final.setdefault(read.segment, set()).update((seen.position, seen.id) for seen in read.frames)
+    latest = history.latest_by_key()
     for read in history.reads:
         expected = {entry for entry in final.get(read.segment, ()) if read.after < entry[0] <= read.next}
         got = {(seen.position, seen.id) for seen in read.frames}
         missing = sorted(expected - got)
-        extra = sorted(entry for entry in got - expected if not history.is_trimmed(read.segment, entry[0]))
+        replaced = {
+            (seen.position, seen.id)
+            for seen in read.frames
+            if latest.get((read.segment, seen.key), (0, -1)) > seen.position
+        }
+        gone = got - expected - replaced
+        extra = sorted(entry for entry in gone if not history.is_trimmed(read.segment, entry[0]))
         if missing or extra:
             yield (
                 f"{read.client} read {read.segment} from {read.after} to {read.next} at {read.at_revision}: "

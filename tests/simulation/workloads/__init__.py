@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.by_key import ByKey
+from tests.simulation.workloads.compacting import Compacting
 from tests.simulation.workloads.consume import Consume
 from tests.simulation.workloads.jobs import Jobs
 from tests.simulation.workloads.keeping import Keeping
@@ -18,5 +19,18 @@ from tests.simulation.workloads.log import Log
 from tests.simulation.workloads.marks import Marks
 from tests.simulation.workloads.passing import Passing
 
-WORKLOADS: tuple[type[Workload], ...] = (Bank, Bank, ByKey, Consume, Jobs, Keeping, Keyed, Library, Log, Marks, Passing)
+WORKLOADS: tuple[type[Workload], ...] = (
+    Bank,
+    Bank,
+    ByKey,
+    Compacting,
+    Consume,
+    Jobs,
+    Keeping,
+    Keyed,
+    Library,
+    Log,
+    Marks,
+    Passing,
+)
 """Drawn from, so the bank comes twice as often."""
