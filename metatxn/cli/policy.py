@@ -72,6 +72,13 @@ class SettingOptions:
         int | None,
         typer.Option(min=0, help="How long a message that deletes a key stays when its ledger is compacted."),
     ] = None
+    ttl_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=UNLIMITED,
+            help="What a subscription has not acknowledged at this age counts as acknowledged; -1 is never.",
+        ),
+    ] = None
     unset: Annotated[
         list[str] | None,
         typer.Option(metavar="SETTING", help="Remove this setting, such as retention_ms. May be repeated."),

@@ -30,12 +30,12 @@ Value = TypeVar("Value")
 
 def _some(value: int) -> int:
     if value == 0:
-        raise ValueError("must be -1 or at least 1, because a consumer that may hold nothing gets nothing")
+        raise ValueError("must be -1 or at least 1, because with 0 no consumer would get anything")
     return value
 
 
 Limit = Annotated[int, Field(ge=UNLIMITED, le=_MOST)]
-MostUnacked = Annotated[int, Field(ge=UNLIMITED, le=_MOST), AfterValidator(_some)]
+Positive = Annotated[int, Field(ge=UNLIMITED, le=_MOST), AfterValidator(_some)]
 _EXAMPLE: dict[str, Any] = {"retention_ms": 604_800_000, "retention": "hard"}
 
 
@@ -44,15 +44,17 @@ class PolicySettings(BaseModel):
     nothing is dropped that a subscription has not acknowledged; `hard` drops it all the same. `roll_ms` is the age at
     which an open ledger is closed, so that it can be dropped or compacted as a whole. `cleanup` says whether ledgers
     are dropped, or compacted, or both; a message that deletes a key stays for `delete_retention_ms` when they are
-    compacted. A consumer that holds `max_unacked_per_consumer` messages of a subscription gets no more."""
+    compacted. A consumer that holds `max_unacked_per_consumer` messages of a subscription gets no more. What a
+    subscription has not acknowledged `ttl_ms` after it was published counts as acknowledged."""
 
     retention_ms: Limit | None = None
     retention_bytes: Limit | None = None
     retention: RetentionKind | None = None
     roll_ms: Annotated[int, Field(ge=MIN_ROLL_MS, le=_MOST)] | None = None
-    max_unacked_per_consumer: MostUnacked | None = None
+    max_unacked_per_consumer: Positive | None = None
     cleanup: CleanupKind | None = None
     delete_retention_ms: Annotated[int, Field(ge=0, le=_MOST)] | None = None
+    ttl_ms: Positive | None = None
 
     @property
     def empty(self) -> bool:
@@ -90,6 +92,7 @@ class EffectivePolicy(BaseModel):
     max_unacked_per_consumer: Setting[int]
     cleanup: Setting[CleanupKind]
     delete_retention_ms: Setting[int]
+    ttl_ms: Setting[int]
 
     @property
     def compacts(self) -> bool:
@@ -119,6 +122,7 @@ DEFAULTS: dict[str, Any] = {
     "max_unacked_per_consumer": MAX_UNACKED_PER_CONSUMER,
     "cleanup": "delete",
     "delete_retention_ms": DEFAULT_DELETE_RETENTION_MS,
+    "ttl_ms": UNLIMITED,
 }
 
 

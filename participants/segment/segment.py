@@ -64,6 +64,10 @@ class Attached(Protocol):
         """Every entry before this position is acknowledged on all subscriptions, durably and not only inside open
         transactions. None if there is no subscription. Raises the store's errors."""
 
+    async def expire(self, before_ms: int) -> None:
+        """What was published before this time counts as acknowledged on all subscriptions, unless an open transaction
+        has it. Raises STORE_UNAVAILABLE and the store's errors."""
+
     async def reconcile(self) -> None:
         """Find what no watch event has reported. Raises the store's errors."""
 

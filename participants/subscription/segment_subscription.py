@@ -320,6 +320,19 @@ class SegmentSubscription:
             await self._cursor_store.persist()
         return True
 
+    async def expire(self, end: Place) -> None:
+        """Everything before `end` counts as acknowledged, up to the first message that an open transaction has
+        acknowledged: that one may yet return. Nothing is awaited before it counts, so no transaction reserves anything
+        in between. Raises as `acknowledge`."""
+        self._assert_serving()
+        start = self.cursor.mark_delete
+        end = min([end, *(span.start for each in self.pending for span in each.spans())])
+        if end <= start:
+            return
+        self.dispatch.delete(Span(start, end))
+        log.info("messages expired", segment=self.segment.id, subscription=self.definition.name, before=str(end))
+        await self.acknowledge(())
+
     # -- decisions ---------------------------------------------------------------------------------------------
 
     async def adopt(self) -> None:

@@ -136,6 +136,18 @@ class SegmentSubscriptions:
                 marks[key] = Place.parse(MarkDelete.decode(stored.value).before)
         return min(marks.values()).position if marks else None
 
+    async def expire(self, before_ms: int) -> None:
+        """See `Attached`. The place is looked for only if a subscription has anything left to acknowledge."""
+        end = Place.behind(self._segment.buffer.max_read_position)
+        definitions = await Definitions(self._store).of_topic(self._segment.record.topic)
+        found = [await self.get(each) for each in definitions if not each.record.deleted]
+        behind = [subscription for subscription in found if subscription.cursor.mark_delete < end]
+        if not behind:
+            return
+        first = await self._segment.reader.position_at(before_ms)
+        for subscription in behind:
+            await subscription.expire(min(Place.at(first), end))
+
     async def reconcile(self) -> None:
         """Find decisions and dropped subscriptions that no watch event has reported."""
         for definition in await Definitions(self._store).of_topic(self._segment.record.topic) if self._open else ():

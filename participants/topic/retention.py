@@ -15,6 +15,7 @@ from metastore.errors import MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
+from metatxn.wire.policies import UNLIMITED
 from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
 from participants.messages.policies import InForce
@@ -34,7 +35,7 @@ class Retention:
         for segment in self._broker.served.values():
             served.setdefault(segment.record.topic, []).append(segment)
         for topic, policy in (await self._broker.policies.look(list(served))).items():
-            if policy.drops or policy.compacts or policy.roll_after_ms is not None:
+            if policy.drops or policy.compacts or policy.roll_after_ms is not None or policy.ttl_ms.value != UNLIMITED:
                 await self._look_at(topic, served[topic])
             else:
                 _set_cleanup(served[topic], None)
@@ -52,11 +53,21 @@ class Retention:
         for segment in segments:
             if segment.id not in records or segment.lost:
                 continue
+            if in_force.policy.ttl_ms.value != UNLIMITED:
+                await self._expire(segment, now_ms - in_force.policy.ttl_ms.value)
             if must_roll(segment, in_force.policy, active, now_ms):
                 segment.roll()
             if in_force.policy.drops:
                 found = Due(records[segment.id], due.get(segment.id), trimmed[segment.id])
                 await self._drop(segment, in_force, found)
+
+    async def _expire(self, segment: Segment, before_ms: int) -> None:
+        """Whatever fails is tried again by the next pass."""
+        try:
+            if segment.attached is not None:
+                await segment.attached.expire(before_ms)
+        except (MetastoreError, LedgerError, errors.MetatxnError) as error:
+            log.info("nothing has expired, which will be tried again", segment=segment.id, error=str(error))
 
     async def _records(self, in_force: InForce) -> dict[str, SegmentRecord]:
         keys = {paths.segment(each): each for each in in_force.topic.segments}

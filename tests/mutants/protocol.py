@@ -34,6 +34,14 @@ PROTOCOL = (
         workload="keeping",
     ),
     Mutant(
+        "expires-too-early",
+        "6: nothing expires that is younger than `ttl_ms`",
+        "participants/topic/retention.py",
+        "await self._expire(segment, now_ms - in_force.policy.ttl_ms.value)",
+        "await self._expire(segment, now_ms)",
+        workload="keeping",
+    ),
+    Mutant(
         "drops-of-open-transactions",
         "6: nothing goes beyond what readers could see",
         "participants/segment/retention.py",

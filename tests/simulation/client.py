@@ -205,6 +205,10 @@ class Client:
         segments = (await self._at_subscription(topic, name, "GET", "", None))["segments"]
         return {each["segment"]: parse_position(each["mark_delete"]) for each in segments}
 
+    async def backlog(self, topic: str, name: str) -> int:
+        segments = (await self._at_subscription(topic, name, "GET", "", None))["segments"]
+        return sum(each["backlog"] for each in segments)
+
     async def redeliver(self, topic: str, name: str, ids: list[str]) -> None:
         await self._at_subscription(topic, name, "POST", "/redeliver", {"message_ids": ids})
 

@@ -9,21 +9,24 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from metastore.keys import unescape
+from metastore.keys import escape, unescape
 from metastore.txn import paths
 from metastore.types import Changes
 from metatxn.wire.names import namespace_of
 from tests.simulation.client import parse_position
-from tests.simulation.history import Dropped, History
+from tests.simulation.history import Dropped, Expired, History
 from tests.simulation.store import StoreServer
 
-SETTINGS = ("retention_ms", "retention_bytes", "retention")
+SETTINGS = ("retention_ms", "retention_bytes", "retention", "ttl_ms")
 
 
 class Witness:
-    """Hears of every drop in a segment of a topic. `clock` tells the seconds that have really passed."""
+    """Hears of every drop in a segment of a topic, and of what expires for the subscription `unused`, for which nobody
+    acknowledges anything. `clock` tells the seconds that have really passed."""
 
-    def __init__(self, store: StoreServer, history: History, clock: Callable[[], float]) -> None:
+    def __init__(self, store: StoreServer, history: History, clock: Callable[[], float], unused: str) -> None:
+        self._unused = f"/{escape(unused)}/"
+        self._marks: dict[str, tuple[int, int]] = {}
         self._store = store
         self._history = history
         self._clock = clock
@@ -43,6 +46,17 @@ class Witness:
                 if first > before:
                     self._history.trimmed[segment] = first
                     self._write_down(record["topic"], segment, before, first, changes.revision)
+            elif self._unused in event.key and event.key.endswith("/mark-delete") and event.record is not None:
+                self._hear_mark(event.key, json.loads(event.record.value)["before"])
+
+    def _hear_mark(self, key: str, place: str) -> None:
+        segment = unescape(key.removeprefix(paths.CURSORS).partition("/")[0])
+        ledger, entry, _ = map(int, place.split(":"))
+        before, self._marks[segment] = self._marks.get(segment, (0, -1)), (ledger, entry)
+        topic = segment.removeprefix("segment://").rpartition("/")[0]
+        ttl_ms = self.policy(topic).get("ttl_ms", -1)
+        trimmed = self._history.trimmed.get(segment, (0, -1))
+        self._history.expired.append(Expired(segment, before, (ledger, entry), self._clock(), ttl_ms, trimmed))
 
     def _write_down(
         self, topic: str, segment: str, before: tuple[int, int], first: tuple[int, int], revision: int

@@ -241,6 +241,19 @@ class Returned:
     answered: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Of a subscription that nobody uses, everything from `before` up to `mark` counts as acknowledged from now on, as
+    the store says. `ttl_ms` is then the policy's, -1 if there is none; what is before `trimmed` is gone."""
+
+    segment: str
+    before: tuple[int, int]
+    mark: tuple[int, int]
+    at: float
+    ttl_ms: int
+    trimmed: tuple[int, int]
+
+
 @dataclass(slots=True)
 class History:
     writes: list[Write] = field(default_factory=list)
@@ -289,6 +302,7 @@ class History:
     compacted: set[str] = field(default_factory=set)
     """Topics of which only the latest entry of each key need be there."""
     dropped: list[Dropped] = field(default_factory=list)
+    expired: list[Expired] = field(default_factory=list)
     clocks_differ_s: float = 0.0
     """By how much the times of two brokers may differ."""
     not_freed: list[str] = field(default_factory=list)
@@ -310,6 +324,10 @@ class History:
     """The number of outcomes that the store remembered of each segment then."""
     few_outcomes: int = 0
     """A segment that is idle has fewer than so many."""
+
+    @property
+    def aborted(self) -> set[str]:
+        return {txn_id for txn_id, decision in self.decisions.items() if not decision.committed}
 
     def committed_reads(self) -> Iterator[Read]:
         """Every read that must show decided entries and no others."""

@@ -27,6 +27,7 @@ from tests.simulation.history import (
     Delivered,
     Dropped,
     End,
+    Expired,
     History,
     HorizonSeen,
     Outcome,
@@ -375,6 +376,24 @@ def dropped(**differs: Any) -> Lie:
     return lie
 
 
+def expired(**differs: Any) -> Lie:
+    """The first two entries expire, as they should but for what differs."""
+
+    def lie(history: History) -> None:
+        was = Expired(SEGMENT, (0, -1), (1, 2), 9.0, 6_000, (0, -1))
+        history.expired.append(replace(was, **differs))
+
+    lie.__name__ = f"expired_although_{next(iter(differs), 'nothing')}"
+    return lie
+
+
+def test_what_is_old_may_expire() -> None:
+    for differs in {}, {"ttl_ms": -1, "trimmed": (1, 2)}, {"mark": (1, 3), "ttl_ms": 7_000}:
+        history = true_story()
+        expired(**differs)(history)
+        assert judge(history) == []
+
+
 def not_freed(history: History) -> None:
     history.not_freed.append("a ledger")
 
@@ -432,6 +451,8 @@ LIES: dict[str, list[Lie]] = {
         dropped(left_bytes=99, kept_ms=-1),
         dropped(marks={"r": (1, 2), "s": (1, 1)}),
         dropped(revision=15),
+        expired(ttl_ms=9_000),
+        expired(ttl_ms=-1),
     ],
     "frees what the policy frees": [not_freed],
 }

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Edit, Mutant
 
 _RETENTION = "participants/segment/retention.py"
 _TESTS = "tests/participants/broker/test_retention.py"
+_TTL = "tests/participants/broker/test_ttl.py"
 _UNACKED = "tests/participants/subscription/test_max_unacked.py"
 _WATERMARK = "tests/participants/segment/test_watermark.py"
 
@@ -83,6 +84,22 @@ POLICIES = (
         "most_held - self._held_beside(session, share, shares),",
         "most_held,",
         tests=(f"{_UNACKED}::test_it_holds_over_all_brokers_of_a_topic",),
+    ),
+    Mutant(
+        "expires-what-an-open-transaction-has",
+        "6: what an open transaction has acknowledged does not expire",
+        "participants/subscription/segment_subscription.py",
+        "        end = min([end, *(span.start for each in self.pending for span in each.spans())])\n",
+        "",
+        tests=(f"{_TTL}::test_what_an_open_transaction_has_acknowledged_does_not_expire",),
+    ),
+    Mutant(
+        "expires-what-is-not-visible-yet",
+        "6: nothing expires that readers could not see",
+        "participants/subscription/segment_subscriptions.py",
+        "await subscription.expire(min(Place.at(first), end))",
+        "await subscription.expire(Place.at(first))",
+        tests=(f"{_TTL}::test_nothing_expires_that_is_after_an_open_transaction",),
     ),
     Mutant(
         "refused-above-the-watermark-after-the-intent",

@@ -35,6 +35,7 @@ def test_each_value_comes_from_the_closest_policy_that_sets_it() -> None:
         ("max_unacked_per_consumer", 50_000, "default"),
         ("cleanup", "delete", "default"),
         ("delete_retention_ms", 86_400_000, "default"),
+        ("ttl_ms", -1, "default"),
     ]
 
 
@@ -89,6 +90,7 @@ async def test_settings_are_changed_one_by_one_and_null_removes_one(process: Bro
         "max_unacked_per_consumer": {"value": 50_000, "source": "default"},
         "cleanup": {"value": "delete", "source": "default"},
         "delete_retention_ms": {"value": 86_400_000, "source": "default"},
+        "ttl_ms": {"value": -1, "source": "default"},
     }
     assert (await asked(process, "GET", NAMESPACE))["effective"]["retention"]["source"] == "cluster"
     assert (await asked(process, "GET", CLUSTER))["policy"]["retention_ms"] == 1
@@ -124,6 +126,7 @@ async def test_the_policy_goes_with_its_topic(process: BrokerProcess) -> None:
         (TOPIC, {"max_unacked_per_consumer": 0}, "max_unacked_per_consumer"),
         (TOPIC, {"cleanup": "none"}, "cleanup"),
         (TOPIC, {"delete_retention_ms": -1}, "delete_retention_ms"),
+        (NAMESPACE, {"ttl_ms": 0}, "ttl_ms"),
         (TOPIC, {"retention_ms": 1, "retention_hours": 2}, "retention_hours"),
         (CLUSTER, {"retention_ms": True}, "retention_ms"),
         (CLUSTER, [], "body"),

@@ -1,16 +1,19 @@
 """What a policy keeps is not dropped: nothing that is younger than it says while fewer bytes than it says are left,
-nothing that a subscription has not acknowledged unless it is hard, and nothing of an open transaction."""
+nothing that a subscription has not acknowledged unless it is hard, and nothing of an open transaction. Nor does
+anything count as acknowledged, that nobody has acknowledged, before its time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.simulation.history import Dropped, History, Write
+from tests.simulation.history import Dropped, Expired, History, Write
 
 UNLIMITED = -1
 
 
 def check(history: History) -> Iterable[str]:
+    for expired in history.expired:
+        yield from _expired_early(history, expired)
     for dropped in history.dropped:
         gone = [
             write
@@ -27,6 +30,16 @@ def check(history: History) -> Iterable[str]:
             decision = history.decisions.get(write.txn_id or "")
             if write.txn_id is not None and (decision is None or decision.revision > dropped.revision):
                 yield f"{dropped}, and the transaction of {write} was open"
+
+
+def _expired_early(history: History, expired: Expired) -> Iterable[str]:
+    for write in history.writes:
+        if write.segment != expired.segment or write.position is None or write.txn_id in history.aborted:
+            continue
+        if max(expired.before, expired.trimmed) <= write.position < expired.mark:
+            age_s = expired.at - write.begun + history.clocks_differ_s
+            if expired.ttl_ms == UNLIMITED or age_s * 1000 < expired.ttl_ms:
+                yield f"{expired}, and {write} was at most {age_s:.3f} s old"
 
 
 def _by_the_policy(history: History, dropped: Dropped, gone: Iterable[Write]) -> Iterable[str]:

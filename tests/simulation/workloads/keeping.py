@@ -27,6 +27,8 @@ CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("roll_ms", (1_000, 5_000, None)),
     ("max_unacked_per_consumer", (3, 20, -1, None)),
 )
+TTL_MS = (3_000, 10_000, None, None)
+"""It stays as it is until the end: what expires is compared with the policy at that moment."""
 LEVELS = ("topic", "topic", "namespaces/public/default", "cluster")
 FREED_WITHIN_S = 150.0
 """Each pass closes or drops at most what a segment has open or is over by then, and large lists of ledgers close theirs
@@ -41,14 +43,17 @@ class Keeping(Workload):
 
     async def set_up(self) -> None:
         random = self.world.generator("keeping")
-        self.witness = Witness(self.cluster.store, self.history, self.world.loop.time)
+        self.witness = Witness(self.cluster.store, self.history, self.world.loop.time, UNUSED)
+        self.unused: list[str] = []
+        """The topics with that subscription."""
         self.history.clocks_differ_s = CLOCKS_TOGETHER * self.cluster.most_ms / 1000
         for name in ("visits", "orders"):
             topic = await self.create_topic(name, random)
             await self.client(random).subscribe(topic, READING, random.choice(("shared", "failover")))
-            if random.random() < 0.3:
+            if random.random() < 0.5:
                 await self.client(random).subscribe(topic, UNUSED, "shared")
-            await self.client(random).set_policy("topic", topic, _drawn(random))
+                self.unused.append(topic)
+            await self.client(random).set_policy("topic", topic, _drawn(random) | {"ttl_ms": random.choice(TTL_MS)})
 
     def start(self) -> None:
         for number in range(AUTHORS):
@@ -63,15 +68,17 @@ class Keeping(Workload):
         by = random.choice(("retention_ms", "retention_ms", "retention_bytes"))
         bounds[by] = random.choice(RETENTION_MS if by == "retention_ms" else RETENTION_BYTES)
         hard = random.random() < 0.6
+        if random.random() < 0.5:
+            bounds["ttl_ms"] = 1_000
         for topic in self.topics:
             policy = bounds | {"retention": "hard" if hard else "acknowledged", "roll_ms": 1_000}
             await client.set_policy("topic", topic, policy)
-        await self._until_freed(empty=hard and by == "retention_ms")
+        await self._until_freed(empty=hard and by == "retention_ms", expired="ttl_ms" in bounds)
         for topic in self.topics:  # nothing goes while it is read
             await client.set_policy("topic", topic, {"retention_ms": -1, "retention_bytes": -1})
         await super().read_everything()
 
-    async def _until_freed(self, *, empty: bool) -> None:
+    async def _until_freed(self, *, empty: bool, expired: bool) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FREED_WITHIN_S
         client = self.client(self.world.generator("what is freed"))
@@ -80,6 +87,9 @@ class Keeping(Workload):
             left = [each for topic in self.topics for each in over(self.witness, topic, now_ms)]
             if empty:
                 left += [f"{place.segment} has entries" for place in await self._not_empty(client)]
+            if expired:
+                backlogs = [(topic, await client.backlog(topic, UNUSED)) for topic in self.unused]
+                left += [f"{count} messages of {topic} have not expired" for topic, count in backlogs if count]
             if not left or loop.time() > deadline:
                 self.history.not_freed = left
                 return
