@@ -66,6 +66,9 @@ class AsyncConsumer:
         came."""
         self._alive = False
         self.closed = False
+        self.others_hold = False
+        """Whether messages were left, when `receive` found none, that other consumers or open transactions have, or
+        that are due for other consumers; otherwise nothing was left then."""
 
     # -- receiving ---------------------------------------------------------------------------------------------
 
@@ -84,7 +87,8 @@ class AsyncConsumer:
         return found
 
     async def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Wait for the next message. Returns None if there was none within `timeout_s`.
+        """Wait for the next message. Returns None if there was none within `timeout_s`; then `others_hold` tells
+        whether others have what is left.
 
         Raises `AlreadyExists` while another consumer has an exclusive subscription, and `NotFound` once the
         subscription is dropped.
@@ -122,6 +126,7 @@ class AsyncConsumer:
         except asyncio.CancelledError:
             await self._start_over()
             raise
+        self.others_hold = bool(answer.others_hold)
         # A new home redelivers what is not acknowledged. A message returned twice could be acknowledged twice in one
         # transaction, which succeeds like a retry, and its output would exist twice.
         new = {each.message_id: each for each in answer.messages if each.message_id not in self._held}

@@ -33,6 +33,12 @@ class Consumer(Facade[AsyncConsumer]):
     def name(self) -> str:
         return self._core.name
 
+    @property
+    def others_hold(self) -> bool:
+        """Whether messages were left, when `receive` found none, that other consumers or open transactions have, or
+        that are due for other consumers; otherwise nothing was left then."""
+        return self._core.others_hold
+
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """See `AsyncConsumer.receive`."""
         return self._core.prefetched() or self._background.run(self._core.receive(timeout_s))

@@ -544,6 +544,10 @@ class ReceivedMessage(ReadMessage):
 
 
 class ReceiveAnswer(BaseModel):
+    """Without messages, `others_hold` tells whether any are left that other consumers or open transactions have, or
+    that are due for other consumers; otherwise nothing is left now. It is null in an answer with messages, and with
+    `max` 0."""
+
     model_config = example(
         messages=[
             {
@@ -556,10 +560,12 @@ class ReceiveAnswer(BaseModel):
                 "txn_id": None,
                 "redelivery_count": 0,
             }
-        ]
+        ],
+        others_hold=None,
     )
 
     messages: list[ReceivedMessage]
+    others_hold: bool | None = None
 
 
 MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]

@@ -61,7 +61,13 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         )
         answer = await subscriptions.take(topic, subscription, request.incarnation, wanted)
         messages = [each.message for each in answer.messages]
-        return ShareTakeAnswer(messages=messages, ended=sorted(answer.ended), held=answer.held, full=answer.full)
+        return ShareTakeAnswer(
+            messages=messages,
+            ended=sorted(answer.ended),
+            held=answer.held,
+            full=answer.full,
+            others_hold=answer.others_hold,
+        )
 
     @api.post(
         "/share/wait", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503)

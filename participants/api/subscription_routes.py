@@ -135,7 +135,7 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         given = await served.receive(
             request.consumer, request.max, request.wait_ms, shown, session_timeout_ms=request.session_timeout_ms
         )
-        return ReceiveAnswer(messages=[each.message for each in given])
+        return ReceiveAnswer(messages=[each.message for each in given.messages], others_hold=given.others_hold)
 
     @api.delete(
         "/consumers/{consumer}",

@@ -70,12 +70,14 @@ class TakeRequest:
 @dataclass(slots=True)
 class TakeAnswer:
     """`ended` are segments that have nothing left, and never will. `held` is the number of messages of this share that
-    the consumer holds now, and `full` tells that it may hold no more."""
+    the consumer holds now, and `full` tells that it may hold no more. `others_hold` tells whether messages of the share
+    were delivered to others, or are due for them, and are not acknowledged."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
     held: int = 0
     full: bool = False
+    others_hold: bool = False
 
 
 class LocalShare:
@@ -112,6 +114,7 @@ class LocalShare:
         if failure is not None and not answer.messages:
             raise failure
         answer.held = self._held_by(wanted.session)
+        answer.others_hold = sum(len(part.deliveries) for part in self._parts.values()) > answer.held
         answer.full = wanted.most_held is not None and answer.held >= wanted.most_held
         for part in self._parts.values():
             part.dispatch.refused_more |= answer.full

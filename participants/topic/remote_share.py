@@ -50,7 +50,7 @@ class RemoteShare:
         answer = ShareTakeAnswer.model_validate_json(content)
         each_bytes = len(content) // max(1, len(answer.messages))
         messages = [DeliveredMessage(message, each_bytes) for message in answer.messages]
-        return TakeAnswer(messages, set(answer.ended), answer.held, answer.full)
+        return TakeAnswer(messages, set(answer.ended), answer.held, answer.full, answer.others_hold)
 
     async def wait(self, segments: Sequence[str], wait_s: float, taker: Taker | None = None) -> None:
         request = ShareWaitRequest(

@@ -35,14 +35,16 @@ class ShareTakeRequest(RequestBody):
 
 class ShareTakeAnswer(BaseModel):
     """`ended` are segments that have nothing left, and never will. `held` is how many messages the consumer holds here,
-    and `full` tells that it may hold no more."""
+    and `full` tells that it may hold no more. `others_hold` tells whether there are unacknowledged messages that it
+    does not hold."""
 
-    model_config = example(messages=[], ended=[_SEGMENT], held=0, full=False)
+    model_config = example(messages=[], ended=[_SEGMENT], held=0, full=False, others_hold=False)
 
     messages: list[ReceivedMessage]
     ended: list[str]
     held: int = 0
     full: bool = False
+    others_hold: bool = False
 
 
 class ShareWaitRequest(RequestBody):

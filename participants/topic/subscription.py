@@ -56,6 +56,17 @@ class _Round:
     failed: errors.MetatxnError | None = None
     full: bool = False
     """The consumer holds as many messages as it may."""
+    others_hold: bool = False
+    """Others have messages that are left, or are due for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The messages for a consumer. If there are none, `others_hold` tells whether any are left that others have, or are
+    due for."""
+
+    messages: list[DeliveredMessage] = field(default_factory=list)
+    others_hold: bool | None = None
 
 
 class Subscription:
@@ -104,7 +115,7 @@ class Subscription:
         authorization: str | None = None,
         *,
         session_timeout_ms: int | None = None,
-    ) -> list[DeliveredMessage]:
+    ) -> Received:
         """Up to `limit` messages, waiting up to `wait_ms` for the first one. With a `limit` of 0 the consumer only
         shows that it is present. Its session times out after `session_timeout_ms` of silence, or the default.
 
@@ -117,13 +128,13 @@ class Subscription:
                 changes = [self._changed.next(), *self._broker.changes()]
                 shares = await self._look(authorization)
                 if not limit:
-                    return []
+                    return Received()
                 changes += [part.segment.changed.next() for part in shares.parts.values()]
                 active = self._sessions.may_receive(session)
-                found = await self._round(shares, session, limit) if active else _Round()
+                found = await self._round(shares, session, limit) if active else _Round(others_hold=True)
                 left = deadline - asyncio.get_running_loop().time()
                 if found.messages or (left <= 0 and found.failed is None):
-                    return found.messages
+                    return Received(found.messages, None if found.messages else found.others_hold)
                 if left <= 0 and found.failed is not None:
                     raise found.failed
                 waits = [self._wait_at(*waiting) for waiting in found.waiting]
@@ -193,6 +204,7 @@ class Subscription:
                 ended |= answer.ended
                 self._held[session, _broker_of(share)] = answer.held
                 found.full |= answer.full
+                found.others_hold |= answer.others_hold
                 if isinstance(share, RemoteShare) and not answer.full:
                     found.waiting += self._waiting_for(share, wanted, answer)
         return found

@@ -268,7 +268,7 @@ async def acknowledge(life: Life, client: Client, txn: str | None) -> None:
 
 
 async def received(life: Life) -> list[MessageId]:
-    given = await (await life.subscriptions.at_home(TOPIC, "s")).receive("c", 1, 0)
+    given = (await (await life.subscriptions.at_home(TOPIC, "s")).receive("c", 1, 0)).messages
     assert given
     return [MessageId.parse(each.message.message_id) for each in given]
 

@@ -70,14 +70,16 @@ async def test_a_key_stays_where_it_is_until_its_messages_are_acknowledged(consu
     await consuming.acked(ids[:1])
     assert not waiting.done()
     await consuming.acked(ids[1:2])
-    assert await waiting == [2] and await blocking(consuming) is None
+    async with asyncio.timeout(20):  # and not when the request ends
+        assert await waiting == [2]
+    assert await blocking(consuming) is None
 
 
 async def test_what_is_acknowledged_in_an_open_transaction_holds_its_key_also_when_the_segment_is_opened_again(
     consuming: Consuming,
 ) -> None:
     await consuming.subscribe(kind="key_shared")
-    ids = await put(consuming, ("k", 0), ("k", 1), ("other", 2))
+    ids = [(await put(consuming, each))[0] for each in (("k", 0), ("k", 1), ("other", 2))]
     txn = await consuming.world.begin()
     assert await consuming.values(consumer="a", limit=2) == [0, 1]
     await consuming.acked(ids[1:2], txn)
@@ -168,7 +170,8 @@ async def test_no_more_is_read_ahead_than_the_bound_allows_and_what_fills_it_is_
     assert (shown["backlog"], shown["unacked"], shown["blocking"]["consumer"]) == (6, 0, "slow")
     waiting = asyncio.create_task(consuming.values(consumer="quick", wait_ms=60_000))
     assert await consuming.values(consumer="slow", limit=3) == [0, 1, 2]
-    assert await waiting == ["behind"]
+    async with asyncio.timeout(20):
+        assert await waiting == ["behind"]
     await consuming.acked(ids)
     assert await blocking(consuming) is None
 

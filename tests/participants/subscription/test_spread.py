@@ -277,6 +277,34 @@ async def test_a_new_home_takes_every_key_from_the_consumers_of_the_one_before(s
     spreading.brokers.append(old)
 
 
+async def test_an_empty_answer_tells_whether_others_have_what_is_left(spreading: Spreading) -> None:
+    """Consumers, or open transactions, at any broker."""
+
+    async def others_hold(consumer: str, name: str = "s") -> bool | None:
+        body = {"consumer": consumer, "max": 1000, "wait_ms": 0}
+        answer = await spreading.asked("POST", f"/subscriptions/{name}/receive", body)
+        assert bool(answer["messages"]) == (answer["others_hold"] is None)
+        return answer["others_hold"]  # type: ignore[no-any-return]
+
+    await spreading.subscribe()
+    assert await others_hold("a") is False
+    segment = next(iter(spreading.elsewhere()[0].broker.served))
+    key = next(key for key in map(str, count()) if takes(segment, key))
+    body = {"messages": [{"key": key, "value": 0}]}
+    (message_id,) = (await spreading.asked("POST", "/messages", body))["message_ids"]
+    assert [await others_hold("a") for _ in range(2)] == [None, False], "it has it itself"
+    assert await others_hold("b") is True
+    txn = await spreading.world.begin()
+    await spreading.acked([message_id], txn)
+    await spreading.asked("DELETE", "/subscriptions/s/consumers/a")
+    assert await others_hold("b") is True
+    await spreading.commit(txn)
+    assert await others_hold("b") is False
+    await spreading.subscribe("next", kind="failover")
+    assert await others_hold("a", "next") is None
+    assert await others_hold("b", "next") is True
+
+
 async def test_a_dead_home_is_succeeded_and_what_it_had_given_returns_once(spreading: Spreading) -> None:
     """Pending acknowledgements stay put, at segments that moved and at those that did not (80, 82)."""
     await spreading.subscribe(kind="exclusive")
