@@ -51,7 +51,7 @@ def move_letters(client: metatxn.Client, to: SubscriptionInfo, letters: str, lim
             if not held:
                 break
             with client.transaction() as txn:
-                ours = of_subscription(held, to)
+                ours = letters_of(held, to)
                 for letter in ours:
                     kept = {name: text for name, text in letter.properties.items() if not name.startswith(ORIGIN)}
                     redriven = kept | {REDRIVEN: letter.properties[f"{ORIGIN}message-id"]}
@@ -61,7 +61,7 @@ def move_letters(client: metatxn.Client, to: SubscriptionInfo, letters: str, lim
     return moved
 
 
-def of_subscription(letters: Sequence[metatxn.Message], wanted: SubscriptionInfo) -> list[metatxn.Message]:
+def letters_of(letters: Sequence[metatxn.Message], wanted: SubscriptionInfo) -> list[metatxn.Message]:
     """The letters that were undeliverable to this subscription."""
     origin = {f"{ORIGIN}topic": wanted.topic, f"{ORIGIN}subscription": wanted.name}
     return [letter for letter in letters if origin.items() <= letter.properties.items()]
