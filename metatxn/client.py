@@ -348,6 +348,12 @@ class AsyncClient:
         call = post(path_of("segments", segment_id, "trim"), {"before": before})
         return parsed(TrimAnswer, await self._connection.owner_of(segment_id, call)).first_position
 
+    async def delete_segment(self, segment_id: str) -> None:
+        """Drop what is left in a sealed segment that has children, and remove it from its topic. Readers and consumers
+        go on in its children. Raises `SegmentInUse`, which names what still needs it; that it is already removed is no
+        error."""
+        await self._connection.owner_of(segment_id, Call("DELETE", path_of("segments", segment_id)))
+
     async def horizons(
         self,
         segments: Mapping[str, HorizonPlace],

@@ -54,19 +54,24 @@ class Offset:
 
 
 class Lineage:
-    """Parents and children among the segments of all subscribed topics."""
+    """Parents and children among the segments of all subscribed topics. Those that were removed from a topic are known
+    as long as they have children there."""
 
     def __init__(self, topics: Iterable[Topic]) -> None:
         self._segments = {each.id: each for topic in topics for each in topic.segments}
+        self._heirs: dict[str, tuple[str, ...]] = {}
+        for each in self._segments.values():
+            for parent in each.parents:
+                self._heirs[parent] = (*self._heirs.get(parent, ()), each.id)
 
     def __contains__(self, segment: str) -> bool:
-        return segment in self._segments
+        return segment in self._segments or segment in self._heirs
 
     def parents(self, segment: str) -> tuple[str, ...]:
         return self._segments[segment].parents if segment in self._segments else ()
 
     def children(self, segment: str) -> tuple[str, ...]:
-        return self._segments[segment].children if segment in self._segments else ()
+        return self._segments[segment].children if segment in self._segments else self._heirs.get(segment, ())
 
     def unseen(self, places: Mapping[str, str]) -> set[str]:
         """Segments that must still be read and have no place yet. Segments before one that has a place were already

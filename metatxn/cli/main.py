@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from metatxn.cli import key, policy, serve, status, store, subscription, tokens, topic, txn
+from metatxn.cli import key, policy, segment, serve, status, store, subscription, tokens, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error
 from metatxn.wire.errors import MetatxnError
@@ -33,6 +33,7 @@ app.command(epilog="Example: metatxn broker --store etcd://10.0.0.1:2379 --data-
 app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
 app.add_typer(txn.app, name="txn")
 app.add_typer(topic.app, name="topic")
+app.add_typer(segment.app, name="segment")
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(policy.app, name="policy")
 app.add_typer(key.app, name="key")

@@ -87,6 +87,7 @@ class Client(Facade[AsyncClient]):
     merge_segments = blocking(AsyncClient.merge_segments)
     seal_segment = blocking(AsyncClient.seal_segment)
     trim_segment = blocking(AsyncClient.trim_segment)
+    delete_segment = blocking(AsyncClient.delete_segment)
     horizons = blocking(AsyncClient.horizons)
     cluster = blocking(AsyncClient.cluster)
     service_status = blocking(AsyncClient.service_status)

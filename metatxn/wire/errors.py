@@ -15,6 +15,7 @@
     ├── StorageFull                STORAGE_FULL          retriable
     ├── Unauthenticated            UNAUTHENTICATED
     ├── SegmentSealed              SEGMENT_SEALED
+    ├── SegmentInUse               SEGMENT_IN_USE
     ├── NotOwner                   NOT_OWNER             retriable
     ├── PayloadTooLarge            PAYLOAD_TOO_LARGE
     ├── StoreUnavailable           STORE_UNAVAILABLE     retriable
@@ -47,6 +48,7 @@ class ErrorCode(StrEnum):
     STORAGE_FULL = "STORAGE_FULL"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     SEGMENT_SEALED = "SEGMENT_SEALED"
+    SEGMENT_IN_USE = "SEGMENT_IN_USE"
     NOT_OWNER = "NOT_OWNER"
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
@@ -233,6 +235,15 @@ class SegmentSealed(MetatxnError):
     @property
     def children(self) -> list[str]:
         return list(self.members.get("children") or [])
+
+
+class SegmentInUse(MetatxnError):
+    """The segment cannot be deleted, because something still needs it."""
+
+    code = ErrorCode.SEGMENT_IN_USE
+    status = 409
+    title = "Segment in use"
+    action = "End what still needs the segment, and try again."
 
 
 class NotOwner(MetatxnError):

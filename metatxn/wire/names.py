@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from metatxn.wire.position import Position
 
@@ -55,6 +56,38 @@ def segment_id(topic: str, low: int, high: int, number: int) -> str:
 def topic_of_segment(segment: str) -> str:
     """The topic in a segment's id. For a text that is not a segment id, it is a name that no topic can have."""
     return segment.removeprefix("segment://").rpartition("/")[0]
+
+
+class SegmentParts(NamedTuple):
+    """The parts of a segment's id. Of two segments of a topic whose ranges overlap, the one with the lower number is an
+    ancestor of the other."""
+
+    topic: str
+    range: tuple[int, int]
+    number: int
+
+    def overlaps(self, other: SegmentParts) -> bool:
+        return self.range[0] <= other.range[1] and other.range[0] <= self.range[1]
+
+    @classmethod
+    def parse(cls, segment: str) -> SegmentParts:
+        """Raises `ValueError` if `segment` is not a segment's id."""
+        match = _SEGMENT.fullmatch(segment)
+        if match is None:
+            raise ValueError(f"{segment!r} is not a segment's id")
+        topic, low, high, number = match.groups()
+        return cls(topic, (int(low, 16), int(high, 16)), int(number))
+
+
+def number_of_segment(segment: str) -> int:
+    """The number in a segment's id, or -1 for a text that is not a segment id."""
+    try:
+        return SegmentParts.parse(segment).number
+    except ValueError:
+        return -1
+
+
+_SEGMENT = re.compile(r"segment://(.+)/([0-9a-f]{4})-([0-9a-f]{4})-(0|[1-9][0-9]{0,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

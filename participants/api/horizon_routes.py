@@ -16,6 +16,7 @@ from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.messages.payloads import message_count
+from participants.messages.removed import RemovedSegment
 from participants.segment.segment import Segment
 from participants.topic.reading import read_page
 
@@ -72,7 +73,11 @@ async def _look(
             answer.elsewhere[segment_id] = error.owner_url
             news = True
         except errors.NotFound:
-            answer.gone.append(segment_id)
+            removed = await broker.removed(segment_id)
+            if removed is not None and removed.end is not None:
+                answer.segments[segment_id] = _horizon_of_removed(removed, removed.end, place)
+            else:
+                answer.gone.append(segment_id)
             news = True
         else:
             changes += segment.next_changes(isolation)
@@ -99,6 +104,20 @@ async def _horizon(segment: Segment, wanted: HorizonRequest, isolation: Isolatio
         trimmed_up_to=str(ledgers.trimmed) if ledgers.trimmed is not None else None,
         ended=ledgers.open is None and end >= ledgers.shown(ledgers.last_durable),
         children=list(segment.record.children),
+    )
+
+
+def _horizon_of_removed(removed: RemovedSegment, last: Position, wanted: HorizonRequest) -> SegmentHorizon:
+    """All of it is trimmed. A reader whose place is at the end has missed nothing, and goes on in the children."""
+    end = max(last, wanted.after or last)
+    return SegmentHorizon(
+        start=str(last),
+        end=str(end),
+        messages=0 if wanted.max_messages is not None else None,
+        trimmed=True,
+        trimmed_up_to=str(last),
+        ended=True,
+        children=list(removed.children),
     )
 
 

@@ -67,6 +67,19 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         readable."""
         return ChildrenAnswer(children=list(await layout.seal(segment)))
 
+    @api.delete(
+        "/v1/segments/{segment}",
+        status_code=204,
+        tags=["segments"],
+        responses=problems(307, 404, 409, 422, 503, 504),
+        dependencies=[on_segment("admin")],
+    )
+    async def delete_segment(segment: PathText) -> None:
+        """Drop what is left in a sealed segment that has children, and remove it from the topic. It is refused while
+        something needs the segment: a subscription that has not acknowledged all of it, a transaction with operations
+        on it, or a segment that came before it."""
+        await layout.removal.delete(segment)
+
     @api.post(
         "/v1/segments/{segment}/trim",
         tags=["segments"],

@@ -56,6 +56,7 @@ from participants.api.subscription_routes import add_subscription_routes
 from participants.broker.broker import Broker
 from participants.messages import schemas
 from participants.messages.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
+from participants.messages.topics import segment_not_found
 from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
 from participants.segment.segment import Segment
@@ -217,7 +218,7 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         if sequence is not None and txn_id is None and producer is None:
             raise errors.InvalidArgument("sequence: needs a `producer` or `writer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
-        target = await broker.segment(segment)
+        target = await _appendable(broker, segment)
         payload: bytes = request.scope[BODY]
         kind, rows, messages = await _inspected(broker, target, request, payload, txn_id, count)
         hashes = _hashes(target, messages, producer, sequence)
@@ -230,6 +231,17 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
             parts = [AppendedPart(**part.wire()) for part in before.parts]
             return PublishAnswer(position=parts[0].position, duplicate=True, appended=parts)
         return PublishAnswer(position=str(position), duplicate=duplicate)
+
+
+async def _appendable(broker: Broker, segment_id: str) -> Segment:
+    """The segment. A removed one is like any other sealed one: the messages go to its children."""
+    try:
+        return await broker.segment(segment_id)
+    except errors.NotFound:
+        removed = await broker.removed(segment_id)
+        if removed is None:
+            raise
+        raise removed.sealed() from None
 
 
 def _hashes(
@@ -250,7 +262,7 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         tags=["segments"],
         response_model_exclude_none=True,
         response_class=Response,
-        responses={200: {"content": {FRAMES_MEDIA_TYPE: {}}}, **problems(307, 404, 422, 503)},
+        responses={200: {"content": {FRAMES_MEDIA_TYPE: {}}}, **problems(307, 404, 410, 422, 503)},
         dependencies=[on_segment("consume")],
     )
     async def read_entries(
@@ -266,16 +278,35 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         The answer contains as many whole frames as fit into `max_bytes`, and never many more than 4 MiB; but at least
         one.
         """
-        target = await broker.segment(segment)
-        if isinstance(after, ReadTime):
-            after = ReadPlace((await target.reader.position_at(after.at_ms)).before)
-        revision = snapshot_revision(isolation, revision, after.revision if after else None)
-        at = after.position if after else target.ledgers.start
-        page = await _page_within(wait_ms, broker, target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)
+        place = after if isinstance(after, ReadPlace) else None
+        revision = snapshot_revision(isolation, revision, place.revision if place else None)
+        try:
+            target = await broker.segment(segment)
+            if isinstance(after, ReadTime):
+                place = ReadPlace((await target.reader.position_at(after.at_ms)).before)
+            at = place.position if place else target.ledgers.start
+            page = await _page_within(wait_ms, broker, target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)
+        except errors.NotFound:
+            page = await _page_of_removed(broker, segment, place, isolation, revision)
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
         return _answer(page, broker, segment, headers)
+
+
+async def _page_of_removed(
+    broker: Broker, segment_id: str, place: ReadPlace | None, isolation: Isolation, revision: Revision | None
+) -> Page:
+    """The page after a place in a segment that was removed: the end of the segment, unless something was missed. A read
+    without a place begins with what is left. Raises NOT_FOUND and POSITION_TRIMMED."""
+    removed = await broker.removed(segment_id)
+    if removed is None:
+        raise segment_not_found(segment_id)
+    if place is not None and not removed.is_passed(place.position):
+        raise removed.trimmed()
+    if isolation == "snapshot" and revision is None:
+        revision = await broker.store.current_revision()
+    return Page([], place.position if place is not None else removed.end or Position(0, -1), True, revision)
 
 
 def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str]) -> Response:

@@ -28,6 +28,7 @@ from participants.api.subscription_requests import (
 )
 from participants.broker.broker import Broker
 from participants.subscription.dispatch import Taker
+from participants.subscription.home import Home
 from participants.subscription.share import TakeRequest
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.topic.subscriptions import Subscriptions
@@ -50,7 +51,7 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
     async def take_of_share(topic: TopicPath, subscription: NamePath, request: ShareTakeRequest) -> ShareTakeAnswer:
         """Get messages for a consumer, on behalf of the broker that delivers the subscription."""
         wanted = TakeRequest(
-            request.home,
+            Home(request.home_segment, request.home),
             request.session,
             request.sessions,
             request.newest,

@@ -39,6 +39,7 @@ from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerError, LedgerStorage
 from participants.ledger.watermark import DEFAULT_PERCENT, Watermark
 from participants.messages.policies import Policies
+from participants.messages.removed import RemovedSegment, removed_segment
 from participants.messages.topics import Topics, segment_not_found
 from participants.segment.recovery import OwnedElsewhere, SegmentContext, SegmentDeleted, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
@@ -145,6 +146,8 @@ class Broker:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._why_not: dict[str, str] = {}
         self._deleted: set[str] = set()
+        self._ended_before: set[str] = set()
+        """The deleted segments of this storage of which something was left at the last reconcile."""
         self._unknown: list[str] = []
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._topic_cache: dict[str, TopicRecord] = {}
@@ -194,10 +197,12 @@ class Broker:
         ]
 
     async def _is_left_over(self, directory: str) -> bool:
-        """Whether the directory is empty or belongs to a deleted segment."""
+        """Whether the directory is empty or belongs to a segment that was deleted or removed."""
         if not await self.storage.numbers(directory):
             return True
         segment_id = segment_of(directory)
+        if segment_id is not None and await self.removed(segment_id) is not None:
+            return True
         owner = await self.store.get(paths.segment_owner(segment_id)) if segment_id is not None else None
         return owner is not None and bool(OwnerRecord.decode(owner.value).deleted)
 
@@ -272,6 +277,15 @@ class Broker:
         if segment_id in self._keepers:
             raise _unavailable(segment_id, self._why_not.get(segment_id, "it is being opened"))
         raise await self._not_here(segment_id)
+
+    async def removed(self, segment_id: str) -> RemovedSegment | None:
+        """What is known of a segment that was removed from its topic; None if that never existed, or still does."""
+        stored = await self.topics.get_or_tombstone(topic_of_segment(segment_id))
+        return await removed_segment(self.store, stored.topic, segment_id) if stored is not None else None
+
+    def finish_later(self, segment_id: str) -> None:
+        """What is left of this segment, which is deleted or removed, is deleted by the next reconcile."""
+        self._deleted.add(segment_id)
 
     async def anywhere(self, segment_id: str, authorization: str | None = None) -> Segment | RemoteSegment:
         """The segment, wherever it is served. `authorization` is that of the caller. Raises as `segment`."""
@@ -485,6 +499,11 @@ class Broker:
             except MetastoreError as error:
                 log.warning("reconcile failed and will be repeated", segment=segment.id, error=str(error))
             segment.tend()
+        if self._placement is not None:
+            # Who deletes a segment also deletes what is left of it, unless it stops in between.
+            ended = set(self._placement.ended)
+            self._deleted |= ended & self._ended_before
+            self._ended_before = ended
         await self.upkeep.reconcile(self._deleted)
 
     async def header(self, txn_id: TxnId) -> Header | None:
@@ -507,12 +526,16 @@ class Broker:
 
     async def in_layout(self, name: str, look: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `look`, which begins with `topic`. NOT_FOUND is only believed of the layout that is in
-        the store, because another broker may have deleted the topic and created it again with other segments."""
-        if name in self._topic_cache:
-            with suppress(errors.NotFound):
+        the store, because another broker may have removed segments, or deleted the topic and created it again."""
+        while True:
+            used = self._topic_cache.get(name)
+            try:
                 return await look()
-            self.forget_topic(name)
-        return await look()
+            except errors.NotFound:
+                self.forget_topic(name)
+                stored = await self.topic(name)
+                if used is not None and used.segments == stored.segments:
+                    raise
 
     def forget_topic(self, name: str) -> None:
         self._topic_cache.pop(name, None)

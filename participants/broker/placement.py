@@ -93,6 +93,8 @@ class Placement:
         self._of_storage: dict[str, None] = {}
         """The segments whose ledgers are in this storage. The set is maintained by events, because reading every record
         each time would be slow."""
+        self.ended: set[str] = set()
+        """The deleted segments of this storage of which something is left."""
         self.changed = Signal()
         """Set when something was announced, taken or created."""
         self.moved = Signal()
@@ -162,6 +164,10 @@ class Placement:
             self._seen(segment_id, record)
         else:
             self._of_storage.pop(segment_id, None)
+            if record is not None and record.storage == self._storage:
+                self.ended.add(segment_id)
+            else:
+                self.ended.discard(segment_id)
         self.changed.notify()
 
     def _is_announced(self, broker: str) -> bool:

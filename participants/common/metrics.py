@@ -82,3 +82,6 @@ class BrokerMetrics:
         self.rewritten_bytes = Counter(
             "metatxn_rewritten_freed_bytes", "Bytes that were left out of these ledgers.", registry=self.registry
         )
+        self.segments_removed = Counter(
+            "metatxn_removed_segments", "Sealed segments removed from their topic.", registry=self.registry
+        )

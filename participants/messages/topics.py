@@ -86,8 +86,16 @@ class Topics:
         return [TopicRecord.decode(record.value) for record in found.records], found.more
 
     async def describe(self, topic: TopicRecord) -> TopicInfo:
-        """The topic in its REST form. Raises NOT_FOUND if it was deleted since it was read: all segments of a topic
-        stay."""
+        """The topic in its REST form. Segments may have been removed since it was read; then it is read again. Raises
+        NOT_FOUND if it was deleted."""
+        while (found := await self._described(topic)) is None:
+            before, topic = topic, (await self.get(topic.name)).topic
+            if topic.segments == before.segments:
+                raise not_found(topic.name)
+        return found
+
+    async def _described(self, topic: TopicRecord) -> TopicInfo | None:
+        """None if one of the segments does not exist any more."""
         segments = []
         keys = [key(segment) for segment in topic.segments for key in (paths.segment, paths.segment_owner)]
         records = (await self._store.get_many(keys)).records
@@ -95,7 +103,7 @@ class Topics:
             stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
             record = SegmentRecord.decode(stored.value) if stored is not None else None
             if record is None or record.state == "deleted":
-                raise not_found(topic.name)
+                return None
             segments.append(
                 SegmentInfo(
                     segment=segment,

@@ -238,6 +238,11 @@ async def _recover_dedup(
     snapshot = record.dedup
     if snapshot is None:
         await inherit(context.store, record, segment.dedup)
+        if record.parents:  # which can be removed from now on
+            name = f"{segment.ownership.generation}-inherited"
+            chunks = chunks_of(segment.dedup)
+            snapshot = await write_snapshot(context.store, segment.id, segment.ownership.check, name, chunks, 0)
+            record = record.model_copy(update={"dedup": snapshot})
     else:
         await restore(context.store, segment.id, record, snapshot, segment.dedup)
     through = snapshot.through if snapshot else 0

@@ -5,7 +5,9 @@
 Whole ledgers go, from the oldest on. By age one may go once its latest message is older than `retention_ms`. By size
 the ledgers of all segments are one row in the order of their latest messages: as many of the oldest may go as leave
 `retention_bytes`. Every owner finds the same row in the store, so no owner needs another, and a topic keeps its latest
-bytes however its keys are distributed. Open ledgers and the last one of a segment stay and, if open, do not count.
+bytes however its keys are distributed. The last ledger of an active segment stays and, while it is open, does not
+count. That of a sealed one is dropped like the others: its entries are trimmed, and its bytes go with the segment (see
+`participants.topic.removal`).
 
 The trim checks the records from which the policy was read. Creating or moving a subscription writes the topic's record,
 too, so nothing is dropped that a policy or a subscription has begun to keep meanwhile.
@@ -62,11 +64,18 @@ def droppable(policy: EffectivePolicy, records: Mapping[str, SegmentRecord], now
 def _candidates(segment: str, record: SegmentRecord) -> Iterator[Candidate]:
     """The ledgers that may be dropped, from the oldest on, up to one of which too little is known."""
     age_ms = 0
-    for ledger in record.ledgers[:-1]:
+    for ledger in _readable_ledgers(record):
         if not ledger.entries or ledger.bytes is None or ledger.last_ms is None:
             return
         age_ms = max(age_ms, ledger.last_ms)
         yield Candidate(age_ms, segment, ledger)
+
+
+def _readable_ledgers(record: SegmentRecord) -> Sequence[LedgerRecord]:
+    """Those that can be dropped once they are sealed. All of the last ledger may be trimmed already."""
+    up_to = record.trimmed_up_to
+    ledgers = record.ledgers if record.state == "sealed" else record.ledgers[:-1]
+    return [each for each in ledgers if each.last is None or up_to is None or each.last > up_to]
 
 
 def _beyond(
@@ -76,7 +85,7 @@ def _beyond(
     was dropped meanwhile is the beginning of the row, and what was written is its end."""
     if kept_bytes == UNLIMITED:
         return
-    left = sum(ledger.bytes or 0 for record in records.values() for ledger in record.ledgers)
+    left = sum(ledger.bytes or 0 for record in records.values() for ledger in record.ledgers if not record.is_bare)
     everything = (each for row in rows.values() for each in row)
     for each in sorted(everything, key=lambda each: (each.age_ms, each.segment, each.ledger.id)):
         left -= each.ledger.bytes or 0
@@ -142,6 +151,8 @@ async def drop(
 
     Raises the store's errors, and `CheckFailed` if one of `checks` does not hold.
     """
+    if due.last is not None and due.record.state == "sealed" and segment.attached is not None:
+        await segment.attached.settle()
     gone = await _losable(segment, due, hard)
     up_to = gone[-1].last if gone else None
     if _is_unknown(due) and (up_to is None or due.trimmed is None or up_to < due.trimmed):
@@ -166,7 +177,7 @@ async def _losable(segment: Segment, due: Due, hard: bool) -> list[LedgerRecord]
         return gone
     acknowledged = None if hard or segment.attached is None else await segment.attached.acknowledged()
     horizon = segment.buffer.max_read_position
-    for ledger in due.record.ledgers[:-1]:
+    for ledger in _readable_ledgers(due.record):
         end = ledger.last
         if ledger.id > due.last.id or end is None or end > horizon:
             break

@@ -68,6 +68,9 @@ class Attached(Protocol):
         """What was published before this time counts as acknowledged on all subscriptions, unless an open transaction
         has it. Raises STORE_UNAVAILABLE and the store's errors."""
 
+    async def settle(self) -> None:
+        """Make durable what was passed over only in memory. Raises the store's errors."""
+
     async def reconcile(self) -> None:
         """Find what no watch event has reported. Raises the store's errors."""
 
@@ -270,7 +273,8 @@ class Segment(OwnedSegment):
     def sealed(self, record: SegmentRecord, last: SealedLedger) -> None:
         """The seal is recorded. `last` is the sealed form of the open ledger."""
         assert record.state == "sealed"
-        self.record = record
+        if self.record.state == "active":  # otherwise a trim has recorded more since the seal
+            self.record = record
         self.ledgers = LedgerChain((*self.ledgers.sealed, last), None, self.ledgers.trimmed)
         self.buffer.durable_up_to(self.ledgers.last_durable)  # after all entries, if the last ledger is empty
         self.changed.notify()

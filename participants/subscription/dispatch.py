@@ -21,6 +21,7 @@ from participants.messages.payloads import message_count, read_messages
 from participants.segment.segment import Segment
 from participants.subscription.cursor import Cursor
 from participants.subscription.deliveries import Deliveries
+from participants.subscription.home import NO_HOME, Home
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import PendingAckStore
 from participants.subscription.places import START, Place, Span, entry_span
@@ -103,15 +104,15 @@ class Dispatch:
         self._assert_serving = assert_serving
         self._on_dead = on_dead
         self._reading = asyncio.Lock()
-        self._home = 0
+        self._home = NO_HOME
         self.refused_more = False
         """A consumer that holds as much as it may was refused more: whoever waits is told when something is
         acknowledged."""
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def serve(self, home: int, consumers: Collection[int], newest: int) -> None:
-        """The home of the subscription at this generation now delivers the messages: of all consumers up to `newest`,
+    def serve(self, home: Home, consumers: Collection[int], newest: int) -> None:
+        """This home of the subscription now delivers the messages: of all consumers up to `newest`,
         only to `consumers`. What any other consumer holds returns.
 
         Raises STORE_UNAVAILABLE for a home that has been replaced.
@@ -127,7 +128,7 @@ class Dispatch:
             if succeeded or (consumer <= newest and consumer not in consumers):
                 self._consumer_gone(consumer)
 
-    def knows_home(self, home: int) -> bool:
+    def knows_home(self, home: Home) -> bool:
         """Whether it has served this home."""
         return self._home == home
 

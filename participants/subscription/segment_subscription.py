@@ -333,6 +333,10 @@ class SegmentSubscription:
         log.info("messages expired", segment=self.segment.id, subscription=self.definition.name, before=str(end))
         await self.acknowledge(())
 
+    async def settle(self) -> None:
+        """Make durable what was passed over in memory. Raises the store's errors."""
+        await self._cursor_store.persist()
+
     # -- decisions ---------------------------------------------------------------------------------------------
 
     async def adopt(self) -> None:

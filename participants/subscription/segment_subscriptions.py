@@ -13,6 +13,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.subscriptions import MarkDelete
+from metastore.types import Record
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
@@ -123,18 +124,26 @@ class SegmentSubscriptions:
         await until_it_succeeds(once, MetastoreError, report)
 
     async def acknowledged(self) -> Position | None:
-        """See `Attached`. It is read from the store, so that a subscription counts that is not open here yet, and an
-        acknowledgement only once it is durable."""
+        """See `Attached`."""
+        return min((await self.acknowledged_by()).values(), default=None)
+
+    async def acknowledged_by(self) -> dict[str, Position]:
+        """By subscription, the position before which every entry is acknowledged. It is read from the store, so that a
+        subscription counts that is not open here yet, and an acknowledgement only once it is durable."""
         definitions = await Definitions(self._store).of_topic(self._segment.record.topic)
         marks = {
-            paths.cursor_mark(self._segment.id, each.name, each.record.incarnation): each.start_on(self._segment.id)
+            paths.cursor_mark(self._segment.id, each.name, each.record.incarnation): each
             for each in definitions
             if not each.record.deleted
         }
-        for key, stored in (await self._store.get_each(list(marks))).items():
-            if stored is not None:
-                marks[key] = Place.parse(MarkDelete.decode(stored.value).before)
-        return min(marks.values()).position if marks else None
+        found = await self._store.get_each(list(marks))
+        return {each.name: _mark(found[key], each.start_on(self._segment.id)).position for key, each in marks.items()}
+
+    async def settle(self) -> None:
+        """Make durable what consumers have passed over, such as hidden entries at the end of a sealed segment, after
+        which nobody acknowledges anything. Raises the store's errors."""
+        for subscription in self:
+            await subscription.settle()
 
     async def expire(self, before_ms: int) -> None:
         """See `Attached`. The place is looked for only if a subscription has anything left to acknowledge."""
@@ -165,6 +174,10 @@ class SegmentSubscriptions:
             subscription.close()
         for close in self.on_close.values():
             close()
+
+
+def _mark(stored: Record | None, start: Place) -> Place:
+    return Place.parse(MarkDelete.decode(stored.value).before) if stored is not None else start
 
 
 def subscriptions_of(segment: Segment) -> SegmentSubscriptions:

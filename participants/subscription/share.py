@@ -17,6 +17,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
 from participants.subscription.dispatch import Blocking, DeliveredMessage, Redelivered, Taker
+from participants.subscription.home import Home
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
 
@@ -48,12 +49,12 @@ class AckRequest:
 
 @dataclass(frozen=True, slots=True)
 class TakeRequest:
-    """A request of the home of a subscription, at the generation `home`, for messages for the consumer `session`: up to
+    """A request of the `home` of a subscription for messages for the consumer `session`: up to
     `limit` messages and about `max_bytes`, of `segments` in this order, as long as the consumer holds fewer than
     `most_held` messages of this share. Of all consumers up to the number `newest`, only `sessions` are present; later
     ones were unknown when this request was made."""
 
-    home: int
+    home: Home
     session: int
     sessions: Sequence[int]
     newest: int
@@ -123,7 +124,7 @@ class LocalShare:
     def _held_by(self, session: int) -> int:
         return sum(part.deliveries.number_held(session) for part in self._parts.values())
 
-    def knows_home(self, home: int) -> bool:
+    def knows_home(self, home: Home) -> bool:
         """Whether every part has served this home."""
         return all(part.dispatch.knows_home(home) for part in self._parts.values())
 

@@ -1,4 +1,5 @@
-"""Deleting topics with all of their records in the store (DESIGN §5.7).
+"""Deleting topics with all of their records in the store (DESIGN §5.7), and what is left of segments that were removed
+from their topics (see `removal`).
 
     topic ─▶ tombstone │ per segment: deleted, its owner's generation bumped ─▶ traces in slices ─▶ bytes ─▶ record gone
 
@@ -7,6 +8,10 @@ reads the segment's record leaves it alone. What remains are tombstones of the t
 segments continue), of the owners and of the subscriptions. Every step may be repeated. If one fails, the broker
 finishes the deletion when it next reconciles, even if nobody repeats the request; after a crash, another request or a
 broker that starts does so. The bytes are deleted by a broker that has their storage.
+
+Of a segment that was removed nothing remains, not even the tombstone of its owner. That goes last, together with the
+segment's record: until then every deletion checks it. Later nobody can write anything for the segment, because every
+write checks one of the two records at a version, and an owner can only be made beside the segment's record.
 
 An open transaction that wrote to the topic loses its operations there and ends like any other (scenario 38).
 """
@@ -103,13 +108,15 @@ class Deletion:
                     await self.delete(topic.name)
 
     async def finish_segment(self, segment_id: str) -> None:
-        """Delete a segment of a deleted topic. Its record stays until its storage is here to delete the bytes."""
+        """Delete a segment of a deleted topic, or what is left of a removed one. Its record stays until its storage is
+        here to delete the bytes."""
 
         async def once() -> None:
             owner = await self._retire(segment_id)
             await self._broker.drop(segment_id)
-            await self._delete_traces(segment_id, owner)
-            await self._delete_bytes(segment_id)
+            if owner is not None:
+                await self._delete_traces(segment_id, owner)
+                await self._delete_bytes(segment_id, owner)
 
         def report(error: Exception) -> None:
             log.info("delete again", segment=segment_id, error=str(error))
@@ -117,15 +124,18 @@ class Deletion:
         # Another broker may do the same: what it has deleted is found missing, and read again.
         await until_it_succeeds(once, CheckFailed, report)
 
-    async def _retire(self, segment_id: str) -> AtVersion:
-        """Mark the segment as deleted and without an owner, in one apply. Returns a check that holds forever."""
+    async def _retire(self, segment_id: str) -> AtVersion | None:
+        """Mark the segment as deleted and without an owner, in one apply. Returns a check that holds as long as
+        anything is left of the segment; None if nothing is."""
         segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
         records = (await self._store.get_many([segment_key, owner_key])).records
         stored, owner = records[segment_key], records[owner_key]
         before = OwnerRecord.decode(owner.value) if owner else None
         if owner is not None and before is not None and before.deleted:
             return AtVersion(owner_key, owner.version)
-        tombstone = OwnerRecord(broker="", url="", generation=before.generation + 1 if before else 1, deleted=True)
+        if owner is None and stored is None:
+            return None
+        tombstone = owner_tombstone(before)
         batch = self._store.batch()
         if owner is not None:
             batch.replace(owner, tombstone.encode())
@@ -148,9 +158,10 @@ class Deletion:
             records = (await self._store.get_many([op_of(entry) for entry in entries])).records.values()
             await delete_records(self._store, owner, [record for record in records if record is not None])
 
-    async def _delete_bytes(self, segment_id: str) -> None:
+    async def _delete_bytes(self, segment_id: str, owner: AtVersion) -> None:
         stored: Record | None = await self._store.get(paths.segment(segment_id))
-        if stored is None or SegmentRecord.decode(stored.value).storage != self._broker.storage.storage_id:
+        record = SegmentRecord.decode(stored.value) if stored is not None else None
+        if stored is None or record is None or record.storage != self._broker.storage.storage_id:
             return
         try:
             await self._broker.storage.drop(segment_id)
@@ -160,4 +171,12 @@ class Deletion:
                 action="Delete the topic once more. Nothing of it is readable any more.",
                 segment=segment_id,
             ) from error
-        await self._store.apply(self._store.batch().remove(stored))
+        batch = self._store.batch().remove(stored)
+        topic = await self._broker.topics.get_or_tombstone(record.topic)
+        if topic is not None and topic.topic.had(segment_id):
+            batch.check(owner).delete(owner.key)
+        await self._store.apply(batch)
+
+
+def owner_tombstone(before: OwnerRecord | None) -> OwnerRecord:
+    return OwnerRecord(broker="", url="", generation=before.generation + 1 if before else 1, deleted=True)

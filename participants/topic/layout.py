@@ -31,6 +31,7 @@ from participants.messages.topics import StoredTopic, segment_not_found
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 from participants.topic.deletion import Deletion
+from participants.topic.removal import Removal
 from participants.topic.retention import Retention
 
 log = structlog.get_logger()
@@ -53,6 +54,7 @@ class LayoutUpkeep:
         self._store = broker.store
         self.deletion = Deletion(broker)
         self.retention = Retention(broker)
+        self.removal = Removal(broker, self.deletion)
         self._settling: dict[str, asyncio.Task[None]] = {}
         broker.attach(self)
 
@@ -300,6 +302,7 @@ class LayoutUpkeep:
                 deleted.discard(segment_id)
             await self.deletion.finish_begun()
             await self.retention.look()
+            await self.removal.look()
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:
             log.warning("layout not reconciled, which will be repeated", error=str(error))
 

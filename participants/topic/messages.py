@@ -17,7 +17,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import BrowseToken, MessageId, ReadTime
+from metatxn.wire.names import BrowseToken, MessageId, ReadTime, SegmentParts
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.broker.peers import RemoteSegment
@@ -37,6 +37,8 @@ from participants.topic.reading import (
     start_of,
 )
 
+BrowsePlaces = dict[str, tuple[Position, int]]
+"""By segment, the entry up to which a reader has come, and the number of messages taken from the entry after it."""
 _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
 
 
@@ -169,7 +171,7 @@ class Messages:
         while True:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
-                raise errors.InvalidArgument("after: is a token of another topic", field="after")
+                places = await self._without_removed(places, segments, token.ends if token is not None else None)
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return ReadMessagesAnswer(messages=[], next=str(BrowseToken(places, revision)), revision=revision)
@@ -193,6 +195,31 @@ class Messages:
             remote = [segment for segment in segments if isinstance(segment, RemoteSegment)]
             await _first_change(changes, remote, places, isolation, left)
             await self._broker.decisions_told()
+
+    async def _without_removed(
+        self, places: BrowsePlaces, segments: Sequence[AnySegment], ends: Mapping[str, Position] | None
+    ) -> BrowsePlaces:
+        """The places of a reader without those in segments that were removed, which it must have passed. Raises
+        POSITION_TRIMMED, and INVALID_ARGUMENT for a token of another topic.
+
+        It goes on at the very beginning of a child in which it has no place yet, whatever was trimmed there. In a
+        compacted view, `ends` tells how far a segment belongs to it.
+        """
+        left = {segment.id: places[segment.id] for segment in segments if segment.id in places}
+        for segment_id in places.keys() - left.keys():
+            removed = await self._broker.removed(segment_id)
+            if removed is None:
+                raise errors.InvalidArgument("after: is a token of another topic", field="after")
+            at, _ = places[segment_id]
+            if ends is not None:
+                passed = at >= ends.get(segment_id, at)
+            else:
+                passed = removed.is_passed(at) or (removed.end is None and _has_read_after(segment_id, places))
+            if not passed:
+                raise removed.trimmed()
+            for child in removed.children if ends is None else ():
+                left.setdefault(child, (Position(0, -1), 0))
+        return left
 
     async def _collect(
         self,
@@ -276,6 +303,14 @@ class Messages:
             newest = await self._broker.topic(topic.name)
             segments += [await anywhere(s, authorization) for s in newest.segments if s not in known]
         return segments
+
+
+def _has_read_after(segment_id: str, places: BrowsePlaces) -> bool:
+    """Whether a reader with these places has read anything of a descendant of the segment, and so all of the segment
+    before."""
+    segment = SegmentParts.parse(segment_id)
+    begun = (SegmentParts.parse(other) for other, (at, taken) in places.items() if at.entry >= 0 or taken)
+    return any(other.number > segment.number and other.overlaps(segment) for other in begun)
 
 
 async def _first_change(

@@ -37,7 +37,8 @@ class RemoteShare:
         way."""
         request = ShareTakeRequest(
             incarnation=self._definition.record.incarnation,
-            home=wanted.home,
+            home=wanted.home.generation,
+            home_segment=wanted.home.number,
             session=wanted.session,
             sessions=list(wanted.sessions),
             newest=wanted.newest,

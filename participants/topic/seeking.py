@@ -32,7 +32,7 @@ from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.subscription.definitions import Definition
 from participants.subscription.places import Place
-from participants.topic.reading import end_of, position_at
+from participants.topic.reading import AnySegment, end_of, position_at
 
 HOLDERS_NAMED = 100
 """A refusal names at most so many transactions."""
@@ -59,7 +59,12 @@ async def places_of(target: Target, broker: Broker, topic: str, authorization: s
         return {}
     if target.positions is not None:
         _assert_same(target.positions, names)
-    segments = await asyncio.gather(*(broker.anywhere(name, authorization) for name in names))
+
+    async def look() -> list[AnySegment]:
+        names = (await broker.topic(topic)).segments
+        return await asyncio.gather(*(broker.anywhere(name, authorization) for name in names))
+
+    segments = await broker.in_layout(topic, look)
     if target.at_ms is not None:
         at_ms = target.at_ms
         found = await asyncio.gather(*(position_at(segment, at_ms) for segment in segments))

@@ -14,9 +14,10 @@ _SEGMENT = "segment://public/default/orders/0000-ffff-0"
 
 
 class ShareTakeRequest(RequestBody):
-    """A request of the subscription's home, at this generation of its segment, for messages for one consumer. Of the
-    consumers up to the number `newest`, only `sessions` are present: what the others hold returns. `segments` are in
-    the order in which they are to be read. `most_held` is how many messages the consumer may hold here."""
+    """A request of the subscription's home, at this generation of its segment, which has the number `home_segment`, for
+    messages for one consumer. Of the consumers up to the number `newest`, only `sessions` are present: what the others
+    hold returns. `segments` are in the order in which they are to be read. `most_held` is how many messages the
+    consumer may hold here."""
 
     model_config = example(
         incarnation=1, home=3, session=7, sessions=[6, 7], newest=7, segments=[_SEGMENT], max=100, max_bytes=4194304
@@ -24,6 +25,7 @@ class ShareTakeRequest(RequestBody):
 
     incarnation: int
     home: Annotated[int, Field(ge=1)]
+    home_segment: Annotated[int, Field(ge=0)] = 0
     session: int
     sessions: list[int]
     newest: int

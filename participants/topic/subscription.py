@@ -3,11 +3,12 @@
     consumer ──▶ home ─┬─▶ its own share
                        └─▶ the shares of other brokers
 
-The home is the owner of the topic's first segment, which exists as long as the topic does. Only the home knows the
+The home is the owner of the topic's first segment, which is the one with the lowest number. Only the home knows the
 consumers, so that *exclusive* and *failover* hold for the whole topic, wherever its segments are served. Its requests
-to the shares contain the generation at which it owns that segment. A share that has served a later one refuses them,
-and what an earlier home has delivered then returns. So a home that was frozen, or does not know that it has been
-replaced, delivers nothing to its consumers as soon as its successor has sent a request.
+to the shares contain the number of that segment and the generation at which it owns it. A share that has served a later
+home refuses them, and what an earlier home has delivered then returns. If the first segment is removed, the owner of
+the next one becomes the home, as if the first one had moved there. So a home that was frozen, or does not know that it
+has been replaced, delivers nothing to its consumers as soon as its successor has sent a request.
 
 Acknowledging needs no home: the owner of each segment decides (see `Subscriptions.acknowledge`).
 """
@@ -26,6 +27,7 @@ from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
 from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.names import number_of_segment
 from metatxn.wire.policies import UNLIMITED
 from participants.broker.broker import Broker
 from participants.common.signal import Signal
@@ -33,6 +35,7 @@ from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.dispatch import DeliveredMessage, Taker
+from participants.subscription.home import Home
 from participants.subscription.sessions import ConsumerBusy, Sessions
 from participants.subscription.share import LocalShare, TakeAnswer, TakeRequest
 from participants.topic.remote_share import RemoteShare
@@ -77,7 +80,7 @@ class Subscription:
     """
 
     def __init__(
-        self, broker: Broker, definition: Definition, home: int, dead_letters: DeadLetters, session_timeout_ms: int
+        self, broker: Broker, definition: Definition, home: Home, dead_letters: DeadLetters, session_timeout_ms: int
     ) -> None:
         self.definition = definition
         self.home = home
@@ -170,9 +173,14 @@ class Subscription:
         found = _Round(failed=next(iter(shares.missing.values()), None))
         most_held = await self.most_held()
         parents = await self._parents_of(shares)
+        existing = {*shares.missing, *(segment_id for share in shares.all for segment_id in share.segments)}
         left = {segment_id: share for share in _turned(shares.all, self._turn) for segment_id in share.segments}
         ended: set[str] = set()
-        while due := {name: share for name, share in left.items() if ended.issuperset(parents.get(name, ()))}:
+        while due := {
+            name: share
+            for name, share in left.items()
+            if ended.issuperset(existing.intersection(parents.get(name, ())))
+        }:
             left = {name: share for name, share in left.items() if name not in due}
             for share in dict.fromkeys(due.values()):
                 segments = _turned([name for name, owner in due.items() if owner is share], self._turn)
@@ -234,7 +242,8 @@ class Subscription:
         return False
 
     async def _parents_of(self, shares: SubscriptionShares) -> dict[str, Sequence[str]]:
-        """The parents of each segment, which never change. Where no order is promised there are none."""
+        """The parents of each segment, which never change; some may not exist any more. Where no order is promised
+        there are none."""
         if self.definition.record.type == "shared":
             return {}
         segments = [*shares.parts, *shares.missing, *(each for share in shares.elsewhere for each in share.segments)]
@@ -268,7 +277,7 @@ class Subscription:
             raise self._closed
         try:
             self._segment = await home_of(self._broker, self.definition.topic)
-            if self._segment.ownership.generation != self.home:
+            if as_home(self._segment) != self.home:
                 raise self._succeeded()
             return await shares_of(self._broker, self.definition, self._dead_letters, authorization)
         except errors.NotFound as error:
@@ -355,9 +364,14 @@ async def home_of(broker: Broker, topic: str) -> Segment:
     the home, STORE_UNAVAILABLE while there is none, and NOT_FOUND."""
 
     async def first() -> Segment:
-        return await broker.segment((await broker.topic(topic)).segments[0])
+        return await broker.segment((await broker.topic(topic)).home)
 
     return await broker.in_layout(topic, first)
+
+
+def as_home(segment: Segment) -> Home:
+    """What this broker is by owning a segment that makes it the home."""
+    return Home(number_of_segment(segment.id), segment.ownership.generation)
 
 
 async def _waited(share: RemoteShare, segments: Sequence[str], taker: Taker | None) -> None:

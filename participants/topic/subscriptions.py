@@ -18,12 +18,13 @@ from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import Record
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
-from metatxn.wire.names import MessageId
+from metatxn.wire.names import MessageId, number_of_segment
 from participants.broker.broker import Broker
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.dispatch import Redelivered
+from participants.subscription.home import Home
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import acks_error
 from participants.subscription.segment_subscriptions import subscriptions_of
@@ -32,7 +33,7 @@ from participants.topic.messages import Messages, PublishOptions
 from participants.topic.remote_share import RemoteShare
 from participants.topic.seeking import Target, abort, open_holders, places_of, refuse
 from participants.topic.shares import SubscriptionShares, ids_within, shares_of
-from participants.topic.subscription import Subscription, home_of
+from participants.topic.subscription import Subscription, as_home, home_of
 
 SESSION_TIMEOUT_MS = 30_000
 
@@ -75,7 +76,7 @@ class Subscriptions:
         """The subscription, if this broker is its home. Raises NOT_OWNER if another one is, and NOT_FOUND."""
         home = await home_of(self._broker, topic)
         known = self._at_home.get((topic, name))
-        if known is not None and known.home == home.ownership.generation and not known.closed:
+        if known is not None and known.home == as_home(home) and not known.closed:
             return known
         return self._serve(await self._definitions.get(topic, name), home)
 
@@ -86,12 +87,12 @@ class Subscriptions:
         key = (definition.topic, definition.name)
         known = self._at_home.get(key)
         if known is not None:
-            if known.definition == definition and known.home == home.ownership.generation and not known.closed:
+            if known.definition == definition and known.home == as_home(home) and not known.closed:
                 return known
             known.close()
         self._known[key] = definition
         served = self._at_home[key] = Subscription(
-            self._broker, definition, home.ownership.generation, self._dead_letters, SESSION_TIMEOUT_MS
+            self._broker, definition, as_home(home), self._dead_letters, SESSION_TIMEOUT_MS
         )
         subscriptions_of(home).on_close[definition.name] = partial(self._forget, key, served)
         return served
@@ -145,6 +146,10 @@ class Subscriptions:
         After STORE_UNAVAILABLE and OUTCOME_UNKNOWN the request can be repeated without harm.
         """
         field = "positions" if request.up_to else "message_ids"
+        request = await self._without_removed(topic, request)
+        if not request.segments:
+            await self._definitions.get(topic, name)
+            return
         having = await self._having(topic, name, request.segments, field, authorization)
         outcomes = await asyncio.gather(
             *(share.acknowledge(request.within(segments)) for share, segments in having.items()),
@@ -152,6 +157,23 @@ class Subscriptions:
         )
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
             raise acks_error(errors, len(outcomes))
+
+    async def _without_removed(self, topic: str, request: AckRequest) -> AckRequest:
+        """The request without what was removed with its segment: it is acknowledged, or nobody can receive it any more.
+        Raises TXN_CONFLICT for a single message inside a transaction, as for any that is acknowledged already."""
+        known = (await self._broker.topic(topic)).segments
+        unknown = [each for each in request.segments if each not in known]
+        if not unknown:
+            return request
+        stored = (await self._broker.topics.get(topic)).topic
+        removed = [each for each in unknown if stored.had(each)]
+        if removed and request.ids and request.txn_id is not None:
+            raise errors.TransactionConflict(
+                f"messages of segment {removed[0]} cannot be acknowledged: all of them were dropped with it",
+                action="Abort, and do the work again in a new transaction without these messages.",
+                segment=removed[0],
+            )
+        return request.within(set(request.segments) - set(removed))
 
     async def redeliver(
         self, topic: str, name: str, ids: Sequence[MessageId] | None, authorization: str | None = None
@@ -217,12 +239,14 @@ class Subscriptions:
             await self._assert_home(topic, wanted.home)
         return await share.take(wanted)
 
-    async def _assert_home(self, topic: str, home: int) -> None:
-        first = (await self._broker.topic(topic)).segments[0]
+    async def _assert_home(self, topic: str, home: Home) -> None:
+        """The layout is read from the store: the first segment may have been removed."""
+        first = (await self._broker.topics.get(topic)).topic.home
         owner = await self._broker.store.get(paths.segment_owner(first))
-        if owner is None or OwnerRecord.decode(owner.value).generation != home:
+        generation = OwnerRecord.decode(owner.value).generation if owner is not None else None
+        if home != (number_of_segment(first), generation):
             raise errors.StoreUnavailable(
-                f"no broker is the home of the subscriptions of topic {topic} at generation {home} of segment {first}",
+                f"the broker that asks for messages of topic {topic} is not the home of its subscriptions now",
                 action="Try again in a moment; nothing happened.",
                 topic=topic,
             )

@@ -552,8 +552,8 @@ PROTOCOL = (
         "gone-from-the-layout-as-it-was",
         "the errors: that something is not there is believed only of the layout that the store has",
         "participants/broker/broker.py",
-        "if name in self._topic_cache:\n            with suppress(errors.NotFound):\n",
-        "if False:\n            with suppress(errors.NotFound):\n",
+        "                if used is not None and used.segments == stored.segments:\n",
+        "                if stored is not None or used is None:\n",
         "passing",
     ),
     Mutant(

@@ -380,6 +380,15 @@ class Client:
         path = f"/v1/segments/{quote(segment, safe='')}/trim"
         await self._ask("POST", self._brokers, path, body={"before": f"{before[0]}:{before[1]}"}, segment=segment)
 
+    async def delete_segment(self, segment: str) -> None:
+        await self._ask("DELETE", self._brokers, f"/v1/segments/{quote(segment, safe='')}", segment=segment)
+
+    async def browse(self, topic: str, after: str | None, limit: int) -> tuple[list[dict[str, Any]], str]:
+        """A page of messages through any broker, and where to go on."""
+        path = f"/v1/topics/{quote(topic, safe='')}/messages"
+        said = (await self._ask("GET", self._brokers, path, {"after": after, "max": limit})).json()
+        return said["messages"], said["next"]
+
     # -- one call ----------------------------------------------------------------------------------------------
 
     async def _ask(

@@ -290,6 +290,9 @@ class History:
     returned: list[Returned] = field(default_factory=list)
     taken: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """What consumers of such a subscription have acknowledged, by transaction; and when they were told that it is."""
+    browsed: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    """Of each that follows a topic from page to page: the topic, and the entries that it has seen in the end, since it
+    was last told that it had missed some."""
     asked: list[Asked] = field(default_factory=list)
     given_to_nobody: list[str] = field(default_factory=list)
     """Acknowledgements in transactions that were taken, of messages that nobody can have been given."""
@@ -324,6 +327,8 @@ class History:
     """The number of outcomes that the store remembered of each segment then."""
     few_outcomes: int = 0
     """A segment that is idle has fewer than so many."""
+    bare: list[str] = field(default_factory=list)
+    """The segments that were left then although nothing was left in them and nothing needed them."""
 
     @property
     def aborted(self) -> set[str]:

@@ -16,6 +16,7 @@ import structlog
 from metastore.check import StoreCheck
 from metastore.keys import unescape
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Record
 from participants.broker.broker import Broker
 from participants.segment import indexing
@@ -218,8 +219,8 @@ async def _compare_mirrors(cluster: Cluster, history: History) -> None:
 
 
 async def _tend_idle_segments(cluster: Cluster, history: History) -> None:
-    """Nobody writes any more: outcomes leave the store within the time after which a segment is idle, and some looks of
-    its broker."""
+    """Nobody writes any more: outcomes and segments leave the store within the time after which a segment is idle, and
+    some looks of its broker."""
     history.few_outcomes = indexing.FEW_OUTCOMES
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (indexing.IDLE_MS + _TENDED_WITHIN_MS) / 1000
@@ -227,9 +228,28 @@ async def _tend_idle_segments(cluster: Cluster, history: History) -> None:
         prefix = paths.SEGMENT_STATES
         keys = [record.key.removeprefix(prefix).split("/") for record in cluster.store.records(prefix)]
         history.outcomes = Counter(unescape(segment) for segment, kind, *_ in keys if kind == "outcome")
-        if loop.time() > deadline or all(count < history.few_outcomes for count in history.outcomes.values()):
+        history.bare = _removable(cluster)
+        few = all(count < history.few_outcomes for count in history.outcomes.values())
+        if loop.time() > deadline or (few and not history.bare):
             return
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _removable(cluster: Cluster) -> list[str]:
+    """The segments of which nothing is needed any more, and records of those that are deleted."""
+    records = {
+        unescape(record.key.removeprefix(paths.SEGMENTS)): SegmentRecord.decode(record.value)
+        for record in cluster.store.records(paths.SEGMENTS)
+    }
+
+    def unneeded(record: SegmentRecord) -> bool:
+        if not record.is_bare or record.trimmed_up_to is None or not record.children or record.existing_parents:
+            return False
+        others = {parent for child in record.children for parent in records[child].existing_parents}
+        inherited = all(records[child].dedup is not None for child in record.children)
+        return inherited and all(records[other].is_bare for other in others)
+
+    return [segment for segment, record in records.items() if record.state == "deleted" or unneeded(record)]
 
 
 def _agrees(mirror: HeaderMirror, truth: Mapping[str, Record]) -> bool:

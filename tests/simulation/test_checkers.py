@@ -96,6 +96,7 @@ def true_story() -> History:
     history.collected = {T1: (40, 30), T2: (41, 30), T3: (42, 30)}
     history.gc_horizons = [0, 20, 30]
     history.outcomes, history.few_outcomes = {SEGMENT: 15}, 16
+    history.browsed = {"reader": (TOPIC, ["a", "b"])}
     history.layouts = {TOPIC: [SEGMENT], MARKS: [MARKS_SEGMENT]}
     history.reads = [replace(read([seen(a), seen(b)]), txn_id=T2), read([seen(a), seen(b)])]
     history.reads[0].frames = [seen(a)]
@@ -360,6 +361,24 @@ def left_in_memory(history: History) -> None:
     history.left["broker"] = "a transaction"
 
 
+def seen_twice(history: History) -> None:
+    history.browsed["reader"] = (TOPIC, ["a", "b", "b"])
+
+
+def missed(history: History) -> None:
+    history.browsed["reader"] = (TOPIC, ["a"])
+
+
+def seen_in_another_order(history: History) -> None:
+    history.browsed["reader"] = (TOPIC, ["b", "a"])
+    a, b = history.writes[:2]
+    a.ended, b.begun = 1.5, 2.0
+
+
+def kept_for_nothing(history: History) -> None:
+    history.bare = [SEGMENT]
+
+
 def as_many_outcomes_as_an_idle_segment_is_rolled_for(history: History) -> None:
     history.outcomes[SEGMENT] = 16
 
@@ -445,7 +464,6 @@ LIES: dict[str, list[Lie]] = {
     "fencing": [version_again, under_a_stale_epoch, begun_by_who_has_not_connected],
     "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
     "nothing is left": [left_in_memory],
-    "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for],
     "never drops what the policy keeps": [
         dropped(kept_ms=9_000),
         dropped(left_bytes=99, kept_ms=-1),
@@ -455,6 +473,8 @@ LIES: dict[str, list[Lie]] = {
         expired(ttl_ms=-1),
     ],
     "frees what the policy frees": [not_freed],
+    "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for, kept_for_nothing],
+    "who follows a topic misses nothing": [seen_twice, missed, seen_in_another_order],
 }
 
 

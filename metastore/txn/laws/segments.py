@@ -12,6 +12,7 @@ from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Record
+from metatxn.wire.names import number_of_segment
 
 
 def topic_law(record: Record, view: View) -> Problems:
@@ -22,6 +23,9 @@ def topic_law(record: Record, view: View) -> Problems:
     if topic.next_segment < len(topic.segments) or len(set(topic.segments)) < len(topic.segments):
         problem = f"there are {len(topic.segments)} segments, but the next one has number {topic.next_segment}"
         yield f"{problem}: an id is repeated or would be reused", RESTORE
+    first = topic.first_segment
+    if first is not None and any(number_of_segment(each) < first for each in topic.segments):
+        yield f"a segment has a lower number than the first one that the topic had, {first}", RESTORE
     active = []
     for segment_id in topic.segments:
         segment = view.decode(SegmentRecord, paths.segment(segment_id))
@@ -55,6 +59,9 @@ def segment_law(record: Record, view: View) -> Problems:
         yield "a ledger has an index of what is hidden in it, but no final length", RESTORE
     if any(ledger.entries is None for ledger in segment.ledgers if ledger.form is not None):
         yield "a ledger has another form, but no final length", RESTORE
+    for parent, end in (segment.removed_parents or {}).items():
+        if parent not in segment.parents or not POSITION.fullmatch(end):
+            yield f"{parent} is said to be removed, with its end at {end!r}: it is no parent, or that no place", RESTORE
     if not POSITION.fullmatch(segment.first_position):
         yield f"`first_position` is not a position: {segment.first_position!r}", RESTORE
     if segment.state == "sealed":
@@ -72,7 +79,10 @@ def _family(segment_id: str, segment: SegmentRecord, view: View) -> Problems:
     """Parent and child name each other, and the children cover exactly the range of their parents."""
     for parent_id in segment.parents:
         parent = view.decode(SegmentRecord, paths.segment(parent_id))
-        if parent is None or segment_id not in parent.children:
+        if parent_id not in segment.existing_parents:
+            if parent is not None and parent.state != "deleted":
+                yield f"the segment's parent {parent_id} is said to be removed, but exists", RESTORE
+        elif parent is None or segment_id not in parent.children:
             problem = "does not name it as a child" if parent else "does not exist"
             yield f"the segment's parent {parent_id} {problem}", RESTORE
         elif not _overlap(parent.range, segment.range):

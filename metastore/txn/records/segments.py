@@ -79,6 +79,9 @@ class SegmentRecord(JsonRecord):
 
     Entries below `first_position` are trimmed; `trimmed` are ledgers with only such entries, until their bytes are
     deleted. The record of a deleted segment remains until its storage has deleted the ledgers.
+
+    `parents` never changes. Those that were removed from the topic are in `removed_parents`, each with the position of
+    its last entry.
     """
 
     topic: str
@@ -94,6 +97,22 @@ class SegmentRecord(JsonRecord):
     dedup: DedupSnapshot | None = None
     merge: MergeClaim | None = None
     compaction: Compaction | None = None
+    removed_parents: dict[str, str] | None = None
+
+    @property
+    def existing_parents(self) -> frozenset[str]:
+        """Those that were not removed from the topic."""
+        return frozenset(self.parents) - (self.removed_parents or {}).keys()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing can be read and nothing will be: it is sealed, and every entry is trimmed."""
+        up_to = self.trimmed_up_to
+        empty = all(
+            each.entries == 0 or (each.last is not None and up_to is not None and each.last <= up_to)
+            for each in self.ledgers
+        )
+        return self.state == "sealed" and empty
 
     @property
     def newest_ledger(self) -> int:
@@ -111,8 +130,8 @@ class SegmentRecord(JsonRecord):
 class OwnerRecord(JsonRecord):
     """`/segment-owner/<id>`: written once per generation; every apply of the owner checks it (DESIGN §5.2).
 
-    Without a `broker` it has no owner: the last one gave it up. For a deleted segment a tombstone remains, at a
-    generation that no broker has.
+    Without a `broker` it has no owner: the last one gave it up. For the segment of a deleted topic a tombstone remains,
+    at a generation that no broker has; for one that was removed from its topic, until nothing else is left of it.
     """
 
     broker: str

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from metastore.txn.records.json_record import JsonRecord
 from metastore.txn.records.policies import PolicyRecord
+from metatxn.wire.names import SegmentParts, number_of_segment
 
 
 class TopicRecord(JsonRecord):
@@ -13,6 +14,9 @@ class TopicRecord(JsonRecord):
 
     A deleted topic remains as a tombstone, so that the counter survives; `segments` are then those that are not
     completely deleted yet.
+
+    `first_segment` is the number of the first segment that the topic had. It is known once a segment was removed, and
+    tells such a segment from one that never was in this topic (see `had`).
     """
 
     name: str
@@ -22,3 +26,24 @@ class TopicRecord(JsonRecord):
     arrow_schema: str | None = Field(default=None, description="Serialized Arrow schema, base64.")
     policy: PolicyRecord | None = None
     deleted: bool | None = None
+    first_segment: int | None = None
+
+    @property
+    def home(self) -> str:
+        """The segment with the lowest number, whose owner delivers the messages of subscriptions. Segments are removed
+        and never come back, and no new one has a lower number than all others, so the number of the home only grows."""
+        return min(self.segments, key=number_of_segment)
+
+    def had(self, segment: str) -> bool:
+        """Whether this segment was in the topic and has been removed. Ancestors go before their descendants, so none
+        of the segments that are left is an ancestor of it."""
+        try:
+            found = SegmentParts.parse(segment)
+        except ValueError:
+            return False
+        if self.deleted or self.first_segment is None or found.topic != self.name or segment in self.segments:
+            return False
+        if not self.first_segment <= found.number < self.next_segment:
+            return False
+        left = map(SegmentParts.parse, self.segments)
+        return all(each.number > found.number for each in left if each.overlaps(found))

@@ -11,6 +11,7 @@ from tests.mutants.guards.ledgers import LEDGERS
 from tests.mutants.guards.metastore import METASTORE
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.policies import POLICIES
+from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.service import SERVICE
 
@@ -24,6 +25,7 @@ GUARDS = (
     *REWRITING,
     *PARTICIPANTS,
     *POLICIES,
+    *REMOVALS,
     *CLIENT,
     *CONNECTOR,
 )

@@ -172,6 +172,28 @@ class Retain(Trim):
         await life.layout.retention.look()
 
 
+class Remove(Merge):
+    """Three sealed segments in two layers, trimmed, with sequences, cursors and aborted entries, go one after another;
+    the first one is the home of the subscription."""
+
+    subscriptions = ("s",)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await subscribed(life, client)
+        await acknowledge(life, client, None)
+        await super().act(life, client)
+        await client.end("aborted", commit=False)
+        await carried_out(life, client.txns.values())
+
+    async def act(self, life: Life, client: Client) -> None:
+        for segment_id in (PARENT, LOWER, UPPER):
+            if (segment := life.broker.served.get(segment_id)) is not None:
+                await trim(segment, life.store, life.storage, segment.ledgers.last_durable.next)
+        while len((await life.broker.topics.get(TOPIC)).topic.segments) > 1:
+            await life.layout.removal.look()
+
+
 class Index(Story):
     """What is hidden in full ledgers moves from outcomes into indexes: of aborted transactions, one of which goes on in
     the open ledger. As these ledgers are mostly hidden, they are rewritten without it."""
@@ -523,6 +545,7 @@ STORIES = (
     Collect,
     Roll,
     Retain,
+    Remove,
     Split,
     Merge,
     Seal,

@@ -22,6 +22,7 @@ from metastore.types import Record
 from metatxn.wire.broker import MAX_NAME, hash_of_key
 from metatxn.wire.names import MessageId
 from participants.subscription.definitions import Definitions
+from participants.subscription.home import Home
 from participants.subscription.places import Place
 from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.over_httpx import OverHttpx
@@ -362,7 +363,7 @@ async def test_a_share_that_has_served_a_later_home_refuses_an_earlier_one(sprea
     assert backlog == unacked == 60
     for own in process.served.values():
         (part,) = subscriptions_of(own)
-        part.dispatch.serve(home + 1, [], 0)  # a successor, of whom this home has not heard
+        part.dispatch.serve(Home(0, home + 1), [], 0)  # a successor, of whom this home has not heard
     answer = await spreading.ask("POST", "/subscriptions/s/receive", {"consumer": "a"})
     assert answer.status_code == 503, "what returned is for the successor to give"
 

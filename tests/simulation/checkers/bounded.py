@@ -1,4 +1,5 @@
-"""The store is bounded: of what was aborted long ago it remembers little, however much that was."""
+"""The store is bounded: of what was aborted long ago it remembers little, however much that was, and of segments of
+which nothing is needed any more nothing."""
 
 from __future__ import annotations
 
@@ -11,3 +12,5 @@ def check(history: History) -> Iterable[str]:
     for segment, count in history.outcomes.items():
         if count >= history.few_outcomes:
             yield f"{count} outcomes are left of {segment}, and it was idle"
+    for segment in history.bare:
+        yield f"{segment} is left, although nothing is left in it and nothing needs it"

@@ -110,7 +110,9 @@ def _held(history: History, asked: Asked) -> bool:
     if asked.never_given:
         return _may_be_forgotten(history, asked)
     if asked.holder is None:
-        return any(other is not asked and _may_have_acknowledged(other, asked) for other in history.asked)
+        return _is_trimmed(history, asked.topic) or any(
+            other is not asked and _may_have_acknowledged(other, asked) for other in history.asked
+        )
     decision = history.decisions.get(asked.holder)
     collected = history.collected.get(asked.holder)
     return (
@@ -199,10 +201,21 @@ def _sealed(history: History, asked: Asked) -> bool:
     return history.was(paths.segment(asked.segment), {"sealed", None}, asked.floor, asked.at_revision)
 
 
+def _in_use(history: History, asked: Asked) -> bool:
+    """By what is not looked for; but only who deletes it is refused, and only while it is there."""
+    assert asked.segment is not None
+    there = history.was(paths.segment(asked.segment), {"active", "sealed"}, asked.floor, asked.at_revision)
+    return asked.verb == "DELETE" and there
+
+
 def _trimmed(history: History, asked: Asked) -> bool:
     if asked.segment is not None:
         return asked.segment in history.trimmed
-    return any(topic_of(segment) == asked.topic for segment in history.trimmed)
+    return _is_trimmed(history, asked.topic)
+
+
+def _is_trimmed(history: History, topic: str | None) -> bool:
+    return any(topic_of(segment) == topic for segment in history.trimmed)
 
 
 def _wrong(history: History, asked: Asked) -> bool:
@@ -234,6 +247,7 @@ _REASONS: dict[str, Callable[[History, Asked], bool]] = {
     "NOT_FOUND": _missing,
     "ALREADY_EXISTS": _there,
     "SEGMENT_SEALED": _sealed,
+    "SEGMENT_IN_USE": _in_use,
     "POSITION_TRIMMED": _trimmed,
     "INVALID_ARGUMENT": _wrong,
 }

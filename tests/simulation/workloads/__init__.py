@@ -14,6 +14,7 @@ from tests.simulation.workloads.consume import Consume
 from tests.simulation.workloads.jobs import Jobs
 from tests.simulation.workloads.keeping import Keeping
 from tests.simulation.workloads.keyed import Keyed
+from tests.simulation.workloads.lasting import Lasting
 from tests.simulation.workloads.library import Library
 from tests.simulation.workloads.log import Log
 from tests.simulation.workloads.marks import Marks
@@ -28,6 +29,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
     Jobs,
     Keeping,
     Keyed,
+    Lasting,
     Library,
     Log,
     Marks,

@@ -1,0 +1,124 @@
+"""Mutants of what removes segments from their topics (DESIGN §5.14)."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+REMOVAL = "participants/topic/removal.py"
+TESTS = "tests/participants/broker/test_removal.py"
+PREFIXES = "tests/participants/prefixes/test_prefixes.py"
+
+REMOVALS = (
+    Mutant(
+        "removed-before-its-parents",
+        "a segment goes after its parents, so that the layout has no gap",
+        REMOVAL,
+        "        parents = sorted(record.existing_parents)\n",
+        "        parents: list[str] = []\n",
+        tests=(f"{TESTS}::test_delete_is_refused_for_segments_that_are_in_the_way",),
+    ),
+    Mutant(
+        "removed-before-it-is-inherited",
+        "children have recorded what they inherited before their parent goes",
+        REMOVAL,
+        "    return family.children[child][1].dedup is not None\n",
+        "    return True\n",
+        tests=(f"{TESTS}::test_a_child_that_has_not_recorded_what_it_inherited_keeps_its_parents",),
+    ),
+    Mutant(
+        "inherits-without-a-record",
+        "a child records what it inherited when it is opened",
+        "participants/segment/recovery.py",
+        "        if record.parents:  # which can be removed from now on\n",
+        "        if not record.parents:\n",
+        tests=(f"{TESTS}::test_a_segment_that_is_trimmed_and_drained_goes_with_every_trace",),
+    ),
+    Mutant(
+        "merged-segment-goes-alone",
+        "parents of one child go when both are trimmed",
+        REMOVAL,
+        "if not other.is_bare]",
+        "if False]",
+        tests=(f"{TESTS}::test_parents_of_a_merge_go_once_both_are_bare_and_layers_go_from_the_first",),
+    ),
+    Mutant(
+        "deleted-under-a-subscription",
+        "a segment is not deleted while a subscription has not acknowledged all of it",
+        REMOVAL,
+        "if before <= end]",
+        "if before < before]",
+        tests=(f"{TESTS}::test_delete_names_what_still_needs_the_segment_and_then_drops_what_is_left",),
+    ),
+    Mutant(
+        "deleted-under-a-new-subscription",
+        "what is left is dropped only if no subscription was created meanwhile",
+        REMOVAL,
+        "        await trim(segment, self._store, self._broker.storage, end, [unchanged])\n",
+        "        assert unchanged\n        await trim(segment, self._store, self._broker.storage, end)\n",
+        tests=(f"{TESTS}::test_a_subscription_that_is_created_while_a_segment_is_deleted_gets_its_messages",),
+    ),
+    Mutant(
+        "end-of-a-removed-segment-forgotten",
+        "children know where a removed parent ended",
+        REMOVAL,
+        "            ends = {**(child.removed_parents or {}), segment.id: end}\n",
+        '            ends = {**(child.removed_parents or {}), segment.id: "0:-1"}\n            assert end\n',
+        tests=(f"{TESTS}::test_readers_go_on_in_the_children_or_are_told_what_they_missed",),
+    ),
+    Mutant(
+        "reader-skips-what-was-removed",
+        "who has missed something of a removed segment is told",
+        "participants/topic/messages.py",
+        "            if not passed:\n                raise removed.trimmed()\n",
+        "            if not passed and passed:\n                raise removed.trimmed()\n",
+        tests=(f"{TESTS}::test_readers_go_on_in_the_children_or_are_told_what_they_missed",),
+    ),
+    Mutant(
+        "reader-begins-a-child-where-it-begins-now",
+        "a reader that goes on in a child is told what was trimmed of it",
+        "participants/topic/messages.py",
+        "                left.setdefault(child, (Position(0, -1), 0))\n",
+        "                pass\n",
+        tests=(f"{TESTS}::test_a_reader_that_had_finished_misses_what_was_trimmed_of_a_child",),
+    ),
+    Mutant(
+        "child-waits-for-a-removed-parent",
+        "a child is delivered when its existing parents have been",
+        "participants/topic/subscription.py",
+        "ended.issuperset(existing.intersection(parents.get(name, ())))",
+        "ended.issuperset(parents.get(name, ()) if existing else ())",
+        tests=(f"{TESTS}::test_a_segment_that_is_trimmed_and_drained_goes_with_every_trace",),
+    ),
+    Mutant(
+        "home-by-generation-alone",
+        "the home is fenced by the number of its segment, too",
+        "participants/topic/subscription.py",
+        "    return Home(number_of_segment(segment.id), segment.ownership.generation)\n",
+        "    assert number_of_segment(segment.id) >= 0\n    return Home(0, segment.ownership.generation)\n",
+        tests=(f"{TESTS}::test_the_owner_of_the_next_segment_becomes_the_home",),
+    ),
+    Mutant(
+        "tombstone-of-a-removed-segment-stays",
+        "nothing remains of a removed segment",
+        "participants/topic/deletion.py",
+        "            batch.check(owner).delete(owner.key)\n",
+        "            batch.check(owner)\n",
+        tests=(f"{TESTS}::test_a_segment_that_is_trimmed_and_drained_goes_with_every_trace",),
+    ),
+    Mutant(
+        "traces-of-a-removed-segment-stay",
+        "the record goes last, so that a crash leaves nothing that nobody finds",
+        "participants/topic/deletion.py",
+        "._delete_traces(segment_id, owner)\n                await self._delete_bytes(segment_id, owner)\n",
+        "._delete_bytes(segment_id, owner)\n                await self._delete_traces(segment_id, owner)\n",
+        tests=(f"{TESTS}::test_whoever_dies_between_two_writes_leaves_what_the_next_one_finishes", PREFIXES),
+    ),
+    Mutant(
+        "last-ledger-of-a-sealed-segment-kept",
+        "a policy drops the last ledger of a sealed segment",
+        "participants/segment/retention.py",
+        '    ledgers = record.ledgers if record.state == "sealed" else record.ledgers[:-1]\n',
+        "    ledgers = record.ledgers[:-1]\n",
+        tests=(f"{TESTS}::test_a_policy_drops_the_last_ledger_of_a_sealed_segment_and_then_the_segment",),
+    ),
+)

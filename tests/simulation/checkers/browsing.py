@@ -1,0 +1,31 @@
+"""Who follows a topic from page to page sees everything once, in order, however the segments come and go; or is told
+that it has missed something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.simulation.history import History, Write
+
+
+def check(history: History) -> Iterable[str]:
+    writes = {write.id: write for write in history.writes}
+    for name, (topic, seen) in history.browsed.items():
+        again = sorted(entry for entry, times in Counter(seen).items() if times > 1)
+        if again:
+            yield f"{name} has seen {again[:9]} of {topic} more than once"
+        missed = sorted({each.id for each in history.visible_in(topic)} - set(seen))
+        if missed:
+            yield f"{name} has not seen {missed[:9]} of {topic}, and was not told so"
+        yield from _overtaken(name, [writes[entry] for entry in seen if entry in writes])
+
+
+def _overtaken(name: str, seen: Iterable[Write]) -> Iterable[str]:
+    latest: dict[str, Write] = {}
+    for write in seen:
+        before = latest.get(write.key)
+        if before is not None and write.ended is not None and write.ended < before.begun:
+            yield f"{name} has seen {write} behind {before}, which was sent later"
+        if before is None or write.begun > before.begun:
+            latest[write.key] = write
