@@ -94,6 +94,14 @@ POLICIES = (
         tests=(f"{_TTL}::test_what_an_open_transaction_has_acknowledged_does_not_expire",),
     ),
     Mutant(
+        "expired-in-memory-only",
+        "6: what has expired is durable",
+        "participants/subscription/segment_subscription.py",
+        "        await self.acknowledge(())\n",
+        "",
+        tests=(f"{_TTL}::test_retention_drops_what_has_expired",),
+    ),
+    Mutant(
         "expires-what-is-not-visible-yet",
         "6: nothing expires that readers could not see",
         "participants/subscription/segment_subscriptions.py",

@@ -317,6 +317,23 @@ class Acknowledge(Story):
         await client.end("aborted", commit=False)
 
 
+class Expire(Acknowledge):
+    """By a TTL, on both sides of what an open transaction has acknowledged, which expires once that is aborted."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await acknowledge(life, client, "aborted")
+        life.world._time_ms = count(10_000_000)
+        await send(life, client, LOW, "young")
+        await life.broker.policies.change_topic(TOPIC, {"ttl_ms": 5_000_000})
+
+    async def act(self, life: Life, client: Client) -> None:
+        await life.layout.retention.look()
+        await client.end("aborted", commit=False)
+        await carried_out(life, [client.txns["aborted"]])
+        await life.layout.retention.look()
+
+
 class DeleteSubscription(Acknowledge):
     async def prepare(self, life: Life, client: Client) -> None:
         await super().prepare(life, client)
@@ -554,6 +571,7 @@ STORIES = (
     Compact,
     DeleteTopic,
     Acknowledge,
+    Expire,
     DeleteSubscription,
     Recover,
     Stop,
