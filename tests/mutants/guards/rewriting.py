@@ -17,9 +17,9 @@ REWRITING = (
         "form-deleted-before-it-is-named",
         "5.18: the former form goes only once the record names the new one",
         _REWRITING,
-        '    await until_done(segment, lambda: _name(segment, context, rewritten), "name',
+        '    await until_done(segment, once, "name the new form',
         "    await context.storage.delete_forms_before(segment.id, ledger.id, form)\n"
-        '    await until_done(segment, lambda: _name(segment, context, rewritten), "name',
+        '    await until_done(segment, once, "name the new form',
         tests=(f"{_TEST}::test_nothing_is_deleted_while_the_answer_is_unknown",),
     ),
     Mutant(
@@ -55,8 +55,8 @@ REWRITING = (
         others=(
             Edit(
                 _REWRITING,
-                "    segment.ledger_sealed(record, rewritten)\n",
-                "    segment.ledger_sealed(record, rewritten)\n"
+                "    segment.form_recorded(record, rewritten)\n",
+                "    segment.form_recorded(record, rewritten)\n"
                 "    await context.storage.delete_forms_before(segment.id, rewritten.id, rewritten.form)\n",
             ),
         ),
