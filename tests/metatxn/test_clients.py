@@ -118,6 +118,25 @@ async def test_a_client_that_is_closed_aborts_what_it_has_open(
     await eventually(lambda: values(client, topic), ["input", "inside", "inside", "inside"])
 
 
+async def test_by_key_what_is_given_back_comes_before_what_was_fetched_behind_it(
+    client: metatxn.AsyncClient, new_topic: NewTopic
+) -> None:
+    """What the consumer has fetched and not returned yet waits for it, too."""
+    topic = await new_topic()
+    async with client.producer(topic) as producer:
+        for number in range(4):
+            await producer.send(number, key="odd" if number % 2 else "even")
+    async with await client.subscribe(topic, "s", "key_shared") as consumer:
+        first = await received(consumer)
+        assert first.value == 0
+        await consumer.negative_acknowledge(first)
+        rest = [await received(consumer) for _ in range(4)]
+        assert [message.value for message in rest if message.key == "even"] == [0, 2]
+        assert [message.value for message in rest if message.key == "odd"] == [1, 3]
+        await consumer.acknowledge(rest)
+        assert await consumer.receive(timeout_s=0) is None and not consumer.others_hold
+
+
 async def test_cumulative_acknowledgement(client: metatxn.AsyncClient, new_topic: NewTopic) -> None:
     topic = await new_topic()
     async with client.producer(topic) as producer:

@@ -376,7 +376,7 @@ async def test_a_client_that_is_closed_aborts_no_transaction_that_may_be_committ
     async with connect(COORDINATOR, request_timeout_s=0.2, transport=cluster.transport) as client:
         txn = await client.begin()
         await client.producer("t").send(1, txn=txn)
-        cluster.before = [(COMMIT, silent), *[("GET", silent)] * 100]
+        cluster.before = [(COMMIT, silent), *[("GET /v1/txns/", silent)] * 100]
         with pytest.raises(metatxn.OutcomeUnknown):
             await txn.commit()
     assert only(cluster) == "OPEN" and not any("/abort" in request for request in cluster.requests)

@@ -21,6 +21,16 @@ CLIENT = (
         tests=("tests/metatxn/test_clients.py::test_a_client_that_is_closed_aborts_what_it_has_open",),
     ),
     Mutant(
+        "fetched-ahead-of-what-was-given-back",
+        "by key, a consumer returns no message that it has fetched ahead of one that was given back",
+        "metatxn/consumer.py",
+        "            self._take_back(parsed(RedeliverAnswer, answer).withdrawn)\n",
+        "            parsed(RedeliverAnswer, answer)\n",
+        tests=(
+            "tests/metatxn/test_clients.py::test_by_key_what_is_given_back_comes_before_what_was_fetched_behind_it",
+        ),
+    ),
+    Mutant(
         "closed-client-aborts-what-may-be-committed",
         "a client that is closed aborts no transaction whose commit had no answer",
         _TRANSACTION,

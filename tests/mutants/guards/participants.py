@@ -31,6 +31,14 @@ PARTICIPANTS = (
         tests=(f"{_TEST_BY_KEY}::test_an_abort_of_which_the_broker_has_not_heard_lets_no_later_message_pass",),
     ),
     Mutant(
+        "child-by-key-before-its-parent-is-durably-acknowledged",
+        "5.10: by key a child is delivered once everything in its parents is acknowledged durably",
+        "participants/subscription/segment_subscription.py",
+        '        if self.definition.record.type == "key_shared":\n            await self._cursor_store.persist()\n',
+        "",
+        tests=(f"{_TEST_BY_KEY}::test_a_child_waits_until_the_acknowledgements_of_its_parent_are_durable",),
+    ),
+    Mutant(
         "withdrawn-counts-as-returned",
         "5.10: what returns only because of an earlier message of its key does not become a dead letter for it",
         "participants/subscription/keyed_dispatch.py",

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
+from urllib.parse import quote
 
 import pytest
 
+from metastore.txn import paths
 from metatxn.wire.ids import TxnId
 from participants.subscription import keyed_deliveries
 from participants.subscription.assignment import POINTS, assignment
 from tests.extent import WHOLE
+from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.subscription.by_key import Model, key_of, put
 from tests.participants.subscription.consuming import Consuming
 
@@ -111,6 +114,26 @@ async def test_what_returns_takes_the_later_ones_of_its_key_along(consuming: Con
     assert [(each["value"], each["redelivery_count"]) for each in again] == [(1, 2), (3, 2)], "0 is a dead letter"
     await consuming.acked(ids[1:])
     assert (await consuming.shown())["backlog"] == 0
+
+
+async def test_a_child_waits_until_the_acknowledgements_of_its_parent_are_durable(consuming: Consuming) -> None:
+    """Its broker may live longer than that of the parent, which would then be delivered again."""
+    await consuming.subscribe(kind="key_shared")
+    ids = await put(consuming, ("k", 0))
+    assert await consuming.values() == [0]
+    path = f"/v1/segments/{quote(consuming.segments[0], safe='')}/split"
+    assert (await consuming.process.http.post(path, json={})).status_code == 200
+    await put(consuming, ("k", 1))
+    held = consuming.world.store.fault(Fault(puts(paths.CURSORS), hold_before=True))
+    acknowledging = asyncio.create_task(consuming.acked(ids))
+    await held.reached.wait()
+    receiving = asyncio.create_task(consuming.values())
+    for _ in range(300):
+        await asyncio.sleep(0)
+    assert not receiving.done()
+    held.go.set()
+    await acknowledging
+    assert await receiving == [1]
 
 
 @pytest.mark.parametrize("asks", ["to redeliver", "to acknowledge"])
