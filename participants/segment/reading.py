@@ -158,6 +158,8 @@ class SegmentReader:
     async def _find_position_at(self, at_ms: int) -> Position:
         ledgers, start = self._segment.ledgers, self._segment.ledgers.start
         for ledger in ledgers.ledgers:
+            if ledger.id < start.ledger:
+                continue  # it is trimmed, and not dropped yet
             first, end = start.entry + 1 if ledger.id == start.ledger else 0, ledger.last_kept + 1
             if first >= end or await self._published_ms(ledger, end - 1) < at_ms:
                 continue
