@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
+.PHONY: help setup check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -92,6 +92,9 @@ bench-coordinator: setup  ## The coordinator: beside plain writes, and beside an
 
 bench-participants: setup  ## The broker: what transactions, HTTP and history cost (all finished transactions: FULL=--full)
 	$(BIN)/python -m benchmarks.participants $(FULL)
+
+bench-compaction: setup  ## The compacted view of a compacted topic, beside one of a topic with nothing else
+	$(BIN)/python -m benchmarks.compaction
 
 bench-client: setup  ## The client library: CPU of a small transaction, of 10,000 begins at once, and of starting
 	$(BIN)/python -m benchmarks.client
