@@ -43,7 +43,7 @@ class Home:
             said = {"status": 409, "title": "", "detail": "", "code": "TXN_CONFLICT", "retriable": False}
             said |= {"definite": True, "action": "", "never_given": True, "segment": self.opened_again}
             return httpx.Response(409, json=said, headers={"Content-Type": "application/problem+json"})
-        return httpx.Response(200, json={"count": 0})
+        return httpx.Response(200, json={"redelivered": 0})
 
     def consumer(self) -> metatxn.Consumer:
         return metatxn.connect(URL, transport=OverHttpx(httpx.MockTransport(self))).consumer("t", "s")
