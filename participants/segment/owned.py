@@ -16,6 +16,7 @@ import structlog
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError
+from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
@@ -164,6 +165,8 @@ class OwnedSegment:
         async def once() -> None:
             try:
                 await self._shared.materialize(self.id, self.ownership.check, transaction.txn_id, outcome)
+                if outcome is not None:
+                    await self._delete_if_trimmed(transaction.txn_id, outcome)
             except CheckFailed as lost:
                 self.deposed_by(lost)
 
@@ -173,6 +176,22 @@ class OwnedSegment:
         if not self.lost:
             self.buffer.forget(transaction)
             self._headers.unfollow(transaction.txn_id)
+
+    async def _delete_if_trimmed(self, txn_id: TxnId, outcome: Outcome) -> None:
+        """Delete the outcome if all that it hides is trimmed: the trim did not find it, because it was stored later.
+        Memory has forgotten it, so nothing else would. Raises `CheckFailed` if this broker was deposed."""
+        if not _is_trimmed(self.record, outcome):
+            return
+        key, segment_key = paths.outcome(self.id, txn_id), paths.segment(self.id)
+        records = (await self.store.get_many([key, segment_key])).records
+        stored, segment = records[key], records[segment_key]
+        if stored is None or segment is None or not _is_trimmed(SegmentRecord.decode(segment.value), outcome):
+            return  # it is gone, or the trim has failed
+        try:
+            await self.store.apply(self.store.batch().check(self.ownership.check).remove(stored))
+        except CheckFailed as lost:
+            if lost.check == self.ownership.check:
+                raise
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -237,3 +256,8 @@ class OwnedSegment:
                 action="Send it again, with the same sequence if it has one, or abort the transaction.",
                 segment=self.id,
             ) from None
+
+
+def _is_trimmed(record: SegmentRecord, outcome: Outcome) -> bool:
+    up_to = record.trimmed_up_to
+    return up_to is not None and Position.parse(outcome.highest) <= up_to

@@ -88,6 +88,39 @@ async def test_more_outcomes_than_one_apply_holds_are_pruned_in_slices(world: Wo
     assert world.store.ranged.count(paths.outcomes(SEGMENT)) == 1, "all are read once, not once for each slice"
 
 
+async def test_an_outcome_that_is_stored_after_the_trim_of_what_it_hides_does_not_stay(world: World) -> None:
+    """Found by the simulation, with a store that had no space for it."""
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin()
+    hidden = await publish(segment, "never", txn)
+    late = world.store.fault(Fault(puts(paths.outcomes(SEGMENT)), hold_before=True))
+    await world.abort(txn)
+    await late.reached.wait()
+    await trim(segment, world.store, node.storage, hidden.next)
+    late.go.set()
+    await materialized(segment, txn)
+    assert await world.outcome(txn) is None
+    assert await world.operations(txn) == []
+
+
+async def test_an_outcome_stays_while_it_is_unknown_whether_the_trim_has_happened(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin()
+    hidden = await publish(segment, "never", txn)
+    late = world.store.fault(Fault(puts(paths.outcomes(SEGMENT)), hold_before=True))
+    world.store.fault(Fault(puts(paths.segment(SEGMENT)), before=OutcomeUnknown("lost")))
+    await world.abort(txn)
+    await late.reached.wait()
+    with pytest.raises(OutcomeUnknown):
+        await trim(segment, world.store, node.storage, hidden.next)
+    late.go.set()
+    await materialized(segment, txn)
+    assert await world.outcome(txn) is not None
+    assert await committed(await world.reopened()) == []
+
+
 async def test_a_trim_never_passes_what_readers_have_been_shown(world: World) -> None:
     node = await world.first_node()
     segment = await node.open()
