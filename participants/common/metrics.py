@@ -82,6 +82,11 @@ class BrokerMetrics:
         self.rewritten_bytes = Counter(
             "metatxn_rewritten_freed_bytes", "Bytes that were left out of these ledgers.", registry=self.registry
         )
+        self.damaged_ledgers = Gauge(
+            "metatxn_damaged_ledgers",
+            "Ledgers that upkeep cannot read, of segments served here.",
+            registry=self.registry,
+        )
         self.segments_removed = Counter(
             "metatxn_removed_segments", "Sealed segments removed from their topic.", registry=self.registry
         )

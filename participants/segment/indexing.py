@@ -22,8 +22,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-import structlog
-
 from metastore.api import MetadataStore
 from metastore.slices import slices
 from metastore.txn import paths
@@ -38,7 +36,6 @@ from participants.segment.segment import Segment
 from participants.segment.trimming import delete_outcomes, stored_segment
 from participants.segment.upkeep import until_done
 
-log = structlog.get_logger()
 INDEXED_AT_ONCE = 2
 """The number of ledgers of a broker that are read for this at the same time."""
 READ_BYTES = 256 << 10
@@ -95,13 +92,17 @@ async def index_hidden(segment: Segment, context: IndexingContext) -> None:
     for ledger in run:
         if segment.hidden.is_indexed(ledger.id):
             continue
+        time = asyncio.get_running_loop().time
+        if not segment.damaged.may_read(ledger.id, time()):
+            break
         try:
             written[ledger.id] = await _index(segment, context, ledger)
         except LedgerError as error:
             # It was trimmed meanwhile, there is no space, or it cannot be read: this is asked for again, and what is
             # before it can go.
-            log.warning("a ledger is not indexed", segment=segment.id, ledger=ledger.id, error=str(error))
+            segment.damaged.failed(ledger.id, error, time())
             break
+        segment.damaged.read(ledger.id)
     indexed = list(takewhile(lambda each: each.id in written or segment.hidden.is_indexed(each.id), run))
     if indexed:
         once = lambda: _record(segment, context.store, indexed[-1], written)  # noqa: E731

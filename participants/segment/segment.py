@@ -28,6 +28,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.form import Form
 from participants.ledger.storage import OpenLedger, SealedLedger
+from participants.segment.damage import DamagedLedgers
 from participants.segment.hidden import HiddenEntries
 from participants.segment.owned import OwnedSegment, Ownership
 from participants.segment.publishing import Publisher
@@ -115,6 +116,7 @@ class Segment(OwnedSegment):
         )
         self.reader = SegmentReader(self, shared=shared)
         self.publisher = Publisher(self, clock, metrics)
+        self.damaged = DamagedLedgers(segment_id, metrics)
         self.attached: Attached | None = None
         """The part that the opener has attached."""
         self.sealing = asyncio.Lock()
@@ -258,6 +260,7 @@ class Segment(OwnedSegment):
             max(trimmed, default=None),
         )
         self.hidden.forget_before(self.ledgers.ledgers[0].id)
+        self.damaged.forget_before(self.ledgers.ledgers[0].id)
 
     def is_left_out(self, position: Position) -> bool:
         """Whether there was an entry that is not in its ledger any more."""
@@ -307,6 +310,7 @@ class Segment(OwnedSegment):
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+        self.damaged.close()
         self._metrics.horizon_lag.remove(self.id)
 
     def _on_durable(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import structlog
+import structlog.testing
 
 from metastore.errors import OutcomeUnknown
 from metastore.txn import paths
@@ -21,10 +23,12 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
+from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.directories import segment_directory
 from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, StorageFull
+from participants.segment.damage import LONGEST_PAUSE_S, DamagedLedgers
 from participants.segment.hidden import HiddenCache
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
@@ -430,17 +434,19 @@ async def test_what_is_trimmed_in_part_is_indexed_from_there_on(world: World) ->
 async def test_a_ledger_that_cannot_be_indexed_keeps_its_outcomes(
     world: World, damaged: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And those behind it; what is before it goes. It is asked again: a device may return wrong bytes once."""
+    """And those behind it; what is before it goes. It is asked again: a device may return wrong bytes once. A damaged
+    one is asked again later only."""
     node, segment, _first = await one_to_index(world)
     second = await aborted(world, segment, "nor this")
     await rolled(segment)
     error = LedgerCorrupt("damaged") if damaged == "ledger" else StorageFull("full")
     place, name = (LedgerChain, "read") if damaged == "ledger" else (type(node.storage), "write_hidden")
-    real = getattr(place, name)
+    real, tried = getattr(place, name), []
 
     async def failing(self: object, *args: Any) -> Any:
         ledger = max(args[0], self.start).ledger if isinstance(self, LedgerChain) else args[2].ledger
         if ledger == 2:
+            tried.append(ledger)
             raise error
         return await real(self, *args)
 
@@ -448,10 +454,38 @@ async def test_a_ledger_that_cannot_be_indexed_keeps_its_outcomes(
     await tended(segment)
     assert await outcomes(world) == {second}
     assert await indexes(world) == [1, None, None]
-    monkeypatch.setattr(place, name, real)
     await tended(segment)
+    gauge = segment._metrics.damaged_ledgers
+    assert (len(tried), gauge._value.get()) == ((1, 1) if damaged == "ledger" else (2, 0))
+    monkeypatch.setattr(place, name, real)
+    monkeypatch.setattr(segment.damaged, "may_read", lambda *_: True)  # the pause is over
+    await tended(segment)
+    assert gauge._value.get() == 0
     assert await outcomes(world) == set()
     assert await committed(segment) == ["a", "b"]
+
+
+def test_a_damaged_ledger_is_said_once_and_tried_ever_more_rarely() -> None:
+    metrics = BrokerMetrics()
+    damaged = DamagedLedgers(SEGMENT, metrics)
+    with structlog.testing.capture_logs() as said:
+        now_s, tries = 0.0, []
+        while now_s < 3_000:
+            if damaged.may_read(7, now_s):
+                tries.append(now_s)
+                damaged.failed(7, LedgerMissing("gone"), now_s)
+            now_s += 1
+        assert damaged.may_read(8, now_s)
+        damaged.failed(8, StorageFull("full"), now_s)
+        assert damaged.may_read(8, now_s), "that is no damage"
+    assert [each["log_level"] for each in said] == ["error", "warning"]
+    assert tries[:4] == [0, 2, 6, 14] and tries[-1] - tries[-2] == LONGEST_PAUSE_S
+    assert metrics.damaged_ledgers._value.get() == 1
+    damaged.failed(9, LedgerCorrupt("damaged"), now_s)
+    damaged.forget_before(9)
+    assert metrics.damaged_ledgers._value.get() == 1
+    damaged.close()
+    assert metrics.damaged_ledgers._value.get() == 0
 
 
 async def test_a_sealed_segment_is_indexed_to_its_end(world: World) -> None:
