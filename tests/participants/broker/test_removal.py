@@ -396,9 +396,7 @@ async def test_the_owner_of_the_next_segment_becomes_the_home(topic: Removing) -
     ids = [await send(topic.process, LOW, value) for value in "de"]
     assert [each["value"] for each in await topic.receive(consumer="first")] == ["d", "e"]
     await topic.acked(ids[:1], for_all=False)
-    waiting = asyncio.create_task(
-        topic.ask("POST", "/subscriptions/s/receive", {"consumer": "other", "wait_ms": 60000})
-    )
+    waiting = asyncio.create_task(topic.ask("POST", "/subscriptions/s/receive", {"consumer": "other", "wait_ms": 500}))
     await topic.trim(PARENT)
     await topic.passes()
     await topic.assert_gone()
