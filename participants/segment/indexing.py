@@ -98,9 +98,10 @@ async def index_hidden(segment: Segment, context: IndexingContext) -> None:
         try:
             written[ledger.id] = await _index(segment, context, ledger)
         except LedgerError as error:
-            # It was trimmed meanwhile, there is no space, or it cannot be read: this is asked for again, and what is
-            # before it can go.
-            segment.damaged.failed(ledger.id, error, time())
+            # There is no space, or it cannot be read: this is asked for again, and what is before it can go. That a
+            # ledger is missing which was trimmed meanwhile is no damage.
+            if ledger.id >= segment.ledgers.ledgers[0].id:
+                segment.damaged.failed(ledger.id, error, time())
             break
         segment.damaged.read(ledger.id)
     indexed = list(takewhile(lambda each: each.id in written or segment.hidden.is_indexed(each.id), run))

@@ -256,6 +256,8 @@ UNFOUNDED = [
     refused("acks", "INVALID_ARGUMENT", (5, 5), topic=TOPIC, subscription="s", argument="message_ids"),
     refused("entries", "INVALID_ARGUMENT", (5, 5), sequence=("p", 1, "x"), argument="sequence"),
     refused("entries", "PAYLOAD_TOO_LARGE", (5, 5), segment=SEGMENT),
+    refused("entries", "SEGMENT_IN_USE", (5, 6), segment=SEGMENT),
+    refused("DELETE", "SEGMENT_IN_USE", (5, 6), segment=f"{SEGMENT}0"),
     refused("seek", "TXN_CONFLICT", (5, 6), topic=TOPIC, subscription="s", holders=(T1,)),
 ]
 

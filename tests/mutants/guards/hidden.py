@@ -127,4 +127,20 @@ HIDDEN = (
             "tests/participants/restored/test_rules.py::test_what_is_hidden_in_a_ledger_of_the_backup_stays_hidden",
         ),
     ),
+    Mutant(
+        "damaged-ledger-read-each-time",
+        "5.6: a damaged ledger is read ever more rarely",
+        "participants/segment/damage.py",
+        "        return pause is None or now_s >= pause.until_s\n",
+        "        return pause is None or now_s >= pause.until_s - pause.next_s\n",
+        tests=(f"{_TEST}::test_a_damaged_ledger_is_said_once_and_tried_ever_more_rarely",),
+    ),
+    Mutant(
+        "trimmed-ledger-is-damaged",
+        "5.6: a ledger that was trimmed while it was read is not damaged",
+        "participants/segment/indexing.py",
+        "            if ledger.id >= segment.ledgers.ledgers[0].id:\n",
+        "            if segment.ledgers.ledgers:\n",
+        tests=(f"{_TEST}::test_a_ledger_that_is_trimmed_while_it_is_indexed_is_not_damaged",),
+    ),
 )

@@ -465,6 +465,25 @@ async def test_a_ledger_that_cannot_be_indexed_keeps_its_outcomes(
     assert await committed(segment) == ["a", "b"]
 
 
+async def test_a_ledger_that_is_trimmed_while_it_is_indexed_is_not_damaged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, segment, _ = await one_to_index(world)
+    kept = await publish(segment, "kept")
+    real = LedgerChain.read
+
+    async def trimmed_meanwhile(self: LedgerChain, *args: Any) -> Any:
+        monkeypatch.setattr(LedgerChain, "read", real)
+        await trim(segment, world.store, node.storage, kept)
+        raise LedgerMissing("its file is deleted")
+
+    monkeypatch.setattr(LedgerChain, "read", trimmed_meanwhile)
+    await tended(segment)
+    assert LedgerChain.read is real, "it was read"
+    assert segment._metrics.damaged_ledgers._value.get() == 0
+    assert await committed(segment) == ["kept"]
+
+
 def test_a_damaged_ledger_is_said_once_and_tried_ever_more_rarely() -> None:
     metrics = BrokerMetrics()
     damaged = DamagedLedgers(SEGMENT, metrics)
