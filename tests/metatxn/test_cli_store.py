@@ -31,13 +31,12 @@ def url(data_dir: Path) -> Iterator[str]:
         with metatxn.connect(server.coordinator_url) as client:
             topics = [client.create_topic(f"t-{number}", 3).name for number in range(2)]
             epoch = client.connect_key("nightly").epoch
-            client.begin(60_000, "nightly", epoch, 3)
-            for ending in ("commit", "abort", "open"):
+            client.begin(60_000, "nightly", epoch, 3).leave_open()
+            for ending in ("commit", "abort", "leave_open"):
                 txn = client.begin(600_000)
                 for topic in topics:
                     client.producer(topic).send({"id": 7}, key=uuid.uuid4().hex, txn=txn)
-                if ending != "open":
-                    getattr(txn, ending)()
+                getattr(txn, ending)()
         yield store_url(data_dir)
 
 

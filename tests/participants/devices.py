@@ -26,6 +26,7 @@ from tests.participants.ledger.faulty_bucket import FaultyBucket, PutFault
 
 DeviceKind = Literal["local", "objects"]
 on_local_files = pytest.mark.parametrize("device", ["local"])
+on_objects = pytest.mark.parametrize("device", ["objects"])
 
 
 def only(kind: DeviceKind) -> Any:

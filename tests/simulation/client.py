@@ -309,8 +309,8 @@ class Client:
     ) -> tuple[str, tuple[int, int]]:
         """Segment and position of an entry with the payload's `key`.
 
-        What was not answered is asked for again where it was sent; once that segment is sealed and does not have it, at
-        the child that has taken over (DESIGN §5.13).
+        What was not answered is asked for again where it was sent; once that segment is sealed and does not have it, or
+        was removed, at the child that has taken over, which may name an ancestor (DESIGN §5.13).
         """
         query = {"txn_id": txn_id, "writer": writer, "producer": producer, "sequence": sequence}
         content, headers = json.dumps(payload).encode(), _BYTES
@@ -332,7 +332,9 @@ class Client:
                     segment=place.segment,
                     patience_s=patience_s,
                 )
-                return place.segment, parse_position(answer.json()["position"])
+                said = answer.json()
+                (held, *_) = said.get("appended") or [said | {"segment": place.segment}]
+                return held["segment"], parse_position(held["position"])
             except Refused as refused:
                 doubtful = refused.doubtful = doubtful or refused.doubtful
                 if refused.code != "SEGMENT_SEALED":

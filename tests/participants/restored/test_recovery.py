@@ -140,8 +140,8 @@ async def before_the_backup(client: AsyncClient) -> str:
         aborted = await client.begin()
         await send(client, "aborted before", aborted)
         await aborted.abort()
-    await send(client, "open for good", await client.begin(timeout_ms=NEVER_MS // 100))
-    opened = await client.begin(timeout_ms=NEVER_MS // 100)
+    await send(client, "open for good", await left_open(client))
+    opened = await left_open(client)
     await send(client, "open at the backup", opened)
     return opened.id
 
@@ -161,7 +161,13 @@ async def after_the_backup(client: AsyncClient, opened: str) -> None:
     await send(client, "in another child", keys=range(100, 110))
     await client.create_topic("new", 1)
     await client.producer("new").send({"v": "in a new topic"}, key="1")
-    await send(client, "opened after", await client.begin(timeout_ms=NEVER_MS // 100))
+    await send(client, "opened after", await left_open(client))
+
+
+async def left_open(client: AsyncClient) -> metatxn.AsyncTransaction:
+    txn = await client.begin(timeout_ms=NEVER_MS // 100)
+    txn.leave_open()
+    return txn
 
 
 async def send(

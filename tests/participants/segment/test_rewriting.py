@@ -18,6 +18,7 @@ from participants.ledger.form import Form
 from participants.ledger.storage import StorageFailed, StorageFull
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
+from tests.participants.devices import on_objects
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.test_hidden import aborted, code_of_read, outcomes, record_of, rolled, tended
 from tests.participants.segment.world import (
@@ -247,10 +248,10 @@ async def test_a_ledger_that_is_trimmed_meanwhile_is_not_written_again(
     assert await committed(segment) == ["c"]
 
 
+@on_objects
 async def test_a_deposed_owner_names_no_form(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes local ledgers from a process that lives."""
     node, segment = await mostly_hidden(world)
-    if node.storage.exclusive:
-        pytest.skip("nobody takes local ledgers from a process that lives")
     write = node.storage.write_form
     others = await world.node(node.device.again())
 
