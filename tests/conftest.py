@@ -1,7 +1,8 @@
-"""What holds for every test: its place in the suite, and that nothing fails for being slow."""
+"""What holds for every test: its place in the suite, that nothing fails for being slow, and that nothing is skipped."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that is skipped proves nothing, and nobody notices: it fails."""
+    report = yield
+    if report.skipped:
+        report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped: {report.longrepr}"
+    return report
