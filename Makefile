@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
+.PHONY: help setup check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -95,6 +95,9 @@ bench-participants: setup  ## The broker: what transactions, HTTP and history co
 
 bench-compaction: setup  ## The compacted view of a compacted topic, beside one of a topic with nothing else
 	$(BIN)/python -m benchmarks.compaction
+
+bench-lifecycle: setup  ## What a long life of aborts, splits and merges leaves behind (the whole, in hours: TRANSACTIONS=1000000 CHANGES=200)
+	$(BIN)/python -m benchmarks.lifecycle $(if $(TRANSACTIONS),--transactions $(TRANSACTIONS)) $(if $(CHANGES),--changes $(CHANGES)) $(if $(RUNS),--runs $(RUNS))
 
 bench-client: setup  ## The client library: CPU of a small transaction, of 10,000 begins at once, and of starting
 	$(BIN)/python -m benchmarks.client
