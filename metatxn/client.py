@@ -251,13 +251,23 @@ class AsyncClient:
     # -- topics ------------------------------------------------------------------------------------------------
 
     async def create_topic(
-        self, name: str, segments: int = 1, schema: pa.Schema | TopicSchema | None = None, exist_ok: bool = False
+        self,
+        name: str,
+        segments: int = 1,
+        schema: pa.Schema | TopicSchema | None = None,
+        exist_ok: bool = False,
+        format: Literal["kafka"] | None = None,
     ) -> TopicInfo:
-        """Create a topic. Raises `AlreadyExists`; with `exist_ok` an existing topic is returned as it is."""
+        """Create a topic. Raises `AlreadyExists`; with `exist_ok` an existing topic is returned as it is.
+
+        With the format `kafka` its segments are the partitions that Kafka's clients see.
+        """
         columns = schema.model_dump(exclude_none=True) if isinstance(schema, TopicSchema) else None
         if isinstance(schema, pa.Schema):
             columns = wire_schema(schema)
         body = {"name": name, "segments": segments, "schema": columns}
+        if format is not None:  # a broker before 0.3 knows nothing of it
+            body["format"] = format
         # `AlreadyExists` does not say that an unanswered attempt was refused: that attempt may have created it.
         call = post(path_of("topics"), body, settled_by=(AlreadyExists,) if exist_ok else ())
         try:

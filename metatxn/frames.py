@@ -17,6 +17,7 @@ from metatxn.table_writer import KEY_METADATA, key_text
 from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_frames
+from metatxn.wire.record_batches import bodies_of
 
 PAGE_BYTES = 8 * 1024 * 1024
 
@@ -124,7 +125,7 @@ def decode_rows(frame: Frame, schema: pa.Schema | None, *, segment: str | None =
             case PayloadKind.ARROW:
                 table = _written_table(frame)
                 return Decoded(_in_schema(table, schema), _arrow_keys(table) if keys else [])
-            case PayloadKind.MESSAGES | PayloadKind.BYTES:
+            case PayloadKind.MESSAGES | PayloadKind.BYTES | PayloadKind.KAFKA:
                 return Decoded(messages_table(values_of(frame), schema), _message_keys(frame) if keys else [])
     except Misfit as misfit:
         raise misfit_at(frame, segment, misfit) from misfit
@@ -149,6 +150,8 @@ def _value_of(message: dict[str, Any]) -> Any:
 def _message_keys(frame: Frame) -> list[str | None]:
     if frame.kind is PayloadKind.BYTES:
         return [None]
+    if frame.kind is PayloadKind.KAFKA:
+        return [body["key"] for body in bodies_of(frame.payload, frame.count)]
     return [message.get("key") for message in json.loads(bytes(frame.payload))]
 
 
@@ -185,4 +188,6 @@ def values_of(frame: Frame) -> list[Any]:
     assert frame.kind is not PayloadKind.ARROW
     if frame.kind is PayloadKind.BYTES:
         return [bytes(frame.payload)]
+    if frame.kind is PayloadKind.KAFKA:
+        return [body["raw"] if "raw" in body else body["value"] for body in bodies_of(frame.payload, frame.count)]
     return [_value_of(message) for message in json.loads(bytes(frame.payload))]

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -31,6 +31,10 @@ app = typer.Typer(
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.")]
 
 
+class FormatChoice(StrEnum):
+    KAFKA = "kafka"
+
+
 class IsolationChoice(StrEnum):
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
@@ -49,10 +53,15 @@ def create(
             metavar="NAME:TYPE,…", help="Columns with Arrow's type names. Without it, the topic accepts any message."
         ),
     ] = None,
+    format: Annotated[
+        FormatChoice | None,
+        typer.Option(help="kafka: each segment is a partition for Kafka's clients. It is never split or merged."),
+    ] = None,
 ) -> None:
     """Create a topic."""
+    chosen: Literal["kafka"] | None = "kafka" if format is FormatChoice.KAFKA else None
     with session.connect() as client:
-        show_topic(session, client.create_topic(topic, segments, parsed_schema(schema)))
+        show_topic(session, client.create_topic(topic, segments, parsed_schema(schema), format=chosen))
 
 
 @app.command("list", epilog="Example: metatxn topic list -o json")

@@ -118,6 +118,16 @@ class CreateTopicRequest(RequestBody):
     name: Annotated[Name, Field(min_length=1, max_length=512)]
     segments: Annotated[int, Field(ge=1, le=MAX_SEGMENTS)] = 1
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
+    format: Annotated[
+        Literal["kafka"] | None,
+        Field(description="`kafka`: the i-th segment is a partition of Kafka's, with an offset for each message."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> CreateTopicRequest:
+        if self.format is not None and self.topic_schema is not None:
+            raise ValueError("`format` and `schema` exclude each other")
+        return self
 
 
 class SegmentInfo(BaseModel):
@@ -138,6 +148,7 @@ class TopicInfo(BaseModel):
     name: str
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
     segments: list[SegmentInfo]
+    format: Literal["kafka"] | None = None
 
 
 class TopicPage(BaseModel):

@@ -55,7 +55,7 @@ from participants.api.rights import Shown, TopicPath, check_transaction, on_segm
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker.broker import Broker
 from participants.messages import schemas
-from participants.messages.payloads import decode_messages_in_turns, hashes_of, inspect_arrow
+from participants.messages.payloads import as_batch, decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.messages.topics import segment_not_found
 from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
@@ -122,7 +122,9 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
             raise errors.InvalidArgument(f"name: {error}", field="name") from None
         caller.require("admin", name)
         schema = schemas.from_wire(request.topic_schema) if request.topic_schema else None
-        topic = await broker.topics.create(name, request.segments, schema, broker.storage.storage_id, broker.clock())
+        topic = await broker.topics.create(
+            name, request.segments, schema, broker.storage.storage_id, broker.clock(), request.format
+        )
         await broker.until_opened(topic.segments)
         return await broker.topics.describe(topic)
 
@@ -221,6 +223,8 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         target = await _appendable(broker, segment)
         payload: bytes = request.scope[BODY]
         kind, rows, messages = await _inspected(broker, target, request, payload, txn_id, count)
+        if messages is not None and target.record.next_offset is not None:
+            payload, kind = as_batch(messages, broker.clock()), PayloadKind.KAFKA
         hashes = _hashes(target, messages, producer, sequence)
         entry = Entry(payload, kind, rows, txn_id, writer, producer, sequence)
         try:

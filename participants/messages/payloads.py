@@ -1,4 +1,4 @@
-"""The content of an entry: bytes, an Arrow stream, or a JSON list of messages."""
+"""The content of an entry: bytes, an Arrow stream, a JSON list of messages, or a record batch of Kafka's."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from metatxn.wire import errors
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
 from metatxn.wire.frames import Entry, Frame, PayloadKind
 from metatxn.wire.names import message_ids
+from metatxn.wire.record_batches import CONTENT_TYPE, JSON_TYPE, KafkaRecord, bodies_of
+from participants.messages.batches import encode_batch
 from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 
 KEY_COLUMN = b"metatxn.key"
@@ -132,10 +134,46 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
             bodies = _rows(frame.payload, wanted)
         case PayloadKind.BYTES:
             bodies = [{"value_base64": base64.b64encode(frame.payload).decode()} for _ in wanted]
+        case PayloadKind.KAFKA:
+            records = bodies_of(frame.payload, frame.count)
+            bodies = [_without_raw(records[index]) for index in wanted]
     for body, message_id in zip(bodies, message_ids(segment, frame.position, wanted), strict=True):
         body["message_id"], body["publish_ms"], body["txn_id"] = message_id, frame.publish_ms, frame.txn_id
         body["properties"] = body.get("properties") or {}
     return _READ_MESSAGES.validate_python(bodies)
+
+
+def as_batch(messages: Sequence[Message], now_ms: int) -> bytes:
+    """The messages as a record batch of Kafka's. A value that is not bytes becomes JSON, and a header says so.
+    Raises INVALID_ARGUMENT if there is none."""
+    if not messages:
+        raise errors.InvalidArgument("messages: a record batch has at least one", field="messages")
+    try:
+        return encode_batch([_as_record(message, now_ms) for message in messages])
+    except ModuleNotFoundError as error:
+        raise errors.InvalidArgument(
+            f"messages: this broker cannot write record batches, because {error.name} is not installed",
+            action="Install it on the broker with `pip install 'metatxn[gateways]'`.",
+            field="messages",
+        ) from error
+
+
+def _as_record(message: Message, now_ms: int) -> KafkaRecord:
+    headers = {name: text.encode() for name, text in (message.properties or {}).items()}
+    value: bytes | None = None
+    if message.value_base64 is not None:
+        value = base64.b64decode(message.value_base64)
+    elif message.value is not None:
+        value = json.dumps(message.value, ensure_ascii=False, separators=(",", ":")).encode()
+        headers[CONTENT_TYPE] = JSON_TYPE.encode()
+    key = None if message.key is None else message.key.encode()
+    return KafkaRecord(key, value, tuple(headers.items()), now_ms)
+
+
+def _without_raw(body: dict[str, Any]) -> dict[str, Any]:
+    if "raw" in body:
+        body["value_base64"] = base64.b64encode(body.pop("raw")).decode()
+    return body
 
 
 def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
@@ -154,6 +192,9 @@ def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
                 before += len(bodies)
         case PayloadKind.ARROW:
             yield from _keyed_rows(frame.payload)
+        case PayloadKind.KAFKA:
+            # A key that is not UTF-8 has no text of its own, so compaction leaves these entries alone.
+            return
         case PayloadKind.BYTES:
             return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import pyarrow as pa
 
@@ -33,7 +34,13 @@ class Topics:
         self._store = store
 
     async def create(
-        self, name: str, segments: int, schema: pa.Schema | None, storage: str, created_ms: int
+        self,
+        name: str,
+        segments: int,
+        schema: pa.Schema | None,
+        storage: str,
+        created_ms: int,
+        format: Literal["kafka"] | None = None,
     ) -> TopicRecord:
         """Create the topic and its segments in one apply. The segments belong to `storage` from the start. A topic that
         was deleted continues with its numbers of segments.
@@ -52,14 +59,16 @@ class Topics:
             next_segment=first + segments,
             created_ms=created_ms,
             arrow_schema=schemas.encode_schema(schema) if schema is not None else None,
+            format=format,
         )
+        next_offset = 0 if format == "kafka" else None
         batch = self._store.batch()
         if tombstone is not None:
             batch.replace(tombstone, topic.encode())
         else:
             batch.create(paths.topic(name), topic.encode())
         for created, hash_range in zip(ids, ranges, strict=True):
-            record = SegmentRecord(topic=name, range=hash_range, storage=storage)
+            record = SegmentRecord(topic=name, range=hash_range, storage=storage, next_offset=next_offset)
             batch.create(paths.segment(created), record.encode())
         try:
             await self._store.apply(batch)
@@ -115,7 +124,7 @@ class Topics:
                 )
             )
         schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
-        return TopicInfo(name=topic.name, topic_schema=schema, segments=segments)
+        return TopicInfo(name=topic.name, topic_schema=schema, segments=segments, format=topic.format)
 
     async def set_schema(self, segment_id: str, schema: pa.Schema) -> TopicRecord:
         """Set the schema of the segment's topic, for its first writer or for one that adds columns after the existing

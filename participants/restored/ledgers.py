@@ -29,6 +29,7 @@ from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.form import Form
+from participants.ledger.offsets import end_offset
 from participants.ledger.storage import LedgerMissing, LedgerStorage, SealedLedger
 
 HASHES = (0, 0xFFFF)
@@ -155,10 +156,16 @@ class Ledgers:
         for number, form in segment.rewritten.items():
             facts = {"form": tuple(form), "former": True, "bytes": None, "hidden_bytes": None}
             listed[number] = listed[number].model_copy(update=facts)
-        listed |= {ledger.id: self._listed(ledger) for ledger in sealed}
+        next_offset = record.next_offset
+        for ledger in sorted(sealed, key=lambda each: each.id):
+            listed[ledger.id] = self._listed(ledger).model_copy(update={"first_offset": next_offset})
+            if next_offset is not None:
+                next_offset = await end_offset(ledger, next_offset)
         ledgers = tuple(ledger for _, ledger in sorted(listed.items()))
         first = _first_position(record, ledgers, segment.missing)
-        recovered = record.model_copy(update={"ledgers": ledgers, "planned": None, "first_position": first})
+        recovered = record.model_copy(
+            update={"ledgers": ledgers, "planned": None, "first_position": first, "next_offset": next_offset}
+        )
         if recovered != record:
             assert segment.stored is not None
             await self._store.apply(self._store.batch().replace(segment.stored, recovered.encode()))

@@ -29,6 +29,7 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
 from participants.ledger.chain import LedgerChain
+from participants.ledger.offsets import OpenOffsets
 from participants.segment.dedup import DedupTable
 from participants.segment.hidden import HiddenEntries
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
@@ -79,6 +80,8 @@ class OwnedSegment:
         """`read_committed` may find more, or the segment does not serve as before."""
         self.appended = Signal()
         """`read_uncommitted` may find more."""
+        self.open_offsets: OpenOffsets | None = None
+        """The offsets of the open ledger, in a segment of a topic with the format `kafka` (DESIGN §5.20)."""
         self._readable: Position | None = None
         """The horizon that readers were told last."""
         self.lost: str | None = None

@@ -25,9 +25,10 @@ from metastore.txn.records.transactions import Header
 from metastore.txn.store import put_write_op
 from metastore.types import FirstVersion, Record
 from metatxn.wire import errors
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
+from participants.ledger.offsets import stamped
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
 from participants.ledger.watermark import Watermark
 from participants.segment.dedup import AppendedBefore, Scope, sequence_used
@@ -67,6 +68,7 @@ class Publisher:
         `AppendedBefore` if the entry, or a part of it, had already been appended, and not only in this segment.
         """
         self._segment.assert_serving()
+        self._assert_format(entry)
         if entry.size > MAX_PAYLOAD_BYTES:
             raise errors.PayloadTooLarge(
                 f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
@@ -88,6 +90,16 @@ class Publisher:
         if entry.sequence is not None:
             self._segment.dedup.begin(scope, entry.sequence, publish)
         return await self._segment.answer(publish), False
+
+    def _assert_format(self, entry: Entry) -> None:
+        """A segment with offsets takes nothing but batches, and no other one takes them."""
+        if (entry.kind is PayloadKind.KAFKA) != (self._segment.open_offsets is not None):
+            takes = "no record batches" if entry.kind is PayloadKind.KAFKA else "only messages: it has the format kafka"
+            raise errors.InvalidArgument(
+                f"body: topic {self._segment.record.topic} takes {takes}",
+                field="body",
+                segment=self._segment.id,
+            )
 
     def _assert_room(self, entry: Entry) -> None:
         """Before anything of the entry is stored, its intent included."""
@@ -193,9 +205,13 @@ class Publisher:
         return append
 
     def _begin_append(self, entry: Entry) -> Append:
-        assert self._segment.ledgers.open is not None, "the drain before a seal waits for every publish"
+        ledger, offsets = self._segment.ledgers.open, self._segment.open_offsets
+        assert ledger is not None, "the drain before a seal waits for every publish"
+        if offsets is not None:  # the entry has this place, whatever was begun and failed before (DESIGN §5.20)
+            offset = offsets.take(ledger.last_assigned.entry + 1, entry.count)
+            entry = replace(entry, payload=stamped(entry.payload, offset))
         try:
-            return self._segment.ledgers.open.append(entry, self._clock())
+            return ledger.append(entry, self._clock())
         except LedgerStopped as error:
             self._segment.lose(f"its ledger is stopped: {error}")
             raise self._segment.not_serving() from None

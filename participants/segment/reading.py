@@ -39,7 +39,7 @@ class Page:
     revision: Revision | None = None
 
 
-class _LeftOut(Exception):
+class LeftOut(Exception):
     """An entry is not in the form of its ledger that counts by now."""
 
 
@@ -150,7 +150,7 @@ class SegmentReader:
         while True:
             try:
                 found = await self._find_position_at(at_ms)
-            except (errors.PositionTrimmed, _LeftOut):
+            except (errors.PositionTrimmed, LeftOut):
                 continue
             await self._assert_owned(STALE_READ_S)
             return found
@@ -174,11 +174,15 @@ class SegmentReader:
 
     async def _published_ms(self, ledger: ReadableLedger, entry: int) -> int:
         """When the first entry from this one on was published. There is one."""
-        kept = Position(ledger.id, ledger.first_kept(entry))
-        frames = await self._read(kept.before, kept, 1)
+        return (await self.frame_at(Position(ledger.id, ledger.first_kept(entry)))).publish_ms
+
+    async def frame_at(self, position: Position) -> RawFrame:
+        """The frame of an entry, whatever the state of its transaction. Raises `LeftOut`, POSITION_TRIMMED and
+        STORE_UNAVAILABLE."""
+        frames = await self._read(position.before, position, 1)
         if not frames:
-            raise _LeftOut
-        return frames[0].publish_ms
+            raise LeftOut
+        return frames[0]
 
     async def _assert_owned(self, max_age_s: float) -> None:
         """Check that this broker was the owner at most `max_age_s` ago. A broker that was frozen serves its old end

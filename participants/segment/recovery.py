@@ -40,6 +40,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import READ_BYTES, LedgerChain
 from participants.ledger.directories import segment_directory
 from participants.ledger.form import Form
+from participants.ledger.offsets import end_offset
 from participants.ledger.storage import LedgerStorage, SealedLedger
 from participants.ledger.watermark import Watermark
 from participants.segment.compacting import compact
@@ -206,13 +207,18 @@ async def _seal_ledgers(
     segment_id: str, record: SegmentRecord, context: SegmentContext
 ) -> tuple[list[SealedLedger], SegmentRecord]:
     """Seal all ledgers at their final length. Empty ones are trimmed, because their positions are only bounds; but a
-    sealed segment keeps its last one, which is its end."""
+    sealed segment keeps its last one, which is its end. The last frame of a ledger that was not sealed tells where its
+    offsets end; it was never rewritten, so this frame is there."""
     sealed: list[SealedLedger] = []
     recorded: list[LedgerRecord] = []
     empty: list[LedgerRecord] = []
+    next_offset = record.next_offset
     for ledger in record.ledgers:
         if ledger.entries is None:
             found = await context.storage.seal(segment_id, ledger.id)
+            if next_offset is not None:
+                ledger = ledger.model_copy(update={"first_offset": next_offset})
+                next_offset = await end_offset(found, next_offset)
         else:
             form = Form(*ledger.form) if ledger.form is not None else None
             found = await context.storage.open_sealed(segment_id, ledger.id, ledger.entries, form)
@@ -221,7 +227,10 @@ async def _seal_ledgers(
             recorded.append(ledger.model_copy(update={"entries": found.entries, "bytes": found.size_bytes}))
         else:
             empty.append(ledger)
-    return sealed, record.model_copy(update={"ledgers": tuple(recorded), "trimmed": (*record.trimmed, *empty)})
+    trimmed = (*record.trimmed, *empty)
+    return sealed, record.model_copy(
+        update={"ledgers": tuple(recorded), "trimmed": trimmed, "next_offset": next_offset}
+    )
 
 
 async def _recover_outcomes(segment: Segment, context: SegmentContext) -> None:

@@ -125,6 +125,11 @@ async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) 
     return listed
 
 
+def _offsets(ledger: LedgerRecord, record: SegmentRecord) -> dict[str, int | None]:
+    """The first offset of the ledger that is sealed. An earlier attempt may have landed, and `record` has it then."""
+    return {"first_offset": record.next_offset if ledger.first_offset is None else ledger.first_offset}
+
+
 async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, full: OpenLedger) -> None:
     """Record the final length, and what its frames say about sequences, in one apply. It also removes what was trimmed
     meanwhile."""
@@ -141,10 +146,14 @@ async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, 
         name = f"{segment.ownership.generation}-rolled-{full.id}"
         snapshot = await write_snapshot(store, segment.id, check, name, chunks, full.id)
         ledgers = tuple(
-            ledger.model_copy(update=final_facts(sealed, full)) if ledger.id == full.id else ledger
+            ledger.model_copy(update=final_facts(sealed, full) | _offsets(ledger, record))
+            if ledger.id == full.id
+            else ledger
             for ledger in record.ledgers
         )
-        record = without_trimmed(record.model_copy(update={"ledgers": ledgers, "dedup": snapshot}))
+        behind = segment.open_offsets.first if segment.open_offsets is not None else None
+        update = {"ledgers": ledgers, "dedup": snapshot, "next_offset": behind}
+        record = without_trimmed(record.model_copy(update=update))
         await store.apply(store.batch().check(check).replace(stored, record.encode()))
         segment.ledger_sealed(record, sealed)
 

@@ -27,9 +27,11 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.form import Form
+from participants.ledger.offsets import OpenOffsets
 from participants.ledger.storage import OpenLedger, SealedLedger
 from participants.segment.damage import DamagedLedgers
 from participants.segment.hidden import HiddenEntries
+from participants.segment.offset_index import OffsetIndex
 from participants.segment.owned import OwnedSegment, Ownership
 from participants.segment.publishing import Publisher
 from participants.segment.reading import SegmentReader
@@ -115,6 +117,8 @@ class Segment(OwnedSegment):
             hidden=hidden,
         )
         self.reader = SegmentReader(self, shared=shared)
+        self.offsets = OffsetIndex(self, self.reader)
+        """Only to be asked in a segment of a topic with the format `kafka`."""
         self.publisher = Publisher(self, clock, metrics)
         self.damaged = DamagedLedgers(segment_id, metrics)
         self.attached: Attached | None = None
@@ -133,6 +137,8 @@ class Segment(OwnedSegment):
         self._forms = count(1)
         self.cleanup: Cleanup | None = None
         """How the policy of the topic compacts, as far as it was looked at; None: it does not."""
+        if ledgers.open is not None and record.next_offset is not None:
+            self.open_offsets = OpenOffsets(ledgers.open.id, record.next_offset)
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
@@ -215,6 +221,8 @@ class Segment(OwnedSegment):
                 self.lose("an append failed")
             self.assert_serving()
             before.on_durable = None
+            if self.open_offsets is not None:
+                self.open_offsets = OpenOffsets(ledger.id, self.open_offsets.after(before.last_durable.entry))
             ledger.on_durable = self._on_durable
             self.record = record
             self.ledgers = LedgerChain((*self.ledgers.sealed, before), ledger, self.ledgers.trimmed)

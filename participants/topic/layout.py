@@ -69,6 +69,7 @@ class LayoutUpkeep:
         """Seal the segment, so that it accepts no more messages. Returns its children: none, unless it was already
         split or merged."""
         segment = await self._broker.segment(segment_id)
+        _refuse_partition(segment_id, segment.record)
         if segment.record.state == "active":
             await self._seal_unclaimed(segment, None)
         return segment.record.children
@@ -81,6 +82,7 @@ class LayoutUpkeep:
         differently.
         """
         segment = await self._broker.segment(segment_id)
+        _refuse_partition(segment_id, segment.record)
         low, high = segment.record.range
         upper = (low + high) // 2 + 1 if at is None else at
         if not low < upper <= high:
@@ -141,7 +143,8 @@ class LayoutUpkeep:
         Raises INVALID_ARGUMENT if they are not neighbours, SEGMENT_SEALED if one of them was sealed differently, and
         STORE_UNAVAILABLE if the owner of the other one is unavailable.
         """
-        await self._broker.segment(segment_id)  # only an owner may begin
+        segment = await self._broker.segment(segment_id)  # only an owner may begin
+        _refuse_partition(segment_id, segment.record)
         await self._claim(segment_id, other_id)
         while True:
             if (child := await self._child_of(segment_id, other_id)) is not None:
@@ -330,6 +333,18 @@ def _refuse_claimed(segment_id: str, record: SegmentRecord) -> None:
         raise errors.StoreUnavailable(
             f"segment {segment_id} is being merged with {record.merge.other}",
             action="Try again when the merge is over.",
+            segment=segment_id,
+        )
+
+
+def _refuse_partition(segment_id: str, record: SegmentRecord) -> None:
+    """A partition of Kafka's cannot end: a record keeps its partition and its offset (DESIGN §5.20)."""
+    if record.next_offset is not None:
+        raise errors.InvalidArgument(
+            f"segment: {segment_id} is a partition of topic {record.topic}, which has the format kafka: "
+            "it is neither split, merged nor sealed",
+            action="Create a topic with more segments.",
+            field="segment",
             segment=segment_id,
         )
 

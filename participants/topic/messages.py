@@ -23,7 +23,7 @@ from participants.broker.broker import Broker
 from participants.broker.peers import RemoteSegment
 from participants.common.partial_failures import one_error
 from participants.messages import schemas
-from participants.messages.payloads import encode_messages, hashes_of, message_count, read_messages
+from participants.messages.payloads import as_batch, encode_messages, hashes_of, message_count, read_messages
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
@@ -96,7 +96,7 @@ class Messages:
             results = await asyncio.gather(
                 *(
                     owners[segment_id].publish(
-                        _entry([messages[index] for index in indexes], options),
+                        self._entry(owners[segment_id], [messages[index] for index in indexes], options),
                         frozenset(hashes[index] for index in indexes),
                     )
                     for segment_id, indexes in routed.items()
@@ -116,6 +116,18 @@ class Messages:
             if any(isinstance(result, BaseException) and _moved_on(result) for result in results):
                 segments = await self._moved_to(topic_name, options, taken=bool(places))
         return _ids([places[index] for index in range(len(messages))], options)
+
+    def _entry(self, segment: AnySegment, messages: Sequence[Message], options: PublishOptions) -> Entry:
+        """A partition of Kafka's gets a record batch. The owner of a remote one makes it of the messages."""
+        as_kafka = isinstance(segment, Segment) and segment.record.next_offset is not None
+        return Entry(
+            as_batch(messages, self._broker.clock()) if as_kafka else encode_messages(messages),
+            PayloadKind.KAFKA if as_kafka else PayloadKind.MESSAGES,
+            len(messages),
+            options.txn_id,
+            producer=options.producer,
+            sequence=options.sequence,
+        )
 
     async def _moved_to(self, topic_name: str, options: PublishOptions, *, taken: bool) -> list[AnySegment]:
         """The current segments, for the messages that were not accepted. `taken` tells whether some messages were
@@ -336,17 +348,6 @@ async def _first_change(
         for request in asked:
             request.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-
-
-def _entry(messages: Sequence[Message], options: PublishOptions) -> Entry:
-    return Entry(
-        encode_messages(messages),
-        PayloadKind.MESSAGES,
-        len(messages),
-        options.txn_id,
-        producer=options.producer,
-        sequence=options.sequence,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ class LedgerRecord(JsonRecord):
     `form` is the form of it that counts (generation and number), if that is not the ledger as it was sealed; `former`
     tells that the bytes of an earlier form may still be there. `hidden_bytes` is the size of the hidden entries in the
     form that counts.
+
+    `first_offset` is the offset of its first message, in a segment of a topic with the format `kafka`. It is known once
+    the ledger is sealed.
     """
 
     id: int
@@ -32,6 +35,7 @@ class LedgerRecord(JsonRecord):
     hidden_bytes: int | None = None
     form: tuple[int, int] | None = None
     former: bool | None = None
+    first_offset: int | None = None
 
     @property
     def last(self) -> Position | None:
@@ -82,6 +86,9 @@ class SegmentRecord(JsonRecord):
 
     `parents` never changes. Those that were removed from the topic are in `removed_parents`, each with the position of
     its last entry.
+
+    `next_offset` is the offset behind the ledgers that are recorded as sealed, and so the first one of the ledger that
+    follows. Only a segment of a topic with the format `kafka` has it (DESIGN §5.20).
     """
 
     topic: str
@@ -98,6 +105,7 @@ class SegmentRecord(JsonRecord):
     merge: MergeClaim | None = None
     compaction: Compaction | None = None
     removed_parents: dict[str, str] | None = None
+    next_offset: int | None = None
 
     @property
     def existing_parents(self) -> frozenset[str]:

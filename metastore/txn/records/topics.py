@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from metastore.txn.records.json_record import JsonRecord
@@ -17,6 +19,8 @@ class TopicRecord(JsonRecord):
 
     `first_segment` is the number of the first segment that the topic had. It is known once a segment was removed, and
     tells such a segment from one that never was in this topic (see `had`).
+
+    With the format `kafka` its i-th segment is the partition i, and each entry is a record batch of Kafka's.
     """
 
     name: str
@@ -27,6 +31,7 @@ class TopicRecord(JsonRecord):
     policy: PolicyRecord | None = None
     deleted: bool | None = None
     first_segment: int | None = None
+    format: Literal["kafka"] | None = None
 
     @property
     def home(self) -> str:

@@ -1,0 +1,192 @@
+"""Record batches of Kafka's (magic 2), the payload of entries in topics with the format `kafka`.
+
+All numbers are signed and big-endian. The checksum is the CRC-32C of everything behind it, so an offset can be stamped
+into a finished batch.
+
+    offset  size  field
+         0     8  base offset        the offset of the first record
+         8     4  batch length       number of bytes after this field
+        12     4  leader epoch
+        16     1  magic              2
+        17     4  crc
+        21     2  attributes         bits 0-2 compression, 4 transactional, 5 control
+        23     4  last offset delta  number of records - 1
+        27     8  base timestamp
+        35     8  max timestamp
+        43     8  producer id        -1 without one
+        51     2  producer epoch
+        53     4  base sequence
+        57     4  number of records
+        61     .  records            compressed together
+
+A record is its length, attributes, and the deltas of its timestamp and its offset; then key, value and headers. The
+numbers in it are variable-length, in zigzag; a length of -1 stands for null.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+LENGTH_OFFSET = 8
+CRC_OFFSET = 17
+CHECKED_FROM = 21
+"""The first byte that the checksum covers."""
+MAGIC = 2
+COMPRESSION, TRANSACTIONAL, CONTROL = 0x07, 0x10, 0x20
+MAX_RECORDS_BYTES = 64 << 20
+"""The most bytes that the records of a batch have once they are decompressed."""
+CONTENT_TYPE, JSON_TYPE = "content-type", "application/json"
+"""The header of a record whose value is JSON: what was published as a JSON value, and not as bytes."""
+_XERIAL = b"\x82SNAPPY\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int = 0
+
+    def body(self) -> dict[str, Any]:
+        """The record as a message of ours: `key`, `value` or `value_base64` as bytes under `raw`, and `properties`.
+
+        A value is JSON if its header says so, and otherwise bytes. A key or a header that is not UTF-8 is shown with
+        escapes.
+        """
+        properties = {name: _text(value or b"") for name, value in self.headers}
+        body: dict[str, Any] = {"key": None if self.key is None else _text(self.key), "properties": properties}
+        if self.value is not None and properties.get(CONTENT_TYPE) == JSON_TYPE:
+            try:
+                return body | {"value": json.loads(self.value)}
+            except (ValueError, RecursionError):
+                pass
+        return body | ({"value": None} if self.value is None else {"raw": self.value})
+
+
+def decode_records(batch: bytes | memoryview) -> list[KafkaRecord]:
+    """The records of a batch whose checksum was checked before. Raises `ValueError` if they cannot be read."""
+    view = memoryview(batch)
+    try:
+        fields = HEADER.unpack_from(view)
+        attributes, base_ms, number = fields[5], fields[7], fields[12]
+        if attributes & CONTROL:
+            return [KafkaRecord(None, None)] * number
+        data, at = _decompressed(view[HEADER.size :], attributes & COMPRESSION), 0
+        records = []
+        for _ in range(number):
+            record, at = _record(data, at, base_ms)
+            records.append(record)
+    except (struct.error, IndexError, UnicodeDecodeError, OSError, zlib.error) as error:
+        raise ValueError(f"the records of a batch cannot be read: {error}") from error
+    return records
+
+
+def bodies_of(batch: bytes | memoryview, count: int) -> list[dict[str, Any]]:
+    """See `KafkaRecord.body`. Of a batch that cannot be read, `count` messages without a value that say why."""
+    try:
+        records = decode_records(batch)
+        if len(records) != count:
+            raise ValueError(f"the batch has {len(records)} records, and counts as {count}")
+    except ValueError as error:
+        return [{"key": None, "value": None, "properties": {"metatxn.unreadable": str(error)}} for _ in range(count)]
+    return [record.body() for record in records]
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
+
+
+def _record(data: memoryview, at: int, base_ms: int) -> tuple[KafkaRecord, int]:
+    size, at = _varint(data, at)
+    end = at + size
+    if size < 0 or end > len(data):
+        raise ValueError("a record reaches beyond its batch")
+    delta_ms, at = _varint(data, at + 1)
+    _, at = _varint(data, at)
+    key, at = _bytes(data, at)
+    value, at = _bytes(data, at)
+    number, at = _varint(data, at)
+    headers = []
+    for _ in range(number):
+        name, at = _bytes(data, at)
+        content, at = _bytes(data, at)
+        headers.append(((name or b"").decode(), content))
+    if at != end:
+        raise ValueError("a record has another length than it says")
+    return KafkaRecord(key, value, tuple(headers), base_ms + delta_ms), end
+
+
+def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
+    size, at = _varint(data, at)
+    if size < 0:
+        return None, at
+    if at + size > len(data):
+        raise ValueError("a field reaches beyond its batch")
+    return bytes(data[at : at + size]), at + size
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")
+
+
+def _decompressed(data: memoryview, compression: int) -> memoryview:
+    if compression == 0:
+        return data
+    if compression == 1:
+        unpacked = zlib.decompressobj(wbits=31).decompress(data, MAX_RECORDS_BYTES + 1)
+    elif compression == 2:
+        unpacked = _unsnapped(data)
+    elif compression in (3, 4):
+        import pyarrow as pa
+
+        stream = pa.CompressedInputStream(pa.BufferReader(data), "lz4" if compression == 3 else "zstd")
+        unpacked = stream.read(MAX_RECORDS_BYTES + 1)
+    else:
+        raise ValueError(f"compression {compression} is unknown")
+    if len(unpacked) > MAX_RECORDS_BYTES:
+        raise ValueError(f"the records of a batch have more than {MAX_RECORDS_BYTES} bytes")
+    return memoryview(unpacked)
+
+
+def _unsnapped(data: memoryview) -> bytes:
+    """One block, or many blocks in the frame that Java's clients write: each behind its length, after 16 bytes."""
+    if bytes(data[:8]) != _XERIAL:
+        return _snappy_block(data)
+    at, parts, left = 16, [], MAX_RECORDS_BYTES
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        parts.append(_snappy_block(data[at + 4 : at + 4 + size]))
+        left -= len(parts[-1])
+        if size <= 0 or left < 0:
+            raise ValueError("a block of compressed records has an impossible size")
+        at += 4 + size
+    return b"".join(parts)
+
+
+def _snappy_block(block: memoryview) -> bytes:
+    import pyarrow as pa
+
+    size = shift = at = 0
+    while True:
+        size |= (block[at] & 0x7F) << shift
+        if block[at] < 0x80:
+            break
+        at, shift = at + 1, shift + 7
+    if size > MAX_RECORDS_BYTES:
+        raise ValueError(f"the records of a batch have more than {MAX_RECORDS_BYTES} bytes")
+    unpacked: bytes = pa.Codec("snappy").decompress(block, size, asbytes=True)
+    return unpacked

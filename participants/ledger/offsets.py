@@ -1,0 +1,73 @@
+"""Offsets of messages, in the segments of topics with the format `kafka` (DESIGN §5.20).
+
+An entry there is a record batch of Kafka's, whose first eight bytes are the offset of its first message; the batch's
+own checksum does not cover them. They are stamped when the append begins, so the stored bytes are final.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from array import array
+
+from metatxn.wire.frames import Frame, PayloadKind
+from participants.ledger.storage import LedgerCorrupt, ReadableLedger
+
+_OFFSET = struct.Struct(">q")
+
+
+def stamped(payload: bytes | memoryview, offset: int) -> bytes | memoryview:
+    """The batch with this offset. A payload that can be written is not copied."""
+    if isinstance(payload, bytes) or payload.readonly:
+        return _OFFSET.pack(offset) + bytes(payload[_OFFSET.size :])
+    _OFFSET.pack_into(payload, 0, offset)
+    return payload
+
+
+def first_offset(frame: Frame) -> int:
+    """The offset of the first message of a stored batch. Raises `LedgerCorrupt` if it is none."""
+    if frame.kind is not PayloadKind.KAFKA:
+        raise LedgerCorrupt(f"entry {frame.position} is not a batch with offsets")
+    (offset,) = _OFFSET.unpack_from(frame.payload)
+    return int(offset)
+
+
+def offset_after(frame: Frame) -> int:
+    """The offset behind the last message of a stored batch."""
+    return first_offset(frame) + frame.count
+
+
+async def end_offset(ledger: ReadableLedger, first: int) -> int:
+    """The offset behind the last entry that is there in a ledger whose first offset is `first`. Raises as `read`."""
+    if ledger.last_kept < 0:
+        return first
+    (frame,) = await ledger.read(ledger.last_kept, 1)
+    return offset_after(frame)
+
+
+class OpenOffsets:
+    """The offsets of the entries of an open ledger, from their appends on.
+
+    What was taken for an append that failed for lack of space is taken again with its position.
+    """
+
+    def __init__(self, ledger: int, first: int) -> None:
+        self.ledger = ledger
+        self.first = first
+        self._ends = array("q")
+
+    def after(self, entry: int) -> int:
+        """The offset behind this entry; -1 is the place before the first one."""
+        return self._ends[entry] if entry >= 0 else self.first
+
+    def entry_with(self, offset: int) -> int:
+        """The first entry with a message at `offset`, which is not before this ledger, or behind it."""
+        return bisect.bisect_right(self._ends, offset)
+
+    def take(self, entry: int, count: int) -> int:
+        """The first offset of `entry`, which is appended next and has `count` messages. All that was taken for it, or
+        for entries behind it, is forgotten."""
+        del self._ends[entry:]
+        first = self.after(entry - 1)
+        self._ends.append(first + count)
+        return first

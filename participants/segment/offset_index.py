@@ -1,0 +1,107 @@
+"""Where the offsets of a segment lie, for readers that ask by offset (DESIGN §5.20).
+
+The open ledger's are in memory. A sealed ledger's first one is in the record, and an entry within it is found by
+bisection: its frames are in the order of their offsets, and those that were left out are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from metatxn.wire import errors
+from metatxn.wire.position import Position
+from participants.ledger.offsets import OpenOffsets, first_offset, offset_after
+from participants.ledger.storage import ReadableLedger
+from participants.segment.owned import OwnedSegment
+from participants.segment.reading import LeftOut, SegmentReader
+
+T = TypeVar("T")
+
+
+class OffsetIndex:
+    """Used only from the event loop of its process. Its methods raise STORE_UNAVAILABLE and the store's errors."""
+
+    def __init__(self, segment: OwnedSegment, reader: SegmentReader) -> None:
+        self._segment = segment
+        self._reader = reader
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last durable message."""
+        at = self._segment.buffer.last_durable
+        return self._open.after(at.entry) if at.ledger == self._open.ledger else self._open.first
+
+    async def stable_end(self) -> int:
+        """The offset behind `max_read_position`."""
+        return await self.after(self._segment.buffer.max_read_position)
+
+    async def start(self) -> int:
+        """The offset of the first message that may be read."""
+        return await self.after(self._segment.ledgers.start)
+
+    async def after(self, position: Position) -> int:
+        """The offset of the first message behind the entry at `position`, or of the next one to come."""
+        return await self._until_found(lambda: self._after(position))
+
+    async def first_of(self, position: Position) -> int:
+        """The offset of the first message of an entry."""
+        if position.ledger == self._open.ledger:
+            return self._open.after(position.entry - 1)
+        return await self._until_found(lambda: self._first_of(position))
+
+    async def place_of(self, offset: int) -> Position:
+        """The place before the first entry with a message at `offset` or behind it."""
+        return await self._until_found(lambda: self._place_of(offset))
+
+    @property
+    def _open(self) -> OpenOffsets:
+        assert self._segment.open_offsets is not None, "a segment of a topic with the format kafka"
+        return self._segment.open_offsets
+
+    async def _until_found(self, find: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await find()
+            except (errors.PositionTrimmed, LeftOut):  # it was trimmed or rewritten meanwhile
+                self._segment.assert_serving()
+
+    async def _after(self, position: Position) -> int:
+        position = max(position, self._segment.ledgers.start)
+        if position.ledger == self._open.ledger:
+            return self._open.after(position.entry)
+        for ledger in self._segment.ledgers.sealed:
+            first = position.entry + 1 if ledger.id == position.ledger else 0
+            if ledger.id >= position.ledger and first < ledger.entries:
+                kept = ledger.first_kept(first)
+                if kept < ledger.entries:
+                    return await self._first_of(Position(ledger.id, kept))
+        return self._open.first
+
+    async def _first_of(self, position: Position) -> int:
+        return first_offset(await self._reader.frame_at(position))
+
+    async def _place_of(self, offset: int) -> Position:
+        if offset >= self._open.first:
+            return Position(self._open.ledger, self._open.entry_with(offset)).before
+        ledgers, start = self._segment.ledgers, self._segment.ledgers.start
+        firsts = {ledger.id: ledger.first_offset for ledger in self._segment.record.ledgers}
+        for ledger in reversed(ledgers.sealed):
+            # One that is not recorded as sealed yet follows those that are.
+            first = firsts.get(ledger.id)
+            first = self._segment.record.next_offset if first is None else first
+            if ledger.id >= start.ledger and first is not None and first <= offset:
+                entry = start.entry + 1 if ledger.id == start.ledger else 0
+                return await self._place_within(ledger, entry, offset)
+        return start
+
+    async def _place_within(self, ledger: ReadableLedger, first: int, offset: int) -> Position:
+        end = ledger.entries
+        while first < end:
+            middle = (first + end) // 2
+            kept = ledger.first_kept(middle)
+            if kept >= end or offset_after(await self._reader.frame_at(Position(ledger.id, kept))) > offset:
+                end = middle
+            else:
+                first = kept + 1
+        return Position(ledger.id, first).before
