@@ -23,22 +23,27 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
+.PHONY: help setup packages check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
-setup: $(STAMP)  ## Make .venv and install everything (Debian packages too, when root)
+setup:  ## Make .venv and install everything (Debian packages too, when root)
+	$(MAKE) --no-print-directory --jobs=2 packages $(STAMP)
+
+packages: | $(BIN)/pip  # which may need a package itself, and two cannot be installed at once
 	scripts/install-debian-packages
 
-$(STAMP): pyproject.toml
+$(BIN)/pip:
 	scripts/install-debian-packages venv
 	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $(STAMP)
 
-check: setup  ## Lint, formatting, strict types
+check: $(STAMP)  ## Lint, formatting, strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
