@@ -1,7 +1,8 @@
 """Goal: what the example's job has acknowledged of its input is exactly what it has made something of, whoever dies.
 
-Method: the example as its user starts it; its driver is killed with SIGKILL in the middle of a batch, and in
-`make test-all` another one right behind a commit. The demo (`tests/test_demo.py`) always has both.
+Method: the example as its user starts it. In `make test-all` its driver is killed with SIGKILL in the middle of a
+batch, and another one right behind a commit. The demo (`tests/test_demo.py`) always has both, and the failure matrix
+always has one whose input is acknowledged.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def test_the_example_survives_kill_9_of_its_driver(tmp_path: Path, monkeypatch: 
                 finally:
                     kill_group(job)
 
-        kill_once(lambda: committed(client) >= 1 and bool(open_transactions(client)), "a later batch is under way")
         if usually(False, True):
+            kill_once(lambda: committed(client) >= 1 and bool(open_transactions(client)), "a later batch is under way")
             before = committed(client)
             kill_once(lambda: committed(client) > before, "another batch is committed")
         with start_job() as last:

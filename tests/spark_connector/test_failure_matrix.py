@@ -6,7 +6,8 @@ its own; points in it where processes wait to be killed; readers who look at eve
 hosts run on a standalone cluster on loopback addresses, the others in Spark's local mode.
 
 Most rows run on SQLite, and some in which something is killed on etcd, each at one place. `make test-all` has more
-places, and an executor that is killed; `make spark-matrix` has all rows at all places on both, and once more with a job
+places, and a cluster with speculative copies, zombies and an executor that is killed; `test_write_stories.py` always
+has such attempts, without a Spark. `make spark-matrix` has all rows at all places on both, and once more with a job
 that aggregates, and writes inside `foreachBatch`.
 
 Seen to fail, on SQLite and with the sink, when the connector was broken on purpose:
@@ -244,34 +245,6 @@ def test_a_service_restarts(row: Row, part: str, place: str) -> None:
 # -- a cluster -------------------------------------------------------------------------------------------------------
 
 
-@on_sqlite
-def test_a_speculative_duplicate_finishes(cluster_row: Row) -> None:
-    """Both attempts have written everything; the later one, which waits to be the later one, has won."""
-    loser, winner = "task 1.0 has written batch 1", "task 1.1 begins batch 1"
-    cluster_row.points.arm("hold", loser, winner)
-    cluster_row.start()
-    assert cluster_row.points.wait(loser)["rows"] > 0
-    cluster_row.points.open(winner)
-    cluster_row.succeed()
-    cluster_row.check()
-    assert void_entries(cluster_row.client, cluster_row.job.outputs[0]) > 0
-
-
-@on_sqlite
-def test_zombies_go_on_after_their_batch_is_committed(cluster_row: Row) -> None:
-    """One is about to begin, and learns that the batch is committed; another one has sent some, and may not send the
-    rest."""
-    starts, sends = "task 1.0 begins batch 0", "task 1.0 has sent some of batch 1"
-    cluster_row.points.arm("hold", starts, sends)
-    cluster_row.start()
-    cluster_row.points.wait(sends)  # so batch 0 is committed; its zombie has the core that batch 1 needs now
-    _let_end(cluster_row, starts)
-    cluster_row.succeed()
-    _let_end(cluster_row, sends)
-    cluster_row.check()
-    assert void_entries(cluster_row.client, cluster_row.job.outputs[0]) > 0
-
-
 def _let_end(row: Row, zombie: str) -> None:
     process = Path("/proc", str(row.points.wait(zombie)["pid"]))
     row.points.open(zombie)
@@ -279,6 +252,32 @@ def _let_end(row: Row, zombie: str) -> None:
 
 
 if usually(FULL, True):
+
+    @on_sqlite
+    def test_a_speculative_duplicate_finishes(cluster_row: Row) -> None:
+        """Both attempts have written everything; the later one, which waits to be the later one, has won."""
+        loser, winner = "task 1.0 has written batch 1", "task 1.1 begins batch 1"
+        cluster_row.points.arm("hold", loser, winner)
+        cluster_row.start()
+        assert cluster_row.points.wait(loser)["rows"] > 0
+        cluster_row.points.open(winner)
+        cluster_row.succeed()
+        cluster_row.check()
+        assert void_entries(cluster_row.client, cluster_row.job.outputs[0]) > 0
+
+    @on_sqlite
+    def test_zombies_go_on_after_their_batch_is_committed(cluster_row: Row) -> None:
+        """One is about to begin, and learns that the batch is committed; another one has sent some, and may not send
+        the rest."""
+        starts, sends = "task 1.0 begins batch 0", "task 1.0 has sent some of batch 1"
+        cluster_row.points.arm("hold", starts, sends)
+        cluster_row.start()
+        cluster_row.points.wait(sends)  # so batch 0 is committed; its zombie has the core that batch 1 needs now
+        _let_end(cluster_row, starts)
+        cluster_row.succeed()
+        _let_end(cluster_row, sends)
+        cluster_row.check()
+        assert void_entries(cluster_row.client, cluster_row.job.outputs[0]) > 0
 
     @on_etcd
     def test_an_executor_is_killed(cluster_row: Row) -> None:

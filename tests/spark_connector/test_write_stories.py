@@ -16,11 +16,13 @@ import pyarrow as pa
 import pytest
 
 import metatxn
+from spark_connector import stream_writer, table_writes
 from spark_connector.messages import WrittenPart
 from spark_connector.options import write_options
+from spark_connector.stream_writer import MicroBatch, StreamWriter
 from spark_connector.writer import BatchWriter
 from tests.spark_connector.conftest import TopicFactory
-from tests.spark_connector.helpers import column
+from tests.spark_connector.helpers import column, void_entries, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 Remember = Callable[[metatxn.Transaction, list[str]], object]
@@ -118,3 +120,34 @@ def test_of_two_attempts_the_one_that_was_chosen_counts(url: str, client: metatx
     assert (zombie.rows, chosen.rows) == (1, 1)
     writer.commit([chosen])
     assert column(client, name) == [7]
+
+
+def test_attempts_that_outlive_their_micro_batch_add_nothing_to_it(
+    url: str, client: metatxn.Client, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The zombies and the speculative copies of a cluster, which `make test-all` starts. One has written everything and
+    is not chosen, one has sent some and may not send the rest, and one that has not begun learns that it is too
+    late."""
+    name, size = topic(segments=1), 200
+    batches = [
+        pa.RecordBatch.from_pydict({"id": list(range(start, start + size))}, schema=SCHEMA)
+        for start in range(0, 3 * size, size)
+    ]
+    monkeypatch.setattr(stream_writer, "_driver", lambda: "driver")
+    monkeypatch.setattr(MicroBatch, "of_this_task", lambda: MicroBatch(name, "run", 0))
+    monkeypatch.setattr(table_writes, "ENTRY_BYTES", batches[0].nbytes)
+    writer = StreamWriter(write_options({"url": url, "topic": name}, "streaming"), SCHEMA)
+
+    def overtaken() -> Iterator[pa.RecordBatch]:
+        yield from batches[:2]
+        wait_until(lambda: void_entries(client, name) > 0, "the first rows are sent")
+        loser, chosen = writer.write(iter(batches)), writer.write(iter(batches))
+        assert loser.txn_id == chosen.txn_id
+        writer.commit([chosen], 0)
+        yield from batches[2:]
+
+    with pytest.raises(metatxn.MetatxnError, match=r"INVALID_TXN_STATE|TXN_CONFLICT"):
+        writer.write(overtaken())
+    assert writer.write(iter(batches)).already_committed
+    assert column(client, name) == list(range(3 * size))
+    assert void_entries(client, name) > len(batches)
