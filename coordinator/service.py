@@ -27,11 +27,15 @@ from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.incarnation import IncarnationGuard
+from metastore.measured import MeasuredStore
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
 from metatxn.service.operations import add_operations
+from metatxn.service.process_metrics import LoopLag, add_process_metrics
+from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
+from metatxn.service.store_metrics import StoreMetrics
 
 DEFAULT_PORT = 8470
 STOP_GRACE_S = PATIENCE_MS / 1000 + 5
@@ -76,10 +80,11 @@ class CoordinatorService:
         id_block_size: int = BLOCK_SIZE,
         clock: Clock = _now_ms,
     ) -> None:
-        self._store = store
         self._exposure = exposure or Exposure()
         self._exposure.check(host)
         self.metrics = CoordinatorMetrics()
+        add_process_metrics(self.metrics.registry, version("metatxn"))
+        self._store = store = MeasuredStore(store, StoreMetrics(self.metrics.registry).observe)
         self.transactions = Transactions(
             store, clock, coordinator_id or 0, metrics=self.metrics, id_block_size=id_block_size
         )
@@ -105,7 +110,9 @@ class CoordinatorService:
         )
         self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self.app = self._create_app()
-        self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls, grace_s=STOP_GRACE_S)
+        lag = LoopLag(self.metrics.registry)
+        tls = self._exposure.tls
+        self._server = HttpServer(self.app, host, port, advertise_url, tls, grace_s=STOP_GRACE_S, lag=lag)
 
     @property
     def url(self) -> str:
@@ -139,7 +146,9 @@ class CoordinatorService:
         log.info("coordinator stopped", process_id=self.process_id)
 
     def _create_app(self) -> FastAPI:
-        app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), self.metrics.registry, self._exposure)
+        registry = self.metrics.registry
+        requests = RequestMetrics(registry)
+        app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), registry, self._exposure, requests)
         add_operations(
             app,
             self._store,

@@ -16,6 +16,7 @@ from metastore.api import Ephemeral, MetadataStore
 from metastore.clock import Clock
 from metastore.errors import MetastoreError
 from metastore.incarnation import IncarnationGuard
+from metastore.measured import MeasuredStore
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from metastore.types import Revision
@@ -23,7 +24,10 @@ from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
 from metatxn.service.operations import add_operations
+from metatxn.service.process_metrics import LoopLag, add_process_metrics
+from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
+from metatxn.service.store_metrics import StoreMetrics
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.broker.providers import Providers
@@ -37,6 +41,7 @@ from participants.ledger.watermark import DEFAULT_PERCENT
 from participants.restored.seen_store import StoreMemory
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.topic.layout import LayoutUpkeep
+from participants.topic.subscription_metrics import SubscriptionMetrics
 
 REGISTRATION_TTL_MS = 10_000
 DESCRIPTION = "Scalable topics that materialize the decisions of transactions they find in the metadata store."
@@ -73,17 +78,21 @@ class BrokerService:
         pending_ack_stores: Mapping[str, str] | None = None,
         clock: Clock = wall_clock_ms,
     ) -> None:
-        self._store = store
         assert (data_dir is None) != (storage is None), "local files or an object store"
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._storage_url = storage
         self._clock = clock
         self._exposure = exposure or Exposure()
         self._exposure.check(host)
-        self._metrics = BrokerMetrics()
-        store.group_listeners.append(self._metrics.group_commit_size.observe)
+        self.metrics = BrokerMetrics()
+        self._store = store = MeasuredStore(store, StoreMetrics(self.metrics.registry).observe)
+        store.group_listeners.append(self.metrics.group_commit_size.observe)
+        add_process_metrics(self.metrics.registry, version("metatxn"))
+        SubscriptionMetrics(self.metrics.registry, lambda: self.broker)
+        self.broker: Broker | None = None
         self.app = self._create_app()
-        self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls)
+        lag = LoopLag(self.metrics.registry)
+        self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls, lag=lag)
         self._storage: LedgerStorage | None = None
         self._reconcile_interval_ms = reconcile_interval_ms
         self._max_ledger_bytes = max_ledger_bytes
@@ -93,7 +102,6 @@ class BrokerService:
         self._registration: Ephemeral | None = None
         self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
         self._memory: StoreMemory | None = None
-        self.broker: Broker | None = None
 
     @property
     def url(self) -> str:
@@ -109,7 +117,7 @@ class BrokerService:
             raise
 
     async def _start(self) -> None:
-        metrics = LedgerMetrics(self._metrics.append_seconds.observe, self._metrics.fsync_seconds.observe)
+        metrics = LedgerMetrics(self.metrics.append_seconds.observe, self.metrics.fsync_seconds.observe)
         self._storage = await self._open_storage(metrics)
         self._server.bind()
         self.broker = Broker(
@@ -117,7 +125,7 @@ class BrokerService:
             self._storage,
             self.url,
             clock=self._clock,
-            metrics=self._metrics,
+            metrics=self.metrics,
             reconcile_interval_ms=self._reconcile_interval_ms,
             max_ledger_bytes=self._max_ledger_bytes,
             disk_watermark=self._disk_watermark,
@@ -137,7 +145,9 @@ class BrokerService:
         )
 
     def _create_app(self) -> FastAPI:
-        app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), self._metrics.registry, self._exposure)
+        registry = self.metrics.registry
+        requests = RequestMetrics(registry)
+        app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), registry, self._exposure, requests)
         add_operations(app, self._store, "broker", self._waiting_for, about=self._about, warnings=self._warnings)
         return app
 

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "metastore": {"metastore", "metatxn.wire"},
     "metatxn.service": {"metatxn.service", "metastore", "metatxn.wire"},
     "coordinator": {"coordinator", "metatxn.service", "metastore", "metatxn.wire"},
-    "participants.common": BELOW_PARTICIPANTS,
+    "participants.common": BELOW_PARTICIPANTS | floors("common"),
     "participants.ledger": BELOW_PARTICIPANTS | floors("common ledger"),
     "participants.restored": BELOW_PARTICIPANTS | floors("common ledger restored"),
     "participants.messages": BELOW_PARTICIPANTS | floors("common ledger messages"),

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from metatxn.service.answers import problem_response
 from metatxn.service.departure import ASKED
 from metatxn.service.limits import Limits, RateLimit
+from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
@@ -49,12 +50,14 @@ class Gate:
         app: ASGIApp,
         limits: Limits,
         authenticator: Authenticator | None,
+        metrics: RequestMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._limits = limits
         self._authenticator = authenticator
         self._rate = RateLimit(limits.requests_per_second) if limits.requests_per_second else None
+        self._metrics = metrics
         self._clock = clock
         self._under_way = 0
 
@@ -62,6 +65,16 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        measured = self._metrics.begin(scope, send)
+        try:
+            await self._answer(scope, receive, measured.send)
+        except Exception:
+            measured.failed()
+            raise
+        finally:
+            self._metrics.end(measured, scope["method"])
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             _check_head(scope, self._limits)
             scope[CALLER] = self._admit(scope)

@@ -21,6 +21,7 @@ from metatxn.service.exposure import Exposure
 from metatxn.service.gate import CALLER, Gate
 from metatxn.service.openapi import documented_app
 from metatxn.service.openapi import problems as problems
+from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.principal import Principal
 from metatxn.service.shortcuts import Shortcuts
 from metatxn.wire import errors
@@ -122,9 +123,15 @@ def _without_union_tags(where: list[Any], value: object) -> list[Any]:
 
 
 def create_app(
-    title: str, description: str, version: str, registry: CollectorRegistry, exposure: Exposure | None = None
+    title: str,
+    description: str,
+    version: str,
+    registry: CollectorRegistry,
+    exposure: Exposure | None = None,
+    requests: RequestMetrics | None = None,
 ) -> FastAPI:
     """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`.
+    `requests` measures its requests.
 
     Every request passes the gate, which is the outermost layer: the middleware that is added last.
     """
@@ -132,7 +139,8 @@ def create_app(
     app = documented_app(title, description, version, needs_token=exposure.authenticator is not None)
     app.add_middleware(Shortcuts, served=app)
     app.add_middleware(RawPath)
-    app.add_middleware(Gate, limits=exposure.limits, authenticator=exposure.authenticator)
+    requests = requests or RequestMetrics(CollectorRegistry())
+    app.add_middleware(Gate, limits=exposure.limits, authenticator=exposure.authenticator, metrics=requests)
 
     @app.exception_handler(errors.MetatxnError)
     async def service_error(request: Request, error: errors.MetatxnError) -> Response:

@@ -12,6 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from metatxn.service.process_metrics import LoopLag
+
 HEAD_TIMEOUT_S = 30.0
 """The time from the connection, or from the first byte of a request, to the end of its head."""
 MAX_HEAD_BYTES = 256 << 10
@@ -28,7 +30,7 @@ class HttpServer:
     """Serve `app` until `stop`. `port` 0 takes a free one; `url` is known once `bind` has returned.
 
     `advertise_url` is the URL at which others reach this server if it is not `http(s)://<host>:<port>` (containers,
-    proxies).
+    proxies). `lag` looks how late the event loop is while this serves.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         *,
         grace_s: float = GRACE_S,
+        lag: LoopLag | None = None,
     ) -> None:
+        self._lag = lag
         self._grace_s = grace_s
         self._advertise_url = advertise_url
         self._host = host
@@ -92,6 +96,8 @@ class HttpServer:
         assert self._socket is not None, "bind first"
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name=f"http {self._port}")
         await self._server.serving.wait()
+        if self._lag is not None:
+            self._lag.start()
 
     async def stop(self) -> None:
         """Stop accepting connections, finish the requests in progress (for up to `grace_s`), and close."""
@@ -99,6 +105,8 @@ class HttpServer:
             if self._socket:
                 self._socket.close()
             return
+        if self._lag is not None:
+            self._lag.stop()
         self._server.should_exit = True
         try:
             await asyncio.wait_for(self._task, timeout=self._grace_s)

@@ -20,6 +20,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from metatxn.service.request_metrics import REQUEST
 from metatxn.service.strict import StrictRoute
 
 PreparedCalls = list[tuple[Callable[..., Any], dict[str, Any]]]
@@ -56,8 +57,12 @@ class Shortcuts:
         route = self._route(scope) if scope["type"] == "http" and not scope.get("root_path") else None
         calls = route.fitting(scope) if route is not None else None
         if route is None or calls is None:
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                _found(scope, scope.get("route"))
             return
+        _found(scope, route)
         try:
             response = await route.answer(calls)
         except Exception as error:
@@ -94,6 +99,12 @@ class Shortcuts:
         while first and not isinstance(first[-1], ShortcutRoute):
             first.pop()
         self._routes = first
+
+
+def _found(scope: Scope, route: Any) -> None:
+    """This is the route of the request, for its metrics."""
+    if REQUEST in scope:
+        scope[REQUEST].route = route
 
 
 async def _send_response(scope: Scope, receive: Receive, send: Send) -> None:

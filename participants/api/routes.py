@@ -290,6 +290,10 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
                 place = ReadPlace((await target.reader.position_at(after.at_ms)).before)
             at = place.position if place else target.ledgers.start
             page = await _page_within(wait_ms, broker, target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)
+            frames = page.frames
+            target.traffic.went_out(
+                sum(frame.count for frame in frames), sum(frame.end - frame.start for frame in frames), len(frames)
+            )
         except errors.NotFound:
             page = await _page_of_removed(broker, segment, place, isolation, revision)
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}

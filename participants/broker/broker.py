@@ -436,6 +436,7 @@ class Broker:
                     await segment.close()  # nobody else knows it, so nobody else would close it
                     raise
                 self._segments[segment_id] = segment
+                self.metrics.segments_opened.inc()
             self._why_not.pop(segment_id, None)
             self._opened.notify()
 

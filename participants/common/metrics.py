@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from participants.common.traffic import Traffic
+
 _LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class BrokerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.traffic = Traffic(self.registry)
         self.op_writes = Counter(
             "pulsar_txn_metadata_store_op_writes",
             "Operation records written.",
@@ -85,6 +88,16 @@ class BrokerMetrics:
         self.damaged_ledgers = Gauge(
             "metatxn_damaged_ledgers",
             "Ledgers that upkeep cannot read, of segments served here.",
+            registry=self.registry,
+        )
+        self.segments_opened = Counter(
+            "metatxn_segments_opened",
+            "Segments opened: new ones, and those taken over or opened again.",
+            registry=self.registry,
+        )
+        self.segments_lost = Counter(
+            "metatxn_segments_lost",
+            "Segments given up: moved to another broker, or to be opened again after a failure.",
             registry=self.registry,
         )
         self.segments_removed = Counter(

@@ -76,6 +76,16 @@ class LedgerChain:
         rest = [ledger.entries - 1 - after.entry for ledger in self.ledgers if ledger.id == after.ledger]
         return sum(within) + sum(rest) + up_to.entry + 1
 
+    def bytes_between(self, after: Position, up_to: Position) -> int:
+        """The size of the entries after `after`, up to and including `up_to`."""
+        size = 0
+        for ledger in self.ledgers:
+            if after.ledger <= ledger.id <= up_to.ledger:
+                first = after.entry + 1 if ledger.id == after.ledger else 0
+                last = min(up_to.entry, ledger.entries - 1) if ledger.id == up_to.ledger else ledger.entries - 1
+                size += ledger.bytes_of(first, last) if first <= last else 0
+        return size
+
     @property
     def size_bytes(self) -> int:
         return sum(ledger.size_bytes for ledger in self.ledgers)

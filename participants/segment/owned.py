@@ -93,6 +93,7 @@ class OwnedSegment:
         self._headers = Follower(mirror, self._on_final)
         self._clock = clock
         self._metrics = metrics
+        self.traffic = metrics.traffic.of(record.topic)
         self._lag = metrics.horizon_lag.labels(segment_id)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -203,6 +204,7 @@ class OwnedSegment:
         again."""
         if self.lost is None:
             self.lost = reason
+            self._metrics.segments_lost.inc()
             log.warning("segment lost", segment=self.id, reason=reason)
             self.changed.notify()
 

@@ -235,6 +235,7 @@ class Publisher:
             # Unknown: the transaction is never released by this object; recovery re-reads the ledger.
             self._segment.lose(f"an append failed: {error}")
             raise errors.OutcomeUnknown(str(error), segment=self._segment.id) from None
+        self._segment.traffic.came_in(entry.count, entry.size)
         if entry.sequence is not None:
             self._segment.dedup.durable(scope, entry.sequence, append.position, entry.count)
         self._append_ended(transaction)

@@ -52,6 +52,7 @@ class DeadLetters:
             producer = producer_name(part.segment.id, part.definition.name, place.ledger)
             sequence = place.entry * _MESSAGES_PER_ENTRY + place.message
             await self._publish(topic, _letter(part, found), producer, sequence)
+            part.segment.traffic.dead_letters += 1
         await part.bury(place)
 
 

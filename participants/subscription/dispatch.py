@@ -210,10 +210,13 @@ class Dispatch:
         share = len(frame.data) // size
         messages = read_messages(self._segment.id, frame, indexes)
         places = (Place.at(frame.position)._replace(message=index) for index in indexes)
-        return [
+        given = [
             DeliveredMessage(_received(message, self._deliveries.give(place, size, taker.session)), share)
             for message, place in zip(messages, places, strict=True)
         ]
+        self._segment.traffic.went_out(len(given), share * len(given))
+        self._segment.traffic.redeliveries += sum(each.message.redelivery_count > 0 for each in given)
+        return given
 
     def _skip_to(self, at: Place, end: Place) -> Place:
         """Skip to `end`, and return the later place. What is in between is never shown to readers, so it counts as

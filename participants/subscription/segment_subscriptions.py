@@ -48,6 +48,8 @@ class SegmentSubscriptions:
         self._open: dict[str, SegmentSubscription] = {}
         self.on_close: dict[str, Callable[[], None]] = {}
         """The objects of the subscriptions whose home is this segment."""
+        self.consumers: dict[str, Callable[[], int]] = {}
+        """How many consumers they have, by name, for metrics."""
         self._opening = asyncio.Lock()
         self._message_counts = MessageCounts(segment.reader.read_committed)
 

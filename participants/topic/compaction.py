@@ -28,6 +28,7 @@ from metatxn.wire.names import BrowseToken
 from metatxn.wire.position import Position
 from participants.messages.payloads import keyed, message_count, read_messages
 from participants.messages.pieces import in_turns
+from participants.segment.segment import Segment
 from participants.topic.reading import BROWSE_BYTES, AnySegment, read_page, start_of
 
 REMEMBERED_KEYS = 1_000_000
@@ -93,7 +94,10 @@ class CompactedViews:
                     if not indexes:
                         continue
                     found += read_messages(segment.id, frame, indexes)
-                    size += len(frame.data) * len(indexes) // message_count(frame)
+                    given_bytes = len(frame.data) * len(indexes) // message_count(frame)
+                    size += given_bytes
+                    if isinstance(segment, Segment):  # another broker counts what it sends
+                        segment.traffic.went_out(len(indexes), given_bytes)
                     number += len(indexes)
                     places[segment.id] = (position.before, indexes[-1] + 1)
                     if len(found) >= limit or size >= BROWSE_BYTES:

@@ -262,6 +262,8 @@ class Messages:
                     room = max(min(limit - len(found), room_bytes // each_bytes), int(not found))
                     found += read_messages(segment.id, frame, left[:room])
                     room_bytes -= each_bytes * len(left[:room])
+                    if isinstance(segment, Segment):  # another broker counts what it sends
+                        segment.traffic.went_out(len(left[:room]), each_bytes * len(left[:room]))
                     if len(left) > room:
                         places[segment.id] = (at, taken + room)
                         return found

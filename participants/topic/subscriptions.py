@@ -94,7 +94,9 @@ class Subscriptions:
         served = self._at_home[key] = Subscription(
             self._broker, definition, as_home(home), self._dead_letters, SESSION_TIMEOUT_MS
         )
-        subscriptions_of(home).on_close[definition.name] = partial(self._forget, key, served)
+        at_home = subscriptions_of(home)
+        at_home.on_close[definition.name] = partial(self._forget, key, served)
+        at_home.consumers[definition.name] = lambda: len(served.consumers)
         return served
 
     def _forget(self, key: tuple[str, str], served: Subscription) -> None:

@@ -25,6 +25,7 @@ from metatxn.service.exposure import open_exposure
 from metatxn.service.gate import Gate
 from metatxn.service.http import create_app
 from metatxn.service.limits import Limits, RateLimit
+from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.problems import Problem
@@ -320,7 +321,8 @@ async def test_an_answer_that_has_begun_is_not_given_up() -> None:
         raise AssertionError("there is no body")
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    await Gate(streams, Limits(request_timeout_ms=1), authenticator=None)(scope, nothing, note)
+    gate = Gate(streams, Limits(request_timeout_ms=1), None, RequestMetrics(CollectorRegistry()))
+    await gate(scope, nothing, note)
     assert sent == ["http.response.start", "http.response.body"]
 
 
@@ -386,7 +388,7 @@ async def test_what_is_no_request_passes() -> None:
     async def unused(*_: Any) -> Any:
         raise AssertionError
 
-    await Gate(app, Limits(), None)({"type": "lifespan"}, unused, unused)
+    await Gate(app, Limits(), None, RequestMetrics(CollectorRegistry()))({"type": "lifespan"}, unused, unused)
     assert seen == ["lifespan"]
 
 

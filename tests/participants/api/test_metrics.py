@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from metastore.txn import paths
@@ -20,7 +21,9 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, begin, finalize, read_transaction
 from metastore.urls import open_store
 from metatxn.wire.ids import TxnId
+from participants.common import traffic
 from participants.service import BrokerService
+from participants.topic.subscription_metrics import SubscriptionMetrics
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.world import World
 from tests.servers import EtcdServer
@@ -155,3 +158,97 @@ async def test_a_segment_that_is_opened_again_shows_at_once_how_far_its_readers_
     assert page["pinned_by"] == str(txn)
     assert [each["txn_id"] for each in page["open_transactions"]] == [str(txn)]
     await process.stop()
+
+
+async def test_what_goes_through_a_topic_is_counted(process: BrokerProcess) -> None:
+    """In and out, whichever way it is read; what was given again; and what went to the dead letters."""
+    (segment,) = await process.create("t")
+    await process.create("dead")
+    path = "/v1/topics/t/subscriptions/s"
+    settings = {"type": "shared", "initial": "earliest", "dead_letter_topic": "dead", "max_redeliveries": 1}
+    assert (await process.http.put(path, json=settings)).status_code == 200
+    body = {"messages": [{"value": 1}, {"value": 2}]}
+    assert (await process.http.post("/v1/topics/t/messages", json=body)).status_code == 200
+    name, registry = "public/default/t", process.metrics.registry
+
+    def counted(which: str, topic: str = name) -> float | None:
+        return registry.get_sample_value(f"metatxn_{which}_total", {"topic": topic})
+
+    payload = (await process.http.get(f"/v1/segments/{segment.replace('/', '%2F')}")).json()["size_bytes"]
+    assert (counted("topic_messages_in"), counted("topic_entries_in")) == (2, 1)
+    assert 0 < (counted("topic_bytes_in") or 0) < payload, "without the head of the entry"
+
+    assert (await process.http.get("/v1/topics/t/messages?max=1")).status_code == 200
+    assert (counted("topic_messages_out"), counted("topic_entries_out")) == (1, 1)
+    assert counted("topic_bytes_out") == payload // 2
+    await process.http.get(f"/v1/segments/{segment.replace('/', '%2F')}/entries")
+    assert (counted("topic_messages_out"), counted("topic_entries_out")) == (3, 2)
+    await process.http.get("/v1/topics/t/messages?compacted=true")
+    assert counted("topic_messages_out") == 3, "they have no keys"
+
+    for given, again in ((5, 0), (7, 2)):
+        taken = (await process.http.post(f"{path}/receive", json={"consumer": "c"})).json()["messages"]
+        assert len(taken) == 2
+        assert (counted("topic_messages_out"), counted("redeliveries")) == (given, again)
+        assert counted("dead_letters") == 0
+        await process.http.post(f"{path}/redeliver", json={})
+    while counted("dead_letters") != 2:
+        await asyncio.sleep(0)
+    assert counted("topic_messages_in", "public/default/dead") == 2
+
+
+async def test_a_subscription_shows_how_far_it_is_behind(process: BrokerProcess, world: World) -> None:
+    """What an open transaction has written is not behind yet: no consumer could have it."""
+    (segment,) = await process.create("t")
+    path = "/v1/topics/t/subscriptions/s"
+    SubscriptionMetrics(process.metrics.registry, lambda: process.broker)
+    assert (await process.http.put(path, json={"type": "shared", "initial": "earliest"})).status_code == 200
+
+    def shown() -> list[float | None]:
+        labels = {"topic": "public/default/t", "subscription": "s"}
+        names = ("backlog_entries", "backlog_bytes", "unacked_messages", "consumers")
+        return [process.metrics.registry.get_sample_value(f"metatxn_subscription_{name}", labels) for name in names]
+
+    assert shown() == [0, 0, 0, 0]
+    for _ in range(3):
+        await process.http.post("/v1/topics/t/messages", json={"messages": [{"value": 1}]})
+    size = process.broker.served[segment].ledgers.size_bytes
+    await process.http.post(f"/v1/topics/t/messages?txn_id={await world.begin()}", json={"messages": [{"value": 2}]})
+    assert shown() == [3, size, 0, 0]
+    given = (await process.http.post(f"{path}/receive", json={"consumer": "c", "max": 2})).json()["messages"]
+    assert shown() == [3, size, 2, 1]
+    acks = {"kind": "cumulative", "message_ids": [given[-1]["message_id"]]}
+    exclusive = {"kind": "individual", "message_ids": [each["message_id"] for each in given]}
+    assert (await process.http.post(f"{path}/acks", json=acks)).status_code == 422, "it is shared"
+    assert (await process.http.post(f"{path}/acks", json=exclusive)).status_code == 200
+    assert shown() == [1, size / 3, 0, 1]
+    assert (await process.http.delete(f"{path}/consumers/c")).status_code == 204
+    assert shown() == [1, size / 3, 0, 0]
+    assert (await process.http.delete(path)).status_code == 204
+    assert shown() == [None] * 4
+
+
+async def test_a_segment_that_is_opened_again_is_counted(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    value = process.metrics.registry.get_sample_value
+    assert (value("metatxn_segments_opened_total"), value("metatxn_segments_lost_total")) == (1, 0)
+    process.broker.served[segment].lose("a test says so")
+    while segment not in process.broker.served:
+        await asyncio.sleep(0)
+    assert (value("metatxn_segments_opened_total"), value("metatxn_segments_lost_total")) == (2, 1)
+
+
+def test_topics_above_the_bound_share_their_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "MAX_TOPICS", 2)
+    registry = CollectorRegistry()
+    counts = traffic.Traffic(registry)
+    for number in range(4):
+        counts.of(f"public/default/{number}").came_in(1, 10)
+    counts.of("public/default/0").came_in(1, 10)
+    found = {
+        sample.labels["topic"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "metatxn_topic_messages_in_total"
+    }
+    assert found == {"public/default/0": 2, "public/default/1": 1, "others": 2}
