@@ -219,7 +219,7 @@ class StreamPlanner:
                 kept[segment] = looked.segments[segment].start
             else:
                 kept[segment] = place
-        for segment in looked.segments.keys() - places.keys():
+        for segment in sorted(looked.segments.keys() - places.keys()):
             if looked.segments[segment].trimmed and self._lineage.parents(segment):
                 self._lost(segment, f"entries up to {looked.segments[segment].start} were trimmed")
         return kept
@@ -294,7 +294,7 @@ class StreamPlanner:
         known = {topic.name for topic in self._topics}
         names = self._options.topics
         if self._options.pattern is not None:
-            names = tuple(known | set(matching_topics(self._service, self._options.pattern)))
+            names = tuple(sorted(known | set(matching_topics(self._service, self._options.pattern))))
         self._topics = [topic for name in names if (topic := self._found(name)) is not None]
         self._use_topics()
 

@@ -221,6 +221,45 @@ def test_nothing_reaches_for_clock_or_randomness(path: Path) -> None:
             assert name not in BANNED_CALLS, f"{path.name}:{node.lineno} {name}: {BANNED_CALLS[name]}"
 
 
+def is_a_set(node: ast.expr) -> bool:
+    """Whether an expression is certainly a set."""
+    match node:
+        case ast.Set() | ast.SetComp():
+            return True
+        case ast.Call(func=function):
+            return ast.unparse(function).rpartition(".")[2] in ("set", "frozenset", "union", "difference")
+        case ast.BinOp(op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor()):
+            sides = node.left, node.right
+            return any(is_a_set(side) or ast.unparse(side).endswith(".keys()") for side in sides)
+    return False
+
+
+def loops_over_sets(source: str) -> list[str]:
+    """What is done for each member of a set, in the order of the set."""
+    loops: list[ast.expr] = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.For() | ast.AsyncFor():
+                loops.append(node.iter)
+            case ast.ListComp() | ast.DictComp():
+                loops += [each.iter for each in node.generators]
+            case ast.Call(func=ast.Name(id="list" | "tuple")):
+                loops += node.args
+    return [ast.unparse(each) for each in loops if is_a_set(each)]
+
+
+def test_nothing_follows_the_order_of_a_set() -> None:
+    """It differs from process to process, so that a seed would not be one story: `sorted` gives it an order."""
+    found = {str(path.relative_to(ROOT)): loops_over_sets(path.read_text()) for _, path in modules()}
+    assert [f"{path}: {loop}" for path, loops in found.items() for loop in loops] == []
+
+
+def test_a_loop_over_a_set_is_noticed() -> None:
+    assert loops_over_sets("for a in b.keys() - c.keys(): d(a)") == ["b.keys() - c.keys()"]
+    assert loops_over_sets("[e(f) async for f in {g(h) for h in i}]") == ["{g(h) for h in i}"]
+    assert loops_over_sets("for a in sorted({b}): c(a)") == []
+
+
 def test_no_leftovers() -> None:
     """Nothing that says "later" is committed."""
     marks = ("TO" + "DO", "FIX" + "ME", "X" + "XX")

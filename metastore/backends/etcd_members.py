@@ -145,7 +145,7 @@ class EtcdMembers:
         for member in [member for member in self._learned if member.id not in listed and member is not self.in_use]:
             self._learned.remove(member)
             await member.close()
-        for member_id in listed.keys() - {member.id for member in self.all}:
+        for member_id in sorted(listed.keys() - {member.id for member in self.all}):
             for url in filter(self._is_new, listed[member_id]):
                 if await self._take_up(url, member_id, answer.header.cluster_id, ask):
                     break

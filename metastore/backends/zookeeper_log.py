@@ -136,7 +136,7 @@ class LogReader:
         names, removed = reading.found[:2]
         assert isinstance(names, list) and isinstance(removed, Node)
         self._require(removed)
-        for gone in self._next.keys() - names:
+        for gone in sorted(self._next.keys() - names):
             del self._next[gone]  # what it held is below the floor of removed logs
         entries: list[Node] = []
         for writer, entry, home in zip(writers, reading.found[2::2], reading.found[3::2], strict=True):

@@ -163,7 +163,7 @@ class Segment(OwnedSegment):
         prefix = paths.writes_by_segment(self.id)
         with self._metrics.index_query.time():
             entries = await self.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
-        for txn_id in {TxnId.parse(entry.split("/")[1]) for entry in entries}:
+        for txn_id in sorted({TxnId.parse(entry.split("/")[1]) for entry in entries}):
             if self.buffer.get(txn_id) is None:
                 self.track(txn_id).maybe_stored = True
         candidates = [(each, each.last_intent) for each in self.buffer.undecided() if not each.intents]

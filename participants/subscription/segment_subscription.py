@@ -399,7 +399,7 @@ class SegmentSubscription:
     async def assure_order(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
         """Where messages are delivered by key: before these are acknowledged, return what is before them, if it was
         acknowledged in transactions that are aborted by now. Raises the store's errors."""
-        for holder in self.dispatch.holders_before([ack.span for ack in acks if not ack.cumulative]) - {txn_id}:
+        for holder in sorted(self.dispatch.holders_before([ack.span for ack in acks if not ack.cumulative]) - {txn_id}):
             await self.freed_by_abort(holder)
 
     async def redeliver(self, ids: Sequence[tuple[Position, int]] | None) -> Redelivered:

@@ -218,7 +218,7 @@ class Messages:
         compacted view, `ends` tells how far a segment belongs to it.
         """
         left = {segment.id: places[segment.id] for segment in segments if segment.id in places}
-        for segment_id in places.keys() - left.keys():
+        for segment_id in sorted(places.keys() - left.keys()):
             removed = await self._broker.removed(segment_id)
             if removed is None:
                 raise errors.InvalidArgument("after: is a token of another topic", field="after")

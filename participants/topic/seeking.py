@@ -82,7 +82,7 @@ async def places_of(target: Target, broker: Broker, topic: str, authorization: s
 
 
 def _assert_same(positions: Mapping[str, Position], names: Sequence[str]) -> None:
-    for name in positions.keys() - set(names):
+    for name in sorted(positions.keys() - set(names)):
         raise errors.InvalidArgument(f"positions: {name} is not in this topic", field="positions")
     for name in names:
         if name not in positions:
