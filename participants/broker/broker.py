@@ -287,6 +287,10 @@ class Broker:
         """What is left of this segment, which is deleted or removed, is deleted by the next reconcile."""
         self._deleted.add(segment_id)
 
+    def finished(self, segment_id: str) -> None:
+        """Nothing is left of this segment that this broker could delete."""
+        self._deleted.discard(segment_id)
+
     async def anywhere(self, segment_id: str, authorization: str | None = None) -> Segment | RemoteSegment:
         """The segment, wherever it is served. `authorization` is that of the caller. Raises as `segment`."""
         try:

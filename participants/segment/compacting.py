@@ -241,12 +241,12 @@ class _Pass:
         record = record.model_copy(update={"compaction": compaction})
         batch = store.batch().check(self._segment.ownership.check, *self._cleanup.checks)
         try:
-            await store.apply(batch.replace(stored, record.encode()))
+            applied = await store.apply(batch.replace(stored, record.encode()))
         except CheckFailed as lost:
             if lost.check == self._segment.ownership.check:
                 self._segment.deposed_by(lost)
             raise
-        self._segment.facts_recorded(record)
+        self._segment.recorded(record, applied.revision)
 
 
 def _hash(key: str) -> bytes:

@@ -219,8 +219,8 @@ async def _record(
     if named != record:
         batch.replace(stored, named.encode())
     first, *others = list(slices(store, outcomes, OUTCOMES_PER_APPLY, Batch.remove)) or [[]]
-    await delete_outcomes(batch, first, store)
-    segment.facts_recorded(named)
+    applied = await delete_outcomes(batch, first, store)
+    segment.recorded(named, stored.version if named == record or applied is None else applied.revision)
     for some in others:
         await delete_outcomes(store.batch().check(check), some, store)
     segment.buffer.drop([txn_id for txn_id in obsolete if segment.buffer.get(txn_id) is None])

@@ -20,7 +20,7 @@ from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
-from metastore.types import AtVersion, Revision
+from metastore.types import AtVersion, Revision, Version
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.broker import Isolation
@@ -72,6 +72,8 @@ class OwnedSegment:
         self.compacted_at: Revision = 0
         """What was replaced by this revision may be left out (DESIGN §5.19)."""
         self.record = record
+        self.recorded_at: Version = 0
+        """The version at which the store had `record`; 0 while that of the opening is not known."""
         self.ownership = ownership
         self.ledgers = ledgers
         self.buffer = buffer
@@ -107,6 +109,24 @@ class OwnedSegment:
         if record.compaction is not None:
             self.compacted_at = max(self.compacted_at, record.compaction.revision)
         self.hidden.learn(record)
+
+    def recorded(self, record: SegmentRecord, version: Version) -> None:
+        """The store has had `record` at this version. A later one may be known already, whose answer came earlier; then
+        this one says nothing new, and must take nothing back. Ledgers that the latest one does not list are no longer
+        read."""
+        if version >= self.recorded_at:
+            self.recorded_at = version
+            self.record = record
+        record = self.record
+        listed = {ledger.id for ledger in record.ledgers}
+        # A trim whose answer was lost is in effect here, and may not have landed in the store yet.
+        trimmed = [up_to for up_to in (self.ledgers.trimmed, record.trimmed_up_to) if up_to is not None]
+        self.ledgers = LedgerChain(
+            [ledger for ledger in self.ledgers.sealed if ledger.id in listed],
+            self.ledgers.open,
+            max(trimmed, default=None),
+        )
+        self.hidden.forget_before(self.ledgers.ledgers[0].id)
 
     # -- decisions ---------------------------------------------------------------------------------------------
 

@@ -328,10 +328,7 @@ class Publisher:
         """Read the record again, because a merge may be ended by a broker that does not own both segments."""
         stored = await self._segment.store.get(paths.segment(self._segment.id))
         if stored is not None:
-            record = SegmentRecord.decode(stored.value)
-            self._segment.record = self._segment.record.model_copy(
-                update={"children": record.children, "merge": record.merge}
-            )
+            self._segment.recorded(SegmentRecord.decode(stored.value), stored.version)
 
     def _refused(self, transaction: TrackedTransaction, lost: CheckFailed) -> Exception:
         """The error for the publisher when a guard of the intent did not hold."""

@@ -123,8 +123,8 @@ async def learn_facts(segment: Segment, store: MetadataStore) -> None:
     facts = {"bytes": opened[ledger.id].size_bytes, "last_ms": latest_ms}
     ledgers = tuple(each.model_copy(update=facts) if each.id == ledger.id else each for each in record.ledgers)
     record = record.model_copy(update={"ledgers": ledgers})
-    await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
-    segment.recorded(record)
+    applied = await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+    segment.recorded(record, applied.revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,17 +142,19 @@ async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLe
     if not found:
         await context.storage.delete(segment.id, rewritten.id)  # it was trimmed meanwhile, and this came behind
         return
+    version = stored.version
     if found[0].form != rewritten.form:  # otherwise an earlier attempt has landed
         facts = {"form": tuple(rewritten.form), "former": True, "bytes": rewritten.size_bytes, "hidden_bytes": None}
         record = naming.change(_with_facts(record, {rewritten.id}, facts))
         batch = context.store.batch().check(segment.ownership.check, *naming.checks)
         try:
-            await context.store.apply(batch.replace(stored, record.encode()))
+            applied = await context.store.apply(batch.replace(stored, record.encode()))
         except CheckFailed as lost:
             if lost.check in naming.checks:
                 raise CheckLost from lost
             raise
-    segment.form_recorded(record, rewritten)
+        version = applied.revision
+    segment.ledger_recorded(record, version, rewritten)
 
 
 async def delete_former(segment: Segment, context: RewritingContext) -> None:
@@ -168,8 +170,8 @@ async def _delete_former(segment: Segment, context: RewritingContext) -> None:
     for ledger, form in former.items():
         await context.storage.delete_forms_before(segment.id, ledger, form)
     record = _with_facts(record, former.keys(), {"former": None})
-    await context.store.apply(context.store.batch().check(segment.ownership.check).replace(stored, record.encode()))
-    segment.facts_recorded(record)
+    batch = context.store.batch().check(segment.ownership.check).replace(stored, record.encode())
+    segment.recorded(record, (await context.store.apply(batch)).revision)
 
 
 def _with_facts(record: SegmentRecord, ledgers: Collection[int], facts: Mapping[str, Any]) -> SegmentRecord:

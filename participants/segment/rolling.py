@@ -16,7 +16,7 @@ from contextlib import suppress
 from metastore.api import MetadataStore
 from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
-from metastore.types import AtVersion, Record
+from metastore.types import AtVersion, Record, Version
 from metatxn.wire import errors
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, OpenLedger
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
@@ -79,9 +79,9 @@ async def _roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) 
         async with segment.sealing:
             if not segment.admits:
                 return
-            record = await _listed(segment, store, LedgerRecord(id=created.id, storage=storage.storage_id))
-            if record is not None:
-                full = await segment.change_over(record, created)
+            listed = await _listed(segment, store, LedgerRecord(id=created.id, storage=storage.storage_id))
+            if listed is not None:
+                full = await segment.change_over(*listed, created)
                 await _seal(segment, store, storage, full)
     finally:
         if segment.ledgers.open is not created:
@@ -108,18 +108,19 @@ async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorag
     return created
 
 
-async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) -> SegmentRecord | None:
+async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) -> tuple[SegmentRecord, Version] | None:
     """The segment's record with the new ledger as its last one, or None if the segment was lost."""
-    listed: SegmentRecord | None = None
+    listed: tuple[SegmentRecord, Version] | None = None
 
     async def once() -> None:
         nonlocal listed
         stored = await stored_segment(segment, store)
-        record = SegmentRecord.decode(stored.value)
+        record, version = SegmentRecord.decode(stored.value), stored.version
         if record.ledgers[-1].id != ledger.id:  # otherwise an earlier attempt has landed
             record = record.model_copy(update={"ledgers": (*record.ledgers, ledger), "planned": None})
-            await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
-        listed = record
+            batch = store.batch().check(segment.ownership.check).replace(stored, record.encode())
+            version = (await store.apply(batch)).revision
+        listed = record, version
 
     await until_done(segment, once, "list the new ledger again")
     return listed
@@ -140,7 +141,8 @@ async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, 
         stored = await stored_segment(segment, store)
         record = SegmentRecord.decode(stored.value)
         if all(ledger.id != full.id for ledger in record.ledgers):
-            segment.recorded(record)  # an earlier attempt has landed, and the ledger is completely trimmed by now
+            # An earlier attempt has landed, and the ledger is completely trimmed by now.
+            segment.recorded(record, stored.version)
             return
         sealed = await full.seal()
         name = f"{segment.ownership.generation}-rolled-{full.id}"
@@ -154,8 +156,8 @@ async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, 
         behind = segment.open_offsets.first if segment.open_offsets is not None else None
         update = {"ledgers": ledgers, "dedup": snapshot, "next_offset": behind}
         record = without_trimmed(record.model_copy(update=update))
-        await store.apply(store.batch().check(check).replace(stored, record.encode()))
-        segment.ledger_sealed(record, sealed)
+        applied = await store.apply(store.batch().check(check).replace(stored, record.encode()))
+        segment.ledger_recorded(record, applied.revision, sealed)
 
     await until_done(segment, once, "seal the full ledger again")
     if segment.record.trimmed:

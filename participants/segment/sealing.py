@@ -18,7 +18,7 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
-from metastore.types import Batch
+from metastore.types import Batch, Version
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from participants.ledger.storage import LedgerError, SealedLedger
@@ -50,9 +50,9 @@ async def seal(
     async def once() -> SegmentRecord:
         async with segment.sealing:
             if segment.record.state == "active":
-                sealed, last = await _seal(segment, store, succession)
+                sealed, version, last = await _seal(segment, store, succession)
                 await installation(sealed)
-                segment.sealed(sealed, last)
+                segment.sealed(sealed, version, last)
                 check = segment.ownership.check
                 stale_gone = until_done(
                     segment,
@@ -65,7 +65,9 @@ async def seal(
     return await segment.finish(once())
 
 
-async def _seal(segment: Segment, store: MetadataStore, succession: Succession) -> tuple[SegmentRecord, SealedLedger]:
+async def _seal(
+    segment: Segment, store: MetadataStore, succession: Succession
+) -> tuple[SegmentRecord, Version, SealedLedger]:
     try:
         await segment.publisher.drain()
         segment.assert_serving()
@@ -75,14 +77,14 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
         chunks = chunks_of(segment.dedup)
         check = segment.ownership.check
 
-        async def attempt() -> SegmentRecord:
+        async def attempt() -> tuple[SegmentRecord, Version]:
             segment.assert_serving()
             name = f"{segment.ownership.generation}-sealed"
             snapshot = await write_snapshot(store, segment.id, check, name, chunks, last.id)
             stored = await store.get(paths.segment(segment.id))
             if stored is None:
                 raise segment.not_serving()
-            record = SegmentRecord.decode(stored.value)
+            record, version = SegmentRecord.decode(stored.value), stored.version
             final = record.ledgers[-1].model_copy(update={"id": last.id, **final_facts(last, open_ledger)})
             if record.state == "active":
                 batch = store.batch().check(check)
@@ -90,13 +92,13 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
                 record = await succession(
                     batch, record.model_copy(update={"state": "sealed", "ledgers": ledgers, "dedup": snapshot})
                 )
-                await store.apply(batch.replace(stored, record.encode()))
+                version = (await store.apply(batch.replace(stored, record.encode()))).revision
             elif record.state == "deleted" or record.ledgers[-1] != final:
                 segment.lose("another generation has ended it")  # and it was not an earlier attempt of this one
                 raise segment.not_serving()
-            return record
+            return record, version
 
-        async def unless_deposed() -> SegmentRecord:
+        async def unless_deposed() -> tuple[SegmentRecord, Version]:
             try:
                 return await attempt()
             except CheckFailed as lost:
@@ -110,7 +112,7 @@ async def _seal(segment: Segment, store: MetadataStore, succession: Succession) 
             if not isinstance(error, CheckFailed):
                 segment.publisher.seal_delayed(str(error))
 
-        return await until_it_succeeds(unless_deposed, MetastoreError, report), last
+        return *await until_it_succeeds(unless_deposed, MetastoreError, report), last
     except LedgerError as error:
         segment.lose(f"its ledger cannot be sealed: {error}")
         raise segment.not_serving() from error

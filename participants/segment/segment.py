@@ -20,7 +20,7 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
-from metastore.types import Check
+from metastore.types import Check, Version
 from metatxn.wire.frames import Entry
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -204,7 +204,7 @@ class Segment(OwnedSegment):
         """Whether the segment is being sealed."""
         return self.publisher.closing and not self.lost and self.ledgers.open is not None
 
-    async def change_over(self, record: SegmentRecord, ledger: OpenLedger) -> OpenLedger:
+    async def change_over(self, record: SegmentRecord, version: Version, ledger: OpenLedger) -> OpenLedger:
         """Direct appends to `ledger` from now on. Returns the previous ledger. All of its appends are durable by then,
         and the dedup table has all of their sequences: the snapshot that is recorded with its seal is taken at this
         point.
@@ -224,8 +224,8 @@ class Segment(OwnedSegment):
             if self.open_offsets is not None:
                 self.open_offsets = OpenOffsets(ledger.id, self.open_offsets.after(before.last_durable.entry))
             ledger.on_durable = self._on_durable
-            self.record = record
             self.ledgers = LedgerChain((*self.ledgers.sealed, before), ledger, self.ledgers.trimmed)
+            self.recorded(record, version)
             # After all entries, so that the end is never before the start once everything before it is dropped.
             self.buffer.durable_up_to(self.ledgers.last_durable)
         return before
@@ -234,40 +234,14 @@ class Segment(OwnedSegment):
         """The name of a new form of a ledger, which nobody has used before."""
         return Form(self.ownership.generation, next(self._forms))
 
-    def ledger_sealed(self, record: SegmentRecord, sealed: SealedLedger) -> None:
-        """The seal of a previous ledger is recorded."""
+    def ledger_recorded(self, record: SegmentRecord, version: Version, sealed: SealedLedger) -> None:
+        """The seal of a previous ledger, or another form of it, is recorded."""
         ledgers = [sealed if ledger.id == sealed.id else ledger for ledger in self.ledgers.sealed]
         self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
-        self.recorded(record)
+        self.recorded(record, version)
 
-    def form_recorded(self, record: SegmentRecord, rewritten: SealedLedger) -> None:
-        """Another form of a sealed ledger is recorded."""
-        ledgers = [rewritten if ledger.id == rewritten.id else ledger for ledger in self.ledgers.sealed]
-        self.ledgers = LedgerChain(ledgers, self.ledgers.open, self.ledgers.trimmed)
-        self.facts_recorded(record)
-
-    def facts_recorded(self, record: SegmentRecord) -> None:
-        """The store has had this record, in which only what is said of sealed ledgers, and of compaction, has changed.
-        A later record may be known already, whose answer came earlier, so nothing else is taken from this one."""
-        told = {ledger.id: ledger for ledger in record.ledgers if ledger.entries is not None}
-        ledgers = tuple(
-            told.get(ledger.id, ledger) if ledger.entries is not None else ledger for ledger in self.record.ledgers
-        )
-        self.record = self.record.model_copy(update={"ledgers": ledgers, "compaction": record.compaction})
-        self.hidden.learn(record)
-
-    def recorded(self, record: SegmentRecord) -> None:
-        """`record` is now in the store. Ledgers that it does not list are no longer read."""
-        listed = {ledger.id for ledger in record.ledgers}
-        # A trim whose answer was lost is in effect here, and may not have landed in the store yet.
-        trimmed = [up_to for up_to in (self.ledgers.trimmed, record.trimmed_up_to) if up_to is not None]
-        self.record = record
-        self.ledgers = LedgerChain(
-            [ledger for ledger in self.ledgers.sealed if ledger.id in listed],
-            self.ledgers.open,
-            max(trimmed, default=None),
-        )
-        self.hidden.forget_before(self.ledgers.ledgers[0].id)
+    def recorded(self, record: SegmentRecord, version: Version) -> None:
+        super().recorded(record, version)
         self.damaged.forget_before(self.ledgers.ledgers[0].id)
 
     def is_left_out(self, position: Position) -> bool:
@@ -281,12 +255,11 @@ class Segment(OwnedSegment):
 
     # -- the end of appending ----------------------------------------------------------------------------------
 
-    def sealed(self, record: SegmentRecord, last: SealedLedger) -> None:
+    def sealed(self, record: SegmentRecord, version: Version, last: SealedLedger) -> None:
         """The seal is recorded. `last` is the sealed form of the open ledger."""
         assert record.state == "sealed"
-        if self.record.state == "active":  # otherwise a trim has recorded more since the seal
-            self.record = record
         self.ledgers = LedgerChain((*self.ledgers.sealed, last), None, self.ledgers.trimmed)
+        self.recorded(record, version)
         self.buffer.durable_up_to(self.ledgers.last_durable)  # after all entries, if the last ledger is empty
         self.changed.notify()
 
@@ -294,11 +267,11 @@ class Segment(OwnedSegment):
         """Whether nothing is after `position`, and nothing will be."""
         return self.ledgers.open is None and position >= self.ledgers.last_durable
 
-    def trimmed(self, record: SegmentRecord) -> None:
-        """The first readable position has moved."""
-        self.recorded(record)
-        if record.trimmed_up_to is not None:
-            self.buffer.prune(record.trimmed_up_to)
+    def trimmed(self, record: SegmentRecord, version: Version) -> None:
+        """The first readable position has moved, or may have moved."""
+        self.recorded(record, version)
+        if self.ledgers.trimmed is not None:
+            self.buffer.prune(self.ledgers.trimmed)
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
-from metastore.types import Batch, Check, Record
+from metastore.types import Applied, Batch, Check, Record
 from metatxn.wire import errors
 from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerStorage
@@ -86,22 +86,22 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, ch
     if moved != record:
         batch.replace(stored, moved.encode())
     try:
-        await delete_outcomes(batch, outcomes[0], store)
+        applied = await delete_outcomes(batch, outcomes[0], store)
     except OutcomeUnknown:
         # It may still land, so nothing up to there is readable any more; the caller repeats this trim.
-        segment.trimmed(segment.record.model_copy(update={"first_position": moved.first_position}))
+        unsure = segment.record.model_copy(update={"first_position": moved.first_position})
+        segment.trimmed(unsure, segment.recorded_at)
         raise
-    segment.trimmed(moved)
+    segment.trimmed(moved, stored.version if moved == record or applied is None else applied.revision)
     for some in outcomes[1:]:
         await delete_outcomes(store.batch().check(segment.ownership.check), some, store)
 
 
-async def delete_outcomes(batch: Batch, outcomes: Sequence[Record], store: MetadataStore) -> None:
-    """Delete the outcomes, together with what is already in the batch."""
+async def delete_outcomes(batch: Batch, outcomes: Sequence[Record], store: MetadataStore) -> Applied | None:
+    """Delete the outcomes, together with what is already in the batch. None if there is nothing to do."""
     for outcome in outcomes:
         batch.remove(outcome)
-    if batch.written():
-        await store.apply(batch)
+    return await store.apply(batch) if batch.written() else None
 
 
 async def _outcomes(segment: Segment, store: MetadataStore, up_to: Position) -> list[Record]:

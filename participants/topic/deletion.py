@@ -109,7 +109,9 @@ class Deletion:
 
     async def finish_segment(self, segment_id: str) -> None:
         """Delete a segment of a deleted topic, or what is left of a removed one. Its record stays until its storage is
-        here to delete the bytes."""
+        here to delete the bytes. If this fails, it is finished by the next reconcile, whoever repeats the request: a
+        broker without the storage can finish everything else."""
+        self._broker.finish_later(segment_id)
 
         async def once() -> None:
             owner = await self._retire(segment_id)
@@ -123,6 +125,7 @@ class Deletion:
 
         # Another broker may do the same: what it has deleted is found missing, and read again.
         await until_it_succeeds(once, CheckFailed, report)
+        self._broker.finished(segment_id)
 
     async def _retire(self, segment_id: str) -> AtVersion | None:
         """Mark the segment as deleted and without an owner, in one apply. Returns a check that holds as long as

@@ -302,7 +302,6 @@ class LayoutUpkeep:
                     await self._settle(segment_id)
             for segment_id in sorted(deleted):
                 await self.deletion.finish_segment(segment_id)
-                deleted.discard(segment_id)
             await self.deletion.finish_begun()
             await self.retention.look()
             await self.removal.look()

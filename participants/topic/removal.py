@@ -243,7 +243,6 @@ class Removal:
         log.info("segment removed", segment=segment.id, children=list(segment.record.children))
         self._broker.metrics.segments_removed.inc()
         self._broker.forget_topic(segment.record.topic)
-        self._broker.finish_later(segment.id)
         try:
             await self._deletion.finish_segment(segment.id)
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:

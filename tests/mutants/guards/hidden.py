@@ -78,8 +78,8 @@ HIDDEN = (
         "forgotten-before-the-answer",
         "5.6: memory forgets outcomes once their records are known to be gone",
         _INDEXING,
-        "    await delete_outcomes(batch, first, store)\n",
-        "    segment.buffer.drop(obsolete)\n    await delete_outcomes(batch, first, store)\n",
+        "    applied = await delete_outcomes(batch, first, store)\n",
+        "    segment.buffer.drop(obsolete)\n    applied = await delete_outcomes(batch, first, store)\n",
         tests=(f"{_TEST}::test_memory_forgets_nothing_while_the_answer_is_unknown",),
     ),
     Mutant(

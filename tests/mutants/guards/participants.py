@@ -7,11 +7,13 @@ from tests.mutants.mutant import Mutant
 _OPENING = "participants/segment/recovery.py"
 _ROLLING = "participants/segment/rolling.py"
 _SEGMENT = "participants/segment/segment.py"
+_OWNED = "participants/segment/owned.py"
 _TRIMMING = "participants/segment/trimming.py"
 _SNAPSHOT = "participants/segment/dedup_snapshot.py"
 _TEST_BY_KEY = "tests/participants/subscription/test_key_shared.py"
 _TEST_OWNERSHIP = "tests/participants/broker/test_placement.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
+_TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
 PARTICIPANTS = (
     Mutant(
@@ -163,6 +165,38 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "earlier-record-counts-again",
+        "5.2: what an owner knows of its segment's record is the latest that the store has had",
+        _OWNED,
+        "        if version >= self.recorded_at:\n",
+        "        if True:\n",
+        tests=(f"{_TEST_ROLLING}::test_the_late_answer_to_a_trim_takes_back_nothing_that_a_roll_has_recorded",),
+    ),
+    Mutant(
+        "time-is-looked-for-in-what-is-trimmed",
+        "a ledger that is trimmed and not dropped yet has no entry of any time",
+        "participants/segment/reading.py",
+        "            if ledger.id < start.ledger:\n",
+        "            if False:\n",
+        tests=(f"{_TEST_ROLLING}::test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet",),
+    ),
+    Mutant(
+        "outcome-stays-behind-a-trim",
+        "5.6: an outcome that is stored after the trim of what it hides is deleted",
+        _OWNED,
+        "                if outcome is not None:\n                    await self._delete_if_trimmed",
+        "                if False:\n                    await self._delete_if_trimmed",
+        tests=(f"{_TEST_TRIMMING}::test_an_outcome_that_is_stored_after_the_trim_of_what_it_hides_does_not_stay",),
+    ),
+    Mutant(
+        "outcome-goes-with-a-trim-that-may-have-failed",
+        "5.6: an outcome is deleted once the store says that what it hides is trimmed",
+        _OWNED,
+        "segment is None or not _is_trimmed(SegmentRecord.decode(segment.value), outcome):",
+        "segment is None:",
+        tests=(f"{_TEST_TRIMMING}::test_an_outcome_stays_while_it_is_unknown_whether_the_trim_has_happened",),
+    ),
+    Mutant(
         "trimmed-beyond-the-horizon",
         "nothing is trimmed that readers have not been shown",
         _TRIMMING,
@@ -174,8 +208,7 @@ PARTICIPANTS = (
         "lost-trim-still-reads",
         "what a trim of unknown outcome may have taken is not read any more",
         _TRIMMING,
-        '        segment.trimmed(segment.record.model_copy(update={"first_position": moved.first_position}))\n'
-        "        raise\n",
+        "        segment.trimmed(unsure, segment.recorded_at)\n        raise\n",
         "        raise\n",
         tests=(
             "tests/participants/segment/test_trimming.py::test_a_trim_whose_answer_was_lost_may_have_happened_and_is_done_again",
@@ -453,6 +486,16 @@ PARTICIPANTS = (
         "",
         tests=(
             "tests/participants/broker/test_deletion.py::test_a_deletion_that_fails_is_finished_although_nobody_asks_again",
+        ),
+    ),
+    Mutant(
+        "deletion-that-failed-here-leaves-the-bytes",
+        "5.7: who has the bytes of a deleted segment deletes them, also when another broker has finished the rest",
+        "participants/topic/deletion.py",
+        "        self._broker.finish_later(segment_id)\n",
+        "",
+        tests=(
+            "tests/participants/broker/test_deletion.py::test_a_deletion_that_failed_here_and_was_repeated_elsewhere_deletes_the_bytes_here",
         ),
     ),
     Mutant(

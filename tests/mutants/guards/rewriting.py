@@ -55,8 +55,8 @@ REWRITING = (
         others=(
             Edit(
                 _REWRITING,
-                "    segment.form_recorded(record, rewritten)\n",
-                "    segment.form_recorded(record, rewritten)\n"
+                "    segment.ledger_recorded(record, version, rewritten)\n",
+                "    segment.ledger_recorded(record, version, rewritten)\n"
                 "    await context.storage.delete_forms_before(segment.id, rewritten.id, rewritten.form)\n",
             ),
         ),

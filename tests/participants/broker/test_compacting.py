@@ -241,7 +241,8 @@ async def test_a_view_goes_on_while_its_ledgers_are_compacted(
     await topic.ledger(("b", 2), ("a", 2))
     await topic.compacted()
     expected = [("c", 1), ("b", 2), ("a", 2)]
-    assert await rest(topic.process, first["next"], max=1) == expected
+    for most in (1, 10):
+        assert await rest(topic.process, first["next"], max=most) == expected
     monkeypatch.setattr(CompactedViews, "_remember", lambda *_: None)
     await topic.crash()
     assert await rest(topic.process, first["next"]) == expected

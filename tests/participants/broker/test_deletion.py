@@ -229,6 +229,22 @@ async def test_a_deletion_that_fails_is_finished_although_nobody_asks_again(
     await assert_gone(process, world, txn)
 
 
+async def test_a_deletion_that_failed_here_and_was_repeated_elsewhere_deletes_the_bytes_here(
+    process: BrokerProcess, world: World
+) -> None:
+    """Found by the simulation: the record stayed until a restart, because nobody who has the bytes knew of it."""
+    txn = await full(process, world)
+    world.store.fault(Fault(deletes(paths.SEGMENT_STATES), before=OutcomeUnknown("the request was lost")))
+    assert await delete(process) in (503, 504)
+    other = await BrokerProcess(world, world.new_device("other"), "http://other").start()
+    assert await delete(other) == 204
+    assert process.device.ledgers()
+    await process.broker.reconcile()
+    assert await keys_of(world, "/segment/segment%3A%2F%2Fpublic%2Fdefault%2Ft%2F") == []
+    await assert_gone(process, world, txn)
+    await other.stop()
+
+
 async def finished(process: BrokerProcess, world: World) -> None:
     """Until the broker has finished what it found, by itself and at its reconciling."""
     while (

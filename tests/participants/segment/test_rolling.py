@@ -108,6 +108,46 @@ async def test_concurrent_publishes_keep_the_order_in_which_they_came(world: Wor
     assert len((await record_of(world)).ledgers) > 1
 
 
+async def test_the_late_answer_to_a_trim_takes_back_nothing_that_a_roll_has_recorded(world: World) -> None:
+    """Found by the simulation: the snapshot that the store's record names was deleted as an old one. DESIGN §5.13."""
+    node = await world.first_node()
+    segment = await node.open()
+    dropped = [await publish(segment, value) for value in "abc"]
+    await rolled(segment)
+    answer = world.store.fault(Fault(RECORD, hold_after=True))
+    trimming = asyncio.create_task(trim(segment, world.store, node.storage, dropped[-1].next))
+    await answer.reached.wait()
+    cleaning = world.store.fault(Fault(nth_of(RECORD, 4), hold_before=True))  # behind plan, list and seal
+    for sequence in range(PER_LEDGER):
+        await publish(segment, str(sequence), producer="p", sequence=sequence)
+    await cleaning.reached.wait()
+    answer.go.set()
+    await trimming
+    cleaning.go.set()
+    await rolled(segment)
+    recorded = await record_of(world)
+    assert segment.record == recorded.model_copy(update={"trimmed": segment.record.trimmed})
+    segment = await world.reopened()
+    await publish(segment, "again", producer="p", sequence=0)
+    assert await committed(segment) == ["0", "1", "2"]
+
+
+async def test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet(world: World) -> None:
+    """Found by the simulation: the search began in the trimmed ledger, again and again."""
+    node = await world.first_node()
+    segment = await node.open()
+    positions = []
+    for value in "abcdef":
+        positions.append(await publish(segment, value))
+        await rolled(segment)
+    world.store.fault(Fault(RECORD, before=OutcomeUnknown("the request was lost")))
+    with pytest.raises(OutcomeUnknown):
+        await trim(segment, world.store, node.storage, positions[4])
+    assert segment.ledgers.ledgers[0].id < segment.ledgers.start.ledger, "it is still listed"
+    assert await segment.reader._find_position_at(0) == positions[4], "at once: a refusal is tried again for ever"
+    assert await segment.reader.position_at(0) == positions[4]
+
+
 @pytest.mark.parametrize("commit", [True, False])
 async def test_a_transaction_over_several_ledgers(world: World, commit: bool) -> None:
     segment = await world.segment()
