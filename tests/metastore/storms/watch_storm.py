@@ -28,8 +28,8 @@ from tests.metastore.storms.evidence import PREFIX, Journal, Witness, write
 from tests.metastore.storms.places import Kind, ServedPlace, served
 from tests.metastore.storms.relay import Relay
 
-SECONDS = usually(6.0, 60.0)
-KILLS = usually(2, 10)
+SECONDS = usually(3.0, 60.0)
+KILLS = usually(1, 10)
 TIMES_HELD_BACK = usually(1, 3)
 STORES = 2
 WRITERS_PER_STORE = 3

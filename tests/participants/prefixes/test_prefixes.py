@@ -589,4 +589,4 @@ async def test_every_interrupted_prefix_ends_as_the_whole(
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
 async def test_every_interrupted_prefix_of_a_hand_over(answered: bool, tmp_path: Path) -> None:
-    assert await every_prefix(HandOver, "objects", tmp_path, answered=answered) > 1
+    assert await every_prefix(HandOver, "objects", tmp_path, answered=answered, elsewhere=False) > 1
