@@ -35,6 +35,11 @@ class CleanupChoice(StrEnum):
     BOTH = "both"
 
 
+class BacklogChoice(StrEnum):
+    PRODUCER_HOLD = "producer_hold"
+    EVICT = "evict"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOptions:
     """The settings of a policy that a command changes."""
@@ -78,6 +83,18 @@ class SettingOptions:
             min=UNLIMITED,
             help="What a subscription has not acknowledged at this age counts as acknowledged; -1 is never.",
         ),
+    ] = None
+    backlog_bytes: Annotated[
+        int | None,
+        typer.Option(min=UNLIMITED, help="What a subscription may leave unacknowledged; -1 means any size."),
+    ] = None
+    backlog_ms: Annotated[
+        int | None,
+        typer.Option(min=UNLIMITED, help="How old what it leaves unacknowledged may become; -1 means any age."),
+    ] = None
+    backlog: Annotated[
+        BacklogChoice | None,
+        typer.Option(help="Beyond that, refuse new messages, or take its oldest messages for acknowledged."),
     ] = None
     unset: Annotated[
         list[str] | None,

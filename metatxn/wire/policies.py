@@ -23,6 +23,7 @@ _MOST = 2**53 - 1
 
 RetentionKind = Literal["acknowledged", "hard"]
 CleanupKind = Literal["delete", "compact", "both"]
+BacklogKind = Literal["producer_hold", "evict"]
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
 Source = Literal["topic", "namespace", "cluster", "default"]
 Value = TypeVar("Value")
@@ -45,7 +46,9 @@ class PolicySettings(BaseModel):
     which an open ledger is closed, so that it can be dropped or compacted as a whole. `cleanup` says whether ledgers
     are dropped, or compacted, or both; a message that deletes a key stays for `delete_retention_ms` when they are
     compacted. A consumer that holds `max_unacked_per_consumer` messages of a subscription gets no more. What a
-    subscription has not acknowledged `ttl_ms` after it was published counts as acknowledged."""
+    subscription has not acknowledged `ttl_ms` after it was published counts as acknowledged. When a subscription has
+    not acknowledged `backlog_bytes`, or messages older than `backlog_ms`, new messages are refused (`producer_hold`) or
+    its oldest ones count as acknowledged (`evict`), as `backlog` says."""
 
     retention_ms: Limit | None = None
     retention_bytes: Limit | None = None
@@ -55,6 +58,9 @@ class PolicySettings(BaseModel):
     cleanup: CleanupKind | None = None
     delete_retention_ms: Annotated[int, Field(ge=0, le=_MOST)] | None = None
     ttl_ms: Positive | None = None
+    backlog_bytes: Positive | None = None
+    backlog_ms: Positive | None = None
+    backlog: BacklogKind | None = None
 
     @property
     def empty(self) -> bool:
@@ -93,6 +99,9 @@ class EffectivePolicy(BaseModel):
     cleanup: Setting[CleanupKind]
     delete_retention_ms: Setting[int]
     ttl_ms: Setting[int]
+    backlog_bytes: Setting[int]
+    backlog_ms: Setting[int]
+    backlog: Setting[BacklogKind]
 
     @property
     def compacts(self) -> bool:
@@ -108,10 +117,22 @@ class EffectivePolicy(BaseModel):
 
     @property
     def roll_after_ms(self) -> int | None:
-        """The age at which an open ledger is closed, or None. What is never closed is never dropped, so a topic that
-        drops by age closes its ledgers at that age, too."""
-        bounds = [bound for bound in (self.roll_ms.value, self.retention_ms.value) if bound != UNLIMITED]
-        return max(bounds[0], MIN_ROLL_MS) if bounds else None
+        """The age at which an open ledger is closed, or None. What is never closed is never dropped, nor known to be
+        too old, so a topic that drops or bounds its backlog by age closes its ledgers at that age, too."""
+        if self.roll_ms.value != UNLIMITED:
+            return self.roll_ms.value
+        bounds = [bound for bound in (self.retention_ms.value, self.backlog_ms.value) if bound != UNLIMITED]
+        return max(min(bounds), MIN_ROLL_MS) if bounds else None
+
+    @property
+    def bounds_backlog(self) -> bool:
+        return self.backlog_bytes.value != UNLIMITED or self.backlog_ms.value != UNLIMITED
+
+    @property
+    def bounded_bytes(self) -> int | None:
+        """The lowest number of bytes at which something happens to a topic, or None."""
+        bounds = [each.value for each in (self.retention_bytes, self.backlog_bytes) if each.value != UNLIMITED]
+        return min(bounds, default=None)
 
 
 DEFAULTS: dict[str, Any] = {
@@ -123,6 +144,9 @@ DEFAULTS: dict[str, Any] = {
     "cleanup": "delete",
     "delete_retention_ms": DEFAULT_DELETE_RETENTION_MS,
     "ttl_ms": UNLIMITED,
+    "backlog_bytes": UNLIMITED,
+    "backlog_ms": UNLIMITED,
+    "backlog": "producer_hold",
 }
 
 

@@ -100,6 +100,9 @@ class BrokerMetrics:
             "Segments given up: moved to another broker, or to be opened again after a failure.",
             registry=self.registry,
         )
+        self.held_publishes = Counter(
+            "metatxn_held_publishes", "Entries refused because of a backlog.", registry=self.registry
+        )
         self.segments_removed = Counter(
             "metatxn_removed_segments", "Sealed segments removed from their topic.", registry=self.registry
         )

@@ -13,7 +13,7 @@ answer; then the publish is refused although its intent was stored, and the mate
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from metastore.clock import Clock
@@ -37,6 +37,14 @@ from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.refusals import prepared_refusal, refusal
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A topic takes no messages, because this subscription has too large a backlog: `backlog`, in words."""
+
+    subscription: str
+    backlog: str
+
+
 class Publisher:
     """See the module docstring."""
 
@@ -53,6 +61,8 @@ class Publisher:
         self.closing = False
         self.watermark = Watermark()
         """Of the disk below the ledgers. The opener replaces it by the one of the whole broker."""
+        self.hold: Hold | None = None
+        """As the last pass over the topic's policy has found."""
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
@@ -63,9 +73,10 @@ class Publisher:
         §5.12-13.
 
         When this returns, the entry is durable. Raises TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
-        PAYLOAD_TOO_LARGE, STORAGE_FULL, STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and nothing of it
-        will ever be visible. After OUTCOME_UNKNOWN, retry with the same sequence, or abort the transaction. Raises
-        `AppendedBefore` if the entry, or a part of it, had already been appended, and not only in this segment.
+        PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED, STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and
+        nothing of it will ever be visible. After OUTCOME_UNKNOWN, retry with the same sequence, or abort the
+        transaction. Raises `AppendedBefore` if the entry, or a part of it, had already been appended, and not only in
+        this segment.
         """
         self._segment.assert_serving()
         self._assert_format(entry)
@@ -103,6 +114,14 @@ class Publisher:
 
     def _assert_room(self, entry: Entry) -> None:
         """Before anything of the entry is stored, its intent included."""
+        if self.hold is not None:
+            self._metrics.held_publishes.inc()
+            raise errors.RateLimited(
+                f"subscription {self.hold.subscription} has a backlog of {self.hold.backlog}",
+                action="Nothing happened. Try again after Retry-After seconds, when its consumers have caught up.",
+                segment=self._segment.id,
+                subscription=self.hold.subscription,
+            )
         if not self.watermark.admits(entry.size):
             raise errors.StorageFull(
                 f"{self.watermark.refusal}",

@@ -32,8 +32,8 @@ from participants.segment.trimming import stored_segment, trim
 
 log = structlog.get_logger()
 SHARES_OF_OPEN_LEDGERS = 4
-"""The open ledgers of a topic together have at most one of so many parts of `retention_bytes`, as far as they are
-closed for it: what they hold comes on top of what is kept."""
+"""The open ledgers of a topic together have at most one of so many parts of `retention_bytes` or `backlog_bytes`, as
+far as they are closed for it: what they hold comes on top of what is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ def must_roll(segment: Segment, policy: EffectivePolicy, active: int, now_ms: in
     ledger = segment.ledgers.open
     if ledger is None or not ledger.entries or ledger.first_ms is None:
         return False
-    after_ms, kept_bytes = policy.roll_after_ms, policy.retention_bytes.value
+    after_ms, bounded = policy.roll_after_ms, policy.bounded_bytes
     old = after_ms is not None and ledger.first_ms + segment.ledger_scale * after_ms <= now_ms
-    share = segment.ledger_scale * kept_bytes / (SHARES_OF_OPEN_LEDGERS * max(active, 1))
-    return old or (kept_bytes != UNLIMITED and ledger.size_bytes >= share)
+    share = segment.ledger_scale * (bounded or 0) / (SHARES_OF_OPEN_LEDGERS * max(active, 1))
+    return old or (bounded is not None and ledger.size_bytes >= share)
 
 
 async def learn_facts(segment: Segment, store: MetadataStore) -> None:

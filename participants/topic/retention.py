@@ -7,7 +7,7 @@ costs no more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -15,12 +15,13 @@ from metastore.errors import MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
-from metatxn.wire.policies import UNLIMITED
+from metatxn.wire.policies import UNLIMITED, EffectivePolicy
 from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
 from participants.messages.policies import InForce
 from participants.segment.retention import Due, drop, droppable, learn_facts, must_roll
 from participants.segment.segment import Cleanup, Segment
+from participants.topic.backlog import Backlogs, release
 
 log = structlog.get_logger()
 
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 class Retention:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._backlogs = Backlogs(broker)
 
     async def look(self) -> None:
         """One pass over all segments that are served here. Raises the store's errors."""
@@ -35,10 +37,11 @@ class Retention:
         for segment in self._broker.served.values():
             served.setdefault(segment.record.topic, []).append(segment)
         for topic, policy in (await self._broker.policies.look(list(served))).items():
-            if policy.drops or policy.compacts or policy.roll_after_ms is not None or policy.ttl_ms.value != UNLIMITED:
+            if _asks_for_anything(policy):
                 await self._look_at(topic, served[topic])
             else:
                 _set_cleanup(served[topic], None)
+                release(served[topic])
 
     async def _look_at(self, topic: str, segments: Sequence[Segment]) -> None:
         in_force = await self._broker.policies.in_force(topic)
@@ -50,6 +53,7 @@ class Retention:
         now_ms = self._broker.clock()
         due = droppable(in_force.policy, records, now_ms)
         active = sum(record.state == "active" for record in records.values())
+        await self._bound_backlog(in_force, segments, records, now_ms)
         for segment in segments:
             if segment.id not in records or segment.lost:
                 continue
@@ -60,6 +64,22 @@ class Retention:
             if in_force.policy.drops:
                 found = Due(records[segment.id], due.get(segment.id), trimmed[segment.id])
                 await self._drop(segment, in_force, found)
+
+    async def _bound_backlog(
+        self, in_force: InForce, segments: Sequence[Segment], records: Mapping[str, SegmentRecord], now_ms: int
+    ) -> None:
+        """Whatever fails is tried again by the next pass; until then what is held stays so."""
+        if not in_force.policy.bounds_backlog:
+            release(segments)
+            return
+        serving = [segment for segment in segments if segment.id in records and not segment.lost]
+        try:
+            for segment in serving:
+                await learn_facts(segment, self._broker.store)
+            if serving:
+                await self._backlogs.look(in_force.policy, serving, records, now_ms)
+        except (MetastoreError, LedgerError, errors.MetatxnError) as error:
+            log.info("the backlog is not known, and is looked at again", topic=in_force.topic.name, error=str(error))
 
     async def _expire(self, segment: Segment, before_ms: int) -> None:
         """Whatever fails is tried again by the next pass."""
@@ -85,6 +105,11 @@ class Retention:
             return
         broker.metrics.retention_ledgers.inc(len(dropped))
         broker.metrics.retention_bytes.inc(sum(ledger.bytes or 0 for ledger in dropped))
+
+
+def _asks_for_anything(policy: EffectivePolicy) -> bool:
+    closes_or_drops = policy.drops or policy.compacts or policy.roll_after_ms is not None
+    return closes_or_drops or policy.ttl_ms.value != UNLIMITED or policy.bounds_backlog
 
 
 def _set_cleanup(segments: Sequence[Segment], in_force: InForce | None) -> None:

@@ -6,6 +6,8 @@ from tests.mutants.mutant import Edit, Mutant
 
 _RETENTION = "participants/segment/retention.py"
 _TESTS = "tests/participants/broker/test_retention.py"
+_BACKLOG = "participants/topic/backlog.py"
+_BACKLOGS = "tests/participants/broker/test_backlog.py"
 _TTL = "tests/participants/broker/test_ttl.py"
 _UNACKED = "tests/participants/subscription/test_max_unacked.py"
 _WATERMARK = "tests/participants/segment/test_watermark.py"
@@ -108,6 +110,54 @@ POLICIES = (
         "await subscription.expire(min(Place.at(first), end))",
         "await subscription.expire(Place.at(first))",
         tests=(f"{_TTL}::test_nothing_expires_that_is_after_an_open_transaction",),
+    ),
+    Mutant(
+        "held-after-the-intent",
+        "6: a message for a topic with too large a backlog is refused before its intent",
+        "participants/segment/publishing.py",
+        "        if self.hold is not None:\n",
+        "        if self.hold is not None and entry.txn_id is None:\n",
+        tests=(f"{_BACKLOGS}::test_a_producer_is_held_before_it_writes_anything_until_consumers_have_caught_up",),
+    ),
+    Mutant(
+        "held-for-ever",
+        "6: a hold ends with the policy",
+        _BACKLOG,
+        "    for segment in segments:\n        segment.publisher.hold = None\n",
+        "    for segment in segments[:0]:\n        segment.publisher.hold = None\n",
+        tests=(f"{_BACKLOGS}::test_a_hold_is_found_again_and_ends_with_its_policy_or_its_subscription",),
+    ),
+    Mutant(
+        "backlog-of-one-segment",
+        "6: a backlog is that of the whole topic",
+        _BACKLOG,
+        "            segment.publisher.hold = held\n",
+        "            segment.publisher.hold = held if segment is segments[0] else None\n",
+        tests=(f"{_BACKLOGS}::test_a_backlog_in_one_segment_holds_all_of_the_topic",),
+    ),
+    Mutant(
+        "hidden-backlog-is-never-passed",
+        "6: what a consumer has passed over is no backlog",
+        _BACKLOG,
+        "                await segment.attached.settle()\n",
+        "                pass\n",
+        tests=(f"{_BACKLOGS}::test_what_is_too_old_holds_producers_up_and_what_is_aborted_does_not",),
+    ),
+    Mutant(
+        "evicts-more-than-it-has-to",
+        "6: only so much is evicted that the rest is within the bound",
+        _BACKLOG,
+        "        left -= each.size_bytes\n",
+        "        pass\n",
+        tests=(f"{_BACKLOGS}::test_who_evicts_takes_the_oldest_ledgers_of_the_whole_topic",),
+    ),
+    Mutant(
+        "age-of-a-crashed-ledger-unknown",
+        "6: the age of what is waiting is learned of ledgers that a crash has sealed",
+        "participants/topic/retention.py",
+        "                await learn_facts(segment, self._broker.store)\n            if serving:\n",
+        "                pass\n            if serving:\n",
+        tests=(f"{_BACKLOGS}::test_the_age_of_a_ledger_that_a_crash_has_sealed_counts",),
     ),
     Mutant(
         "refused-above-the-watermark-after-the-intent",

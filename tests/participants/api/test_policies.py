@@ -36,6 +36,9 @@ def test_each_value_comes_from_the_closest_policy_that_sets_it() -> None:
         ("cleanup", "delete", "default"),
         ("delete_retention_ms", 86_400_000, "default"),
         ("ttl_ms", -1, "default"),
+        ("backlog_bytes", -1, "default"),
+        ("backlog_ms", -1, "default"),
+        ("backlog", "producer_hold", "default"),
     ]
 
 
@@ -57,6 +60,8 @@ def test_without_a_policy_nothing_is_dropped_and_nothing_rolls() -> None:
         (PolicySettings(retention_ms=5_000), 5_000),
         (PolicySettings(retention_ms=5_000, roll_ms=2_000), 2_000),
         (PolicySettings(retention_ms=0), MIN_ROLL_MS),
+        (PolicySettings(retention_ms=5_000, backlog_ms=4_000), 4_000),
+        (PolicySettings(backlog_ms=4_000, roll_ms=9_000), 9_000),
         (PolicySettings(roll_ms=7_000), 7_000),
     ],
 )
@@ -91,6 +96,9 @@ async def test_settings_are_changed_one_by_one_and_null_removes_one(process: Bro
         "cleanup": {"value": "delete", "source": "default"},
         "delete_retention_ms": {"value": 86_400_000, "source": "default"},
         "ttl_ms": {"value": -1, "source": "default"},
+        "backlog_bytes": {"value": -1, "source": "default"},
+        "backlog_ms": {"value": -1, "source": "default"},
+        "backlog": {"value": "producer_hold", "source": "default"},
     }
     assert (await asked(process, "GET", NAMESPACE))["effective"]["retention"]["source"] == "cluster"
     assert (await asked(process, "GET", CLUSTER))["policy"]["retention_ms"] == 1
@@ -127,6 +135,8 @@ async def test_the_policy_goes_with_its_topic(process: BrokerProcess) -> None:
         (TOPIC, {"cleanup": "none"}, "cleanup"),
         (TOPIC, {"delete_retention_ms": -1}, "delete_retention_ms"),
         (NAMESPACE, {"ttl_ms": 0}, "ttl_ms"),
+        (TOPIC, {"backlog_bytes": 0}, "backlog_bytes"),
+        (CLUSTER, {"backlog": "hold"}, "backlog"),
         (TOPIC, {"retention_ms": 1, "retention_hours": 2}, "retention_hours"),
         (CLUSTER, {"retention_ms": True}, "retention_ms"),
         (CLUSTER, [], "body"),
