@@ -30,7 +30,7 @@ from participants.subscription.segment_subscriptions import subscriptions_of
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Unacknowledged:
     """What a subscription has not acknowledged of a ledger. `last` and `age_ms`, the latest publish time in it and in
     all before it, are None of an open one, and as long as the time is unknown."""
 
@@ -92,7 +92,7 @@ def release(segments: Sequence[Segment]) -> None:
 
 def _backlog(
     records: Mapping[str, SegmentRecord], marks: Mapping[str, Place], served: Mapping[str, Segment]
-) -> Iterator[Waiting]:
+) -> Iterator[Unacknowledged]:
     for segment_id, record in records.items():
         trimmed = record.trimmed_up_to
         start = max(marks[segment_id], Place.behind(trimmed)) if trimmed is not None else marks[segment_id]
@@ -101,10 +101,10 @@ def _backlog(
             ledger = segment.ledgers.open
             first = _first_after(ledger.id, start)
             if first < ledger.entries:
-                yield Waiting(segment_id, ledger.bytes_of(first, ledger.entries - 1))
+                yield Unacknowledged(segment_id, ledger.bytes_of(first, ledger.entries - 1))
 
 
-def _of_closed(segment_id: str, record: SegmentRecord, start: Place) -> Iterator[Waiting]:
+def _of_closed(segment_id: str, record: SegmentRecord, start: Place) -> Iterator[Unacknowledged]:
     age_ms = 0
     for ledger in record.ledgers:
         if not ledger.entries or ledger.bytes is None:
@@ -113,7 +113,7 @@ def _of_closed(segment_id: str, record: SegmentRecord, start: Place) -> Iterator
         age_ms = max(age_ms, ledger.last_ms or 0)
         first = _first_after(ledger.id, start)
         if first < ledger.entries:
-            yield Waiting(
+            yield Unacknowledged(
                 segment_id, _visible(ledger, first), ledger.last if known else None, age_ms if known else None
             )
 
@@ -134,7 +134,7 @@ def _visible(ledger: LedgerRecord, first: int) -> int:
 # -- what follows from it --------------------------------------------------------------------------------------
 
 
-def _over(policy: EffectivePolicy, row: Sequence[Waiting], now_ms: int) -> str | None:
+def _over(policy: EffectivePolicy, row: Sequence[Unacknowledged], now_ms: int) -> str | None:
     """Why new messages are refused, or None."""
     size, most_bytes, most_ms = sum(each.size_bytes for each in row), *_bounds(policy)
     if most_bytes is not None and size >= most_bytes:
@@ -145,7 +145,7 @@ def _over(policy: EffectivePolicy, row: Sequence[Waiting], now_ms: int) -> str |
     return None
 
 
-def evicted(policy: EffectivePolicy, row: Sequence[Waiting], now_ms: int) -> dict[str, Position]:
+def evicted(policy: EffectivePolicy, row: Sequence[Unacknowledged], now_ms: int) -> dict[str, Position]:
     """By segment, the last entry that is taken for acknowledged, so that the rest is within the bound. Every owner
     finds the same, from the oldest ledger on."""
     left, most_bytes, most_ms = sum(each.size_bytes for each in row), *_bounds(policy)

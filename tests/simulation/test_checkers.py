@@ -408,6 +408,14 @@ def expired(**differs: Any) -> Lie:
     return lie
 
 
+@pytest.mark.parametrize("segment", [SEGMENT, MARKS_SEGMENT])
+def test_what_has_expired_is_not_acknowledged_in_a_transaction(segment: str) -> None:
+    history = true_story()
+    history.asked.append(refused("acks", "TXN_CONFLICT", (8, 9), txn_id=T1, topic=TOPIC, subscription="s"))
+    expired(segment=segment)(history)
+    assert bool(list(CHECKERS["refused only for what was so"](history))) == (segment == MARKS_SEGMENT)
+
+
 def test_what_is_old_may_expire() -> None:
     for differs in {}, {"ttl_ms": -1, "trimmed": (1, 2)}, {"mark": (1, 3), "ttl_ms": 7_000}:
         history = true_story()

@@ -16,7 +16,7 @@ from metastore.txn import paths
 from metatxn.wire.ids import TxnId
 from metatxn.wire.policies import PolicySettings, effective
 from metatxn.wire.position import Position
-from participants.topic.backlog import Waiting, evicted
+from participants.topic.backlog import Unacknowledged, evicted
 from tests.participants.broker.stories import quoted
 from tests.participants.broker.test_retention import HOUR_MS, Retaining
 from tests.participants.segment.world import World
@@ -176,10 +176,10 @@ async def test_what_is_too_old_is_evicted_but_not_what_an_open_transaction_has(t
 
 def test_who_evicts_takes_the_oldest_ledgers_of_the_whole_topic() -> None:
     row = [
-        Waiting("one", 10, Position(1, 4), 100),
-        Waiting("one", 10, Position(2, 4), 300),
-        Waiting("two", 10, Position(1, 9), 200),
-        Waiting("two", 5),
+        Unacknowledged("one", 10, Position(1, 4), 100),
+        Unacknowledged("one", 10, Position(2, 4), 300),
+        Unacknowledged("two", 10, Position(1, 9), 200),
+        Unacknowledged("two", 5),
     ]
 
     def found(**settings: Any) -> dict[str, Position]:

@@ -105,14 +105,14 @@ def _given_up(history: History, asked: Asked) -> bool:
 
 
 def _held(history: History, asked: Asked) -> bool:
-    """Another transaction has what was to be acknowledged, and may still commit; or somebody has acknowledged it; or
-    was given it by nobody who remembers."""
+    """Another transaction has what was to be acknowledged, and may still commit; or somebody has acknowledged it, or
+    the policy has; or was given it by nobody who remembers."""
     if asked.never_given:
         return _may_be_forgotten(history, asked)
     if asked.holder is None:
-        return _is_trimmed(history, asked.topic) or any(
-            other is not asked and _may_have_acknowledged(other, asked) for other in history.asked
-        )
+        if _is_trimmed(history, asked.topic) or _has_expired(history, asked):
+            return True
+        return any(other is not asked and _may_have_acknowledged(other, asked) for other in history.asked)
     decision = history.decisions.get(asked.holder)
     collected = history.collected.get(asked.holder)
     return (
@@ -212,6 +212,13 @@ def _trimmed(history: History, asked: Asked) -> bool:
     if asked.segment is not None:
         return asked.segment in history.trimmed
     return _is_trimmed(history, asked.topic)
+
+
+def _has_expired(history: History, asked: Asked) -> bool:
+    """Of a subscription that nobody uses it is known, and the policy is that of all subscriptions."""
+    return any(
+        asked.segment in (None, each.segment) and asked.topic == topic_of(each.segment) for each in history.expired
+    )
 
 
 def _is_trimmed(history: History, topic: str | None) -> bool:
