@@ -94,6 +94,15 @@ class AsyncTransaction:
         """Move the deadline to `timeout_ms` from now. Raises `ExpiredTransaction` and `InvalidTransactionState`."""
         return self._keep(await self._post("keep-alive", {"timeout_ms": timeout_ms}))
 
+    async def prepare(self, timeout_ms: int | None = None) -> TransactionHeader:
+        """The first phase of an external two-phase commit: from now on only a commit or an abort is accepted. It is
+        aborted `timeout_ms` from now (default: a day). Flush what was sent inside before: it is refused afterwards.
+
+        Raises `ExpiredTransaction` and `InvalidTransactionState`.
+        """
+        self._connection.ended(self._id)  # who prepares it decides it, perhaps from elsewhere
+        return self._keep(await self._post("prepare", {"prepared_timeout_ms": timeout_ms}))
+
     async def remember_writers(self, writers: list[str]) -> TransactionHeader:
         """Add to the writers that count if the transaction is committed without a list. If none are remembered, all
         count.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 import metatxn
-from metatxn.cli.output import Output, print_json, print_rows
+from metatxn.cli.output import Output, print_json, print_note, print_rows
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 
@@ -78,12 +78,15 @@ class ServiceOptions:
     def print_list(
         self, found: Iterable[Found], limit: int, columns: Sequence[str], row: Callable[[Found], Sequence[Any]]
     ) -> None:
-        """Print at most `limit` of the items, as JSON objects or as rows."""
-        listed = list(itertools.islice(found, limit))
+        """Print at most `limit` of the items, as JSON objects or as rows, and say if there are more."""
+        items = iter(found)
+        listed = list(itertools.islice(items, limit))
         if self.json:
             print_json(listed)
         else:
             print_rows(columns, map(row, listed))
+        if len(listed) == limit and next(items, None) is not None:
+            print_note(f"there are more than these {limit}; --limit shows more of them.")
 
     def print_done(self, done: dict[str, Any], sentence: str) -> None:
         """Print what was done, as an object or in words."""

@@ -1,14 +1,16 @@
-"""`metatxn segment …`: delete segments of which nothing is needed any more."""
+"""`metatxn segment …`: show a segment as its owner sees it, and delete one of which nothing is needed any more."""
 
 from __future__ import annotations
 
 import typer
 
+from metatxn.cli.blockers import blockers, print_blockers
 from metatxn.cli.options import ServiceOptions, takes_session
+from metatxn.cli.output import as_json, print_fields, print_json, size_text
 from metatxn.cli.topic import SegmentArgument
 
 app = typer.Typer(
-    help="Delete segments of which nothing is needed any more.",
+    help="Show segments, and delete those of which nothing is needed any more.",
     epilog="Example: metatxn segment delete segment://public/default/orders/0000-ffff-0. "
     "Other commands for segments are in metatxn topic.",
     no_args_is_help=True,
@@ -18,7 +20,23 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Delete segments of which nothing is needed any more."""
+    """Show segments, and delete those of which nothing is needed any more."""
+
+
+@app.command(epilog="Example: metatxn segment show segment://public/default/orders/0000-ffff-0")
+@takes_session
+def show(session: ServiceOptions, segment: SegmentArgument) -> None:
+    """Show a segment as its owner sees it: its positions, its size, how far readers may go, and the transactions that
+    hold them back."""
+    with session.connect() as client:
+        found = client.segment(segment)
+        waiting = blockers(client, [found])
+    if session.json:
+        print_json(as_json(found) | {"blockers": [each.as_object() for each in waiting]})
+        return
+    fields = {name: value for name, value in as_json(found).items() if name not in ("open_transactions", "pinned_by")}
+    print_fields(fields | {"size_bytes": size_text(found.size_bytes)})
+    print_blockers(waiting)
 
 
 @app.command(epilog="Example: metatxn segment delete segment://public/default/orders/0000-ffff-0")

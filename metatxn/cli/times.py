@@ -11,6 +11,9 @@ from metatxn.cli.options import CliError
 
 _AGO = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_LENGTH = re.compile(r"([0-9]{1,12})(ms|[smhd])", re.ASCII)
+_MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DURATION_HELP = "a duration such as 500ms, 90s, 15m, 1h or 2d"
 TIME_HELP = "a time such as 2026-11-22T10:00:00Z, or how long ago, such as 90s, 15m, 1h or 2d"
 
 
@@ -25,6 +28,13 @@ def time_of(option: str, text: str, clock: Callable[[], float] = time.time) -> d
     if found.tzinfo is None:
         raise CliError(f"{option}: {text!r} has no time zone. Add Z for UTC, or an offset such as +01:00.")
     return found
+
+
+def milliseconds_of(option: str, text: str) -> int:
+    """The duration that `text` says, such as `10m`. Raises `CliError`, which names the option."""
+    if (found := _LENGTH.fullmatch(text)) is None:
+        raise CliError(f"{option}: {text!r} is not a duration. Give {DURATION_HELP}.")
+    return int(found[1]) * _MILLISECONDS[found[2]]
 
 
 def duration(ms: int) -> str:

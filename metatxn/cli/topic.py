@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -15,12 +15,23 @@ import typer
 from pydantic import ValidationError
 
 import metatxn
+from metatxn.cli.blockers import Blocker, blockers, details, note, print_blockers
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, print_line, print_rows, when
+from metatxn.cli.output import (
+    as_json,
+    print_fields,
+    print_json,
+    print_line,
+    print_note,
+    print_rows,
+    short_id,
+    size_text,
+    when,
+)
 from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
 from metatxn.cli.times import TIME_HELP, time_of
-from metatxn.cli.txn import named_values
-from metatxn.wire.broker import SchemaField, TopicInfo, TopicSchema
+from metatxn.cli.txn import full_id, named_values
+from metatxn.wire.broker import SchemaField, SegmentDetail, TopicInfo, TopicSchema
 
 app = typer.Typer(
     help="Create, show and change topics; send and read messages.",
@@ -29,6 +40,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.")]
+
+
+Details = Mapping[str, SegmentDetail | None]
+"""By id, the segments of a topic as their owners see them; None for one that is not served."""
 
 
 class FormatChoice(StrEnum):
@@ -75,13 +90,16 @@ def list_(session: ServiceOptions, limit: LimitOption = 1000) -> None:
 @app.command(epilog="Example: metatxn topic show orders")
 @takes_session
 def show(session: ServiceOptions, topic: TopicArgument) -> None:
-    """Show a topic's schema, its policy, and its segments with their owners."""
+    """Show a topic's schema, its policy, its segments with their owners and sizes, and the transactions that hold back
+    their readers."""
     with session.connect() as client:
         found, policy = client.topic(topic), client.topic_policy(topic)
+        seen = details(client, (each.segment for each in found.segments))
+        waiting = blockers(client, seen.values())
     if session.json:
-        print_json(as_json(found) | as_json(policy))
+        print_json(with_details(found, seen) | as_json(policy) | {"blockers": [each.as_object() for each in waiting]})
         return
-    show_topic(session, found)
+    show_topic(session, found, seen, waiting)
     print()
     show_policy(session, policy)
 
@@ -124,7 +142,7 @@ def produce(
     messages = parsed_values(values if values else (line.rstrip("\n") for line in sys.stdin), text)
     named = named_values(properties)
     with session.connect() as client:
-        inside = client.attach(txn) if txn is not None else None
+        inside = client.attach(full_id(txn)) if txn is not None else None
         with client.producer(topic) as producer:
             futures = [producer.send(value, key, inside, named) for value in messages]
         positions = [future.result() for future in futures]
@@ -184,14 +202,31 @@ def consume(
             messages = itertools.islice(reader, limit)
         else:
             consumer = stack.enter_context(subscribed(client, topic, subscription, start))
-            messages = consumed_messages(consumer, client.attach(txn) if txn is not None else None, follow, limit)
+            messages = consumed_messages(
+                consumer, client.attach(full_id(txn)) if txn is not None else None, follow, limit
+            )
         if follow:
             follow_messages(session, messages)
-        elif session.json:
-            print_json([as_object(message) for message in messages])
+            return
+        found = list(messages)
+        if session.json:
+            print_json([as_object(message) for message in found])
         else:
             columns = ("PUBLISHED", "KEY", "VALUE", "TXN_ID")
-            print_rows(columns, [(when(m.publish_ms), m.key, shown(m.value), m.txn_id) for m in messages])
+            print_rows(columns, [(when(m.publish_ms), m.key, shown(m.value), m.txn_id) for m in found])
+        if isolation is IsolationChoice.READ_COMMITTED and (limit is None or len(found) < limit):
+            say_what_holds_back(client, topic)
+
+
+def say_what_holds_back(client: metatxn.Client, topic: str) -> None:
+    """Everything was read that can be read now. If more is there, say why it cannot."""
+    try:
+        seen = details(client, (each.segment for each in client.topic(topic).segments))
+        said = note(topic, blockers(client, seen.values()))
+    except metatxn.MetatxnError:
+        return  # what was asked for was done
+    if said is not None:
+        print_note(said)
 
 
 def subscribed(client: metatxn.Client, topic: str, subscription: str, start: str) -> metatxn.Consumer:
@@ -313,16 +348,40 @@ def topic_row(topic: TopicInfo) -> tuple[Any, ...]:
     return topic.name, len([segment for segment in topic.segments if segment.state == "active"]), columns_of(topic)
 
 
-def show_topic(session: ServiceOptions, topic: TopicInfo) -> None:
+def with_details(topic: TopicInfo, seen: Details) -> dict[str, Any]:
+    """The topic with what the owners of its segments say of their size and of their readers."""
+    shown_too = {"entries", "size_bytes", "first_position", "last_position", "max_read_position", "pinned_by"}
+    found: dict[str, Any] = as_json(topic)
+    for segment in found["segments"]:
+        if (detail := seen.get(segment["segment"])) is not None:
+            segment |= detail.model_dump(include=shown_too, exclude_none=True)
+    return found
+
+
+def show_topic(
+    session: ServiceOptions, topic: TopicInfo, seen: Details | None = None, waiting: Sequence[Blocker] = ()
+) -> None:
     if session.json:
         print_json(topic)
         return
     print_fields({"topic": topic.name, "schema": columns_of(topic)})
     print()
+    columns = ("SEGMENT", "RANGE", "STATE", "OWNER", "CHILDREN")
+    rows = [(s.segment, f"{s.range[0]}-{s.range[1]}", s.state, s.owner, ",".join(s.children)) for s in topic.segments]
+    if seen is None:
+        print_rows(columns, rows)
+        return
+    sizes = [_size_cells(seen.get(each.segment)) for each in topic.segments]
     print_rows(
-        ("SEGMENT", "RANGE", "STATE", "OWNER", "CHILDREN"),
-        ((s.segment, f"{s.range[0]}-{s.range[1]}", s.state, s.owner, ",".join(s.children)) for s in topic.segments),
+        (*columns, "ENTRIES", "SIZE", "BLOCKED_BY"), [(*row, *size) for row, size in zip(rows, sizes, strict=True)]
     )
+    print_blockers(waiting)
+
+
+def _size_cells(detail: SegmentDetail | None) -> tuple[Any, ...]:
+    if detail is None:
+        return None, None, None
+    return detail.entries, size_text(detail.size_bytes), detail.pinned_by and short_id(detail.pinned_by)
 
 
 def columns_of(topic: TopicInfo) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ import typer
 
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
+from metatxn.cli.timeline import MOST_OPERATIONS, TIMELINE_COLUMNS, timeline
+from metatxn.cli.times import DURATION_HELP, milliseconds_of
 from metatxn.wire.coordinator import HangingTransaction, State, TransactionHeader
 
 app = typer.Typer(
@@ -18,14 +21,28 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+
+def full_id(text: str) -> str:
+    """The id of a transaction, which may be given without its leading zeros."""
+    if not _SHORT_ID.fullmatch(text):
+        raise CliError(f"{text!r} is not a transaction id. Give up to 32 lower-case hexadecimal digits, such as 2a.")
+    return text.zfill(32)
+
+
 TxnIdArgument = Annotated[
-    str, typer.Argument(metavar="TXN_ID", help="32 hexadecimal digits, as `metatxn txn begin` prints them.")
+    str,
+    typer.Argument(
+        metavar="TXN_ID",
+        help="As `metatxn txn begin` prints it: 32 hexadecimal digits, of which leading zeros may be left out.",
+    ),
 ]
 HANGING_COLUMNS = (
     *("SINCE", "AGE_S", "TXN_ID", "OWNER", "KEY"),
     *("SEGMENT", "SUBSCRIPTION", "AFTER", "PREPARED", "WRITERS"),
 )
 LIST_COLUMNS = ("TXN_ID", "STATE", "CREATED", "DEADLINE", "KEY", "OWNER", "PREPARED")
+_SHORT_ID = re.compile(r"[0-9a-f]{1,32}", re.ASCII)
 OPERATION_COLUMNS = ("KIND", "SEGMENT", "COUNT", "WRITER", "SEQUENCE", "SUBSCRIPTION")
 
 
@@ -82,7 +99,7 @@ def commit(
 ) -> None:
     """Commit a transaction: everything in it becomes visible, on all topics. A repeated commit does no harm."""
     with session.connect() as client:
-        show_header(session, client.attach(txn_id).commit(writers))
+        show_header(session, client.attach(full_id(txn_id)).commit(writers))
 
 
 @app.command(epilog="Example: metatxn txn abort 0000000000000000000000000000002a --reason 'wrong input'")
@@ -95,10 +112,39 @@ def abort(
 ) -> None:
     """Abort a transaction: nothing in it ever becomes visible. A repeated abort does no harm."""
     with session.connect() as client:
-        show_header(session, client.attach(txn_id).abort(reason, force=force))
+        show_header(session, client.attach(full_id(txn_id)).abort(reason, force=force))
 
 
-@app.command(epilog="Example: metatxn txn show 0000000000000000000000000000002a --operations")
+@app.command(epilog="Example: metatxn txn prepare 2a --timeout 1h")
+@takes_session
+def prepare(
+    session: ServiceOptions,
+    txn_id: TxnIdArgument,
+    timeout: Annotated[
+        str | None, typer.Option(help=f"It is aborted after this long: {DURATION_HELP}. [default: 1d]")
+    ] = None,
+) -> None:
+    """Prepare a transaction, as the first phase of a commit with two phases: from then on only a commit or an abort is
+    accepted."""
+    timeout_ms = None if timeout is None else milliseconds_of("--timeout", timeout)
+    with session.connect() as client:
+        show_header(session, client.attach(full_id(txn_id)).prepare(timeout_ms))
+
+
+@app.command("keep-alive", epilog="Example: metatxn txn keep-alive 2a --timeout 10m")
+@takes_session
+def keep_alive(
+    session: ServiceOptions,
+    txn_id: TxnIdArgument,
+    timeout: Annotated[str, typer.Option(help=f"The deadline is this far from now: {DURATION_HELP}.")] = "60s",
+) -> None:
+    """Move the deadline of an open transaction."""
+    timeout_ms = milliseconds_of("--timeout", timeout)
+    with session.connect() as client:
+        show_header(session, client.attach(full_id(txn_id)).keep_alive(timeout_ms))
+
+
+@app.command(epilog="Example: metatxn txn show 2a --operations")
 @takes_session
 def show(
     session: ServiceOptions,
@@ -107,14 +153,20 @@ def show(
         bool, typer.Option("--operations", help="Also print the operation records that are left.")
     ] = False,
 ) -> None:
-    """Show the current state of a transaction."""
+    """Show the current state of a transaction, what has happened to it, and what is left to do."""
+    txn_id = full_id(txn_id)
     with session.connect() as client:
         header = client.attach(txn_id).header
-        found = list(client.operations(txn_id)) if operations else []
+        most = None if operations else MOST_OPERATIONS + 1
+        found = list(itertools.islice(client.operations(txn_id), most))
+    events = timeline(header, found[:MOST_OPERATIONS], more=len(found) > MOST_OPERATIONS)
     if session.json:
-        print_json(as_json(header) | ({"operations": as_json(found)} if operations else {}))
+        shown = as_json(header) | {"timeline": [each.as_object() for each in events]}
+        print_json(shown | ({"operations": as_json(found)} if operations else {}))
         return
     print_header(header)
+    print()
+    print_rows(TIMELINE_COLUMNS, [each.row for each in events])
     if operations:
         print()
         rows = [(op.kind, op.segment, op.count, op.writer, op.sequence, op.subscription) for op in found]

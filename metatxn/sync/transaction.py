@@ -17,6 +17,7 @@ class Transaction(Facade[AsyncTransaction]):
 
     refresh = blocking(AsyncTransaction.refresh)
     keep_alive = blocking(AsyncTransaction.keep_alive)
+    prepare = blocking(AsyncTransaction.prepare)
     remember_writers = blocking(AsyncTransaction.remember_writers)
     commit = blocking(AsyncTransaction.commit)
     abort = blocking(AsyncTransaction.abort)

@@ -1,0 +1,109 @@
+"""Which transactions hold back the readers of which segments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import metatxn
+from metatxn.cli.output import print_rows, short_id
+from metatxn.cli.times import duration
+from metatxn.wire.broker import OpenTransaction, SegmentDetail
+from metatxn.wire.coordinator import TransactionHeader
+
+BLOCKER_COLUMNS = ("BLOCKED_BY", "AGE", "OWNER", "KEY", "SEGMENT", "FIRST_ENTRY_AFTER")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A transaction that holds back the readers of a segment after the position `after`. `owner` and `key` are None,
+    too, if the caller may not see the transaction."""
+
+    txn_id: str
+    segment: str
+    after: str
+    age_ms: int
+    owner: str | None
+    key: str | None
+
+    @property
+    def row(self) -> Sequence[Any]:
+        return short_id(self.txn_id), duration(self.age_ms), self.owner, self.key, self.segment, self.after
+
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "txn_id": self.txn_id,
+            "segment": self.segment,
+            "after": self.after,
+            "age_ms": self.age_ms,
+            "owner": self.owner,
+            "transaction_key": self.key,
+        }
+
+
+def details(client: metatxn.Client, segments: Iterable[str]) -> dict[str, SegmentDetail | None]:
+    """The segments as their owners see them; None for one that is not served now."""
+    return {segment: _detail(client, segment) for segment in segments}
+
+
+def _detail(client: metatxn.Client, segment: str) -> SegmentDetail | None:
+    try:
+        return client.segment(segment)
+    except (metatxn.NotFound, metatxn.StoreUnavailable, metatxn.ServiceUnreachable):
+        return None
+
+
+def blockers(
+    client: metatxn.Client, segments: Iterable[SegmentDetail | None], clock: Callable[[], float] = time.time
+) -> list[Blocker]:
+    """The open transactions on these segments, with the one first that has been open for longest."""
+    now_ms = int(clock() * 1000)
+    headers: dict[str, TransactionHeader | None] = {}
+    found = []
+    for segment in segments:
+        for waiting in segment.open_transactions if segment is not None else ():
+            if waiting.txn_id not in headers:
+                headers[waiting.txn_id] = _header(client, waiting.txn_id)
+            found.append(_blocker(segment, waiting, headers[waiting.txn_id], now_ms))
+    return sorted(found, key=lambda each: each.age_ms, reverse=True)
+
+
+def _header(client: metatxn.Client, txn_id: str) -> TransactionHeader | None:
+    try:
+        return client.attach(txn_id).header
+    except (metatxn.TransactionNotFound, metatxn.NotAllowed):
+        return None
+
+
+def _blocker(
+    segment: SegmentDetail | None, waiting: OpenTransaction, header: TransactionHeader | None, now_ms: int
+) -> Blocker:
+    assert segment is not None
+    since_ms = header.created_ms if header is not None and header.created_ms is not None else waiting.since_ms
+    owner, key = (header.owner, header.transaction_key) if header is not None else (None, None)
+    age_ms = max(0, now_ms - since_ms)
+    return Blocker(waiting.txn_id, segment.segment, waiting.max_read_position, age_ms, owner, key)
+
+
+def print_blockers(found: Sequence[Blocker]) -> None:
+    """Nothing without any."""
+    if found:
+        print()
+        print_rows(BLOCKER_COLUMNS, [each.row for each in found])
+
+
+def note(topic: str, found: Sequence[Blocker]) -> str | None:
+    """One line for somebody who reads the topic and gets nothing more, or None if nothing is held back."""
+    if not found:
+        return None
+    first = found[0]
+    who = "".join(f", {name} {value}" for name, value in (("owner", first.owner), ("key", first.key)) if value)
+    number = len({each.txn_id for each in found})
+    others = f", and {number - 1} more" if number > 1 else ""
+    return (
+        f"an open transaction holds back what follows: {short_id(first.txn_id)} "
+        f"(open for {duration(first.age_ms)}{who}){others}. "
+        f"`metatxn topic show {topic}` names the segments; `--isolation read_uncommitted` reads all the same."
+    )

@@ -1,0 +1,225 @@
+"""Goal: an operator finds out from the command line what holds a topic back, and what has become of a transaction.
+
+Method: the real commands against a development server; what is hard to make there, from records that are made up.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+import metatxn
+from metatxn.cli import blockers, timeline
+from metatxn.cli.options import CliError
+from metatxn.cli.output import short_id, size_text
+from metatxn.cli.times import milliseconds_of
+from metatxn.cli.txn import full_id
+from metatxn.wire.broker import OpenTransaction, SegmentDetail
+from metatxn.wire.coordinator import Operation, TransactionHeader
+from tests.metatxn.command_line import Done, error_line, run_here
+from tests.metatxn.dev_server import DevServer
+from tests.metatxn.waiting import eventually
+
+SEGMENT = "segment://public/default/t/0000-ffff-0"
+
+
+@pytest.fixture
+def cli(dev: DevServer) -> Callable[..., Done]:
+    return lambda *arguments: run_here(*arguments, METATXN_URL=dev.broker_url)
+
+
+@pytest.fixture
+def ask(cli: Callable[..., Done]) -> Callable[..., Any]:
+    """The JSON that a command prints."""
+
+    def call(*arguments: str) -> Any:
+        done = cli(*arguments, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return call
+
+
+@pytest.fixture
+def held_back(ask: Callable[..., Any]) -> tuple[str, str, str]:
+    """A topic, its segment, and a transaction that holds it back."""
+    topic = ask("topic", "create", f"held-{uuid.uuid4().hex[:12]}")
+    txn_id = ask("txn", "begin", "--timeout-ms", "600000", "--owner", "billing")["txn_id"]
+    ask("topic", "produce", topic["name"], "1")
+    ask("topic", "produce", topic["name"], "2", "--txn", short_id(txn_id))
+    ask("topic", "produce", topic["name"], "3")
+    return topic["name"], topic["segments"][0]["segment"], txn_id
+
+
+def test_who_holds_readers_back_is_named_where_somebody_looks(
+    cli: Callable[..., Done], ask: Callable[..., Any], held_back: tuple[str, str, str]
+) -> None:
+    """In the topic, in its segment, and to somebody who reads and gets less than there is."""
+    topic, segment, txn_id = held_back
+    shown = ask("topic", "show", topic)
+    (found,) = shown["blockers"]
+    assert (found["txn_id"], found["segment"], found["owner"]) == (txn_id, segment, "billing")
+    assert (shown["segments"][0]["entries"], shown["segments"][0]["pinned_by"]) == (3, txn_id)
+    assert found["after"] == shown["segments"][0]["max_read_position"] == shown["segments"][0]["first_position"]
+    assert ask("segment", "show", segment)["blockers"][0]["txn_id"] == txn_id
+    for command in (("topic", "show", topic), ("segment", "show", segment)):
+        printed = cli(*command).stdout
+        assert [line for line in printed.splitlines() if line.startswith(f"{short_id(txn_id)} ")], printed
+
+    done = cli("topic", "consume", topic)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert f"holds back what follows: {short_id(txn_id)} (open for " in done.stderr and "owner billing" in done.stderr
+    assert cli("topic", "consume", topic, "--limit", "1").stderr == "", "there was enough"
+    assert cli("topic", "consume", topic, "--isolation", "read_uncommitted").stderr == ""
+    ask("txn", "abort", txn_id)
+    eventually(lambda: len(ask("topic", "consume", topic)), 2)
+    assert cli("topic", "consume", topic).stderr == ""
+    assert ask("topic", "show", topic)["blockers"] == []
+
+
+def test_the_story_of_a_transaction(
+    cli: Callable[..., Done], ask: Callable[..., Any], held_back: tuple[str, str, str]
+) -> None:
+    """Under its short id: what it has done where, that it is prepared, and how it ended."""
+    topic, segment, txn_id = held_back
+    short = short_id(txn_id)
+    kept = ask("txn", "keep-alive", short, "--timeout", "2h")
+    assert kept["deadline_ms"] - kept["created_ms"] >= 7_200_000
+    ask("subscription", "create", topic, "s")
+    ask("topic", "consume", topic, "--subscription", "s", "--txn", short)
+    prepared = ask("txn", "prepare", short, "--timeout", "3h")
+    assert prepared["prepared"] and prepared["deadline_ms"] - prepared["created_ms"] >= 3 * 3_600_000
+    shown = ask("txn", "show", short)
+    assert [(each["event"], each.get("segment")) for each in shown["timeline"]] == [
+        ("begun", None),
+        ("writes", segment),
+        ("acknowledges", segment),
+        ("prepared", None),
+        ("expires", None),
+    ]
+    assert ask("txn", "commit", short)["state"] == "COMMITTED"
+    eventually(lambda: [each["event"] for each in ask("txn", "show", short)["timeline"]][-1], "materialized")
+    events = {each["event"]: each for each in ask("txn", "show", short)["timeline"]}
+    assert events["committed"]["at_ms"] == ask("txn", "show", short)["finalized_ms"]
+    assert "materialized" in cli("txn", "show", short).stdout
+
+
+def test_a_transaction_that_is_prepared_outlives_its_client(
+    client: metatxn.Client, new_topic: Callable[..., str]
+) -> None:
+    """Closing a client aborts what it has left open, but not what somebody is to decide."""
+    topic = new_topic()
+    with metatxn.connect(repr(client).split("'")[1]) as other:
+        txn = other.begin()
+        with other.producer(topic) as producer:
+            producer.send(1, txn=txn).result()
+        assert txn.prepare(60_000).prepared
+    assert client.attach(txn.id).header.state == "OPEN"
+    assert client.attach(txn.id).commit().state == "COMMITTED"
+
+
+def test_a_list_says_that_there_is_more(cli: Callable[..., Done], ask: Callable[..., Any]) -> None:
+    for _ in range(2):
+        ask("txn", "begin")
+    done = cli("txn", "list", "--limit", "1")
+    assert len(done.stdout.splitlines()) == 2 and "--limit shows more" in done.stderr
+    assert cli("txn", "list", "--limit", "1000").stderr == ""
+
+
+def test_wrong_ids_and_durations_are_refused(cli: Callable[..., Done]) -> None:
+    for wrong in ("xyz", "2A", "0" * 33, ""):
+        assert "up to 32 lower-case hexadecimal digits" in error_line(cli("txn", "show", wrong))
+    for wrong in ("10", "1w", "-1s", "1.5h"):
+        assert "--timeout" in error_line(cli("txn", "keep-alive", "1", f"--timeout={wrong}"))
+
+
+def test_short_ids_and_durations() -> None:
+    assert full_id("2a") == "0" * 30 + "2a" and short_id(full_id("2a")) == "2a"
+    assert short_id("0" * 32) == "0"
+    with pytest.raises(CliError):
+        full_id("1" * 33)
+    said = {text: milliseconds_of("--x", text) for text in ("5ms", "90s", "10m", "1h", "2d")}
+    assert said == {"5ms": 5, "90s": 90_000, "10m": 600_000, "1h": 3_600_000, "2d": 172_800_000}
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_500_000, "1.4 MiB"), (1 << 62, "4096.0 PiB")]
+)
+def test_sizes_as_people_say_them(size: int, said: str) -> None:
+    assert size_text(size) == said
+
+
+def segment_with(*open_: OpenTransaction) -> SegmentDetail:
+    return SegmentDetail(
+        segment=SEGMENT,
+        topic="public/default/t",
+        state="active",
+        owner="http://b",
+        generation=1,
+        first_position="1:0",
+        last_position="1:9",
+        max_read_position="1:0",
+        open_transactions=list(open_),
+        aborted_count=0,
+        entries=10,
+        size_bytes=100,
+    )
+
+
+class Transactions:
+    """A client that may see one transaction."""
+
+    def __init__(self, **headers: TransactionHeader) -> None:
+        self._headers = headers
+
+    def attach(self, txn_id: str) -> Transactions:
+        self._wanted = txn_id
+        return self
+
+    @property
+    def header(self) -> TransactionHeader:
+        if self._wanted not in self._headers:
+            raise metatxn.NotAllowed("it belongs to somebody else")
+        return self._headers[self._wanted]
+
+
+def test_a_transaction_that_one_may_not_see_is_named_by_its_id() -> None:
+    """The one that has been open for longest is first, by its begin if that may be seen."""
+    mine = TransactionHeader(txn_id="a", state="OPEN", created_ms=1_000, transaction_key="k")
+    client = cast(metatxn.Client, Transactions(a=mine))
+    detail = segment_with(
+        OpenTransaction(txn_id="b", max_read_position="1:4", since_ms=2_000),
+        OpenTransaction(txn_id="a", max_read_position="1:0", since_ms=9_000),
+    )
+    found = blockers.blockers(client, [detail, None], clock=lambda: 61.0)
+    assert [(each.txn_id, each.age_ms, each.key) for each in found] == [("a", 60_000, "k"), ("b", 59_000, None)]
+    said = blockers.note("t", found)
+    assert said is not None and "a (open for 1m, key k), and 1 more" in said
+    assert blockers.note("t", []) is None
+
+
+def test_what_is_left_after_a_decision_is_named_by_segment() -> None:
+    header = TransactionHeader(txn_id="a", state="ABORTED", created_ms=1, finalized_ms=2, expired_by="timeout")
+    left = [Operation(key="/x", kind="write", segment=SEGMENT, after="1:0")] * 2
+    found = timeline.timeline(header, left, more=True)
+    assert [(each.event, each.segment, each.at_ms) for each in found] == [
+        ("begun", None, 1),
+        ("aborted", None, 2),
+        ("not cleaned up", SEGMENT, None),
+        ("not cleaned up", None, None),
+    ]
+    assert found[1].what == "timeout"
+
+
+def test_a_transaction_with_very_many_operations_says_so() -> None:
+    header = TransactionHeader(txn_id="a", state="OPEN", created_ms=1, deadline_ms=9)
+    acks = [Operation(key="/x", kind="ack", segment=SEGMENT, subscription="s", position="1:0")] * 3
+    found = timeline.timeline(header, acks, more=True)
+    assert [(each.event, each.what) for each in found][1:3] == [
+        ("acknowledges", "3 on subscription s"),
+        ("more", "only 1,000 operations are shown here; see --operations"),
+    ]
