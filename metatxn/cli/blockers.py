@@ -44,14 +44,15 @@ class Blocker:
 
 
 def details(client: metatxn.Client, segments: Iterable[str]) -> dict[str, SegmentDetail | None]:
-    """The segments as their owners see them; None for one that is not served now."""
+    """The segments as their owners see them; None for one that is not served
+    now, or that the caller may not read."""
     return {segment: _detail(client, segment) for segment in segments}
 
 
 def _detail(client: metatxn.Client, segment: str) -> SegmentDetail | None:
     try:
         return client.segment(segment)
-    except (metatxn.NotFound, metatxn.StoreUnavailable, metatxn.ServiceUnreachable):
+    except (metatxn.NotFound, metatxn.NotAllowed, metatxn.StoreUnavailable, metatxn.ServiceUnreachable):
         return None
 
 

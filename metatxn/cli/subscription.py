@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -9,9 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import print_fields, print_json, print_rows, when
+from metatxn.cli.output import print_fields, print_json, print_rows, size_text, when
 from metatxn.cli.redrive import redrive
-from metatxn.cli.times import TIME_HELP, time_of
+from metatxn.cli.times import TIME_HELP, duration, time_of
 from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import BlockingMessage, SubscriptionInfo
 
@@ -140,25 +142,40 @@ def drop(session: ServiceOptions, topic: TopicArgument, subscription: NameArgume
     session.print_done({"dropped": subscription, "topic": topic}, f"dropped {subscription}")
 
 
-def show_subscription(session: ServiceOptions, found: SubscriptionInfo) -> None:
+def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: Callable[[], float] = time.time) -> None:
     if session.json:
         print_json(found)
         return
+    now_ms = int(clock() * 1000)
+    oldest_ms = min((each.oldest_ms for each in found.segments if each.oldest_ms is not None), default=None)
+    messages, size_bytes = sum(s.backlog for s in found.segments), sum(s.backlog_bytes for s in found.segments)
+    backlog = f"{messages} messages, {size_text(size_bytes)}"
+    if oldest_ms is not None:
+        backlog += f", the oldest published {duration(max(0, now_ms - oldest_ms))} ago"
     fields = {"subscription": found.name, "topic": found.topic, "type": found.type, "initial": found.initial}
-    consumers = (f"{name} (holds all it may)" if name in found.blocked else name for name in found.consumers)
-    print_fields(fields | {"dead letters": found.dead_letter_topic, "consumers": ", ".join(consumers) or None})
+    consumers = ", ".join(consumer_text(found, name) for name in found.consumers) or None
+    print_fields(fields | {"dead letters": found.dead_letter_topic, "consumers": consumers, "backlog": backlog})
     print()
     print_rows(
-        ("SEGMENT", "MARK_DELETE", "BACKLOG", "UNACKED", "PENDING", "BLOCKED_BY"),
+        ("SEGMENT", "MARK_DELETE", "BACKLOG", "SIZE", "OLDEST", "UNACKED", "PENDING", "BLOCKED_BY"),
         (
             (
-                *(s.segment, s.mark_delete, s.backlog, s.unacked),
+                *(s.segment, s.mark_delete, s.backlog, size_text(s.backlog_bytes)),
+                *(duration(max(0, now_ms - s.oldest_ms)) if s.oldest_ms is not None else None, s.unacked),
                 ",".join(f"{t}:{n}" for t, n in s.pending_acks.items()),
                 blocked_by(s.blocking),
             )
             for s in found.segments
         ),
     )
+
+
+def consumer_text(found: SubscriptionInfo, name: str) -> str:
+    """The name of a consumer, with the number of messages that it holds."""
+    if name in found.blocked:
+        return f"{name} (holds all it may)"
+    held = sum(segment.held.get(name, 0) for segment in found.segments)
+    return f"{name} ({held} held)" if held else name
 
 
 def blocked_by(found: BlockingMessage | None) -> str | None:

@@ -441,6 +441,8 @@ SUBSCRIPTION_SEGMENT = {
     "pending_acks": {_TXN_ID: 1},
     "blocking": None,
     "held": {"billing-1": 2},
+    "backlog_bytes": 912,
+    "oldest_ms": 1767225600000,
 }
 
 
@@ -460,7 +462,8 @@ class SubscriptionSegment(BaseModel):
     acknowledged, and `unacked` are those of them that were delivered to a consumer. `pending_acks` are, by transaction,
     those that an open transaction has acknowledged; they are not among the `unacked`. `held` are, by consumer, those
     that it was given and that are not acknowledged, or only in an open transaction. Everything up to the entry
-    `mark_delete` is acknowledged. `blocking` is the first message that others wait for, if any do."""
+    `mark_delete` is acknowledged; `backlog_bytes` is the size of what readers can see after it, and `oldest_ms` is
+    when the first of that was published. `blocking` is the first message that others wait for, if any do."""
 
     model_config = example(**SUBSCRIPTION_SEGMENT)
 
@@ -471,6 +474,8 @@ class SubscriptionSegment(BaseModel):
     pending_acks: dict[str, int]
     blocking: BlockingMessage | None = None
     held: dict[str, int] = {}
+    backlog_bytes: int = 0
+    oldest_ms: int | None = None
 
 
 class SubscriptionInfo(BaseModel):

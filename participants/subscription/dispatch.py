@@ -28,6 +28,8 @@ from participants.subscription.places import START, Place, Span, entry_span
 from participants.subscription.ranges import RangeSet
 
 READ_BYTES = 1 << 20
+LOOK_BYTES = 1 << 16
+"""Read at once to find the first entry that is not hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +322,24 @@ class Dispatch:
                 else:
                     found.pending[holder] += messages
         return found
+
+    @property
+    def backlog_bytes(self) -> int:
+        """The size of the entries after the mark-delete position, up to the horizon."""
+        ledgers = self._segment.ledgers
+        after, up_to = max(self._cursor.mark_delete.last_before, ledgers.start), self._segment.buffer.max_read_position
+        return ledgers.bytes_between(after, up_to) if after < up_to else 0
+
+    async def oldest_ms(self) -> int | None:
+        """When the first entry after the mark-delete position was published that readers can see, if there is one."""
+        at = max(self._cursor.mark_delete.last_before, self._segment.ledgers.start)
+        with suppress(errors.PositionTrimmed):
+            while True:
+                page = await self._segment.reader.read_committed(at, LOOK_BYTES)
+                if page.frames or page.end:
+                    return page.frames[0].publish_ms if page.frames else None
+                at = page.next
+        return None
 
     def has_more(self, taker: Taker | None) -> bool:
         """Whether a message waits for redelivery or something was not read yet. Which consumer asks makes a difference

@@ -245,6 +245,8 @@ def _has_news(part: SegmentSubscription, taker: Taker | None) -> bool:
 async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
     """As a broker shows it to others: the consumer of a blocking message is the number of its session."""
     counts = await part.dispatch.counts()
+    size_bytes = part.dispatch.backlog_bytes
+    oldest_ms = await part.dispatch.oldest_ms() if counts.backlog or counts.pending else None
     return SubscriptionSegment(
         segment=part.segment.id,
         mark_delete=str(part.segment.ledgers.shown(counts.mark_delete)),
@@ -253,6 +255,8 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
         held={str(session): part.deliveries.number_held(session) for session in part.deliveries.consumers},
         pending_acks={str(txn_id): number for txn_id, number in counts.pending.items()},
         blocking=_blocking(part.dispatch.blocking()),
+        backlog_bytes=size_bytes if oldest_ms is not None else 0,
+        oldest_ms=oldest_ms,
     )
 
 

@@ -37,7 +37,7 @@ class SubscriptionLag:
         up_to = part.segment.buffer.max_read_position
         if after < up_to:
             self.entries += ledgers.entries_between(after, up_to)
-            self.size_bytes += ledgers.bytes_between(after, up_to)
+        self.size_bytes += part.dispatch.backlog_bytes
         self.unacked += sum(map(part.deliveries.number_held, part.deliveries.consumers))
 
 

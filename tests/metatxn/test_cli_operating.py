@@ -108,6 +108,38 @@ def test_the_story_of_a_transaction(
     assert "materialized" in cli("txn", "show", short).stdout
 
 
+def test_how_far_a_subscription_is_behind(
+    cli: Callable[..., Done], ask: Callable[..., Any], client: metatxn.Client, new_topic: Callable[..., str]
+) -> None:
+    """In messages, bytes and time, of what readers can see: what was aborted before does not count."""
+    topic = new_topic()
+    ask("subscription", "create", topic, "s")
+    assert "0 messages, 0 B" in cli("subscription", "show", topic, "s").stdout
+    with client.producer(topic, max_entry_messages=1) as producer:
+        txn = client.begin()
+        producer.send("hidden", txn=txn).result()
+        txn.abort()
+        for number in range(2):
+            producer.send(number).result()
+    eventually(lambda: len(ask("topic", "consume", topic)), 2)
+    published = [each["publish_ms"] for each in ask("topic", "consume", topic)]
+
+    def behind() -> tuple[Any, ...]:
+        (segment,) = ask("subscription", "show", topic, "s")["segments"]
+        return segment["backlog"], segment["backlog_bytes"] > 0, segment.get("oldest_ms")
+
+    assert behind() == (2, True, published[0])
+    consumer = client.consumer(topic, "s", name="worker")
+    assert consumer.receive(0) is not None
+    printed = cli("subscription", "show", topic, "s").stdout
+    assert "worker (2 held)" in printed and "2 messages, " in printed and "the oldest published " in printed
+    consumer.close()
+    ask("topic", "consume", topic, "--subscription", "s", "--limit", "1")
+    assert behind() == (1, True, published[1])
+    ask("topic", "consume", topic, "--subscription", "s")
+    assert behind() == (0, False, None)
+
+
 def test_a_transaction_that_is_prepared_outlives_its_client(
     client: metatxn.Client, new_topic: Callable[..., str]
 ) -> None:
