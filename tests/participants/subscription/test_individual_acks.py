@@ -16,6 +16,7 @@ from metastore.txn import paths
 from metastore.txn.states import ExpiredBy
 from participants.subscription import segment_subscription
 from participants.subscription.segment_subscriptions import subscriptions_of
+from tests.extent import usually
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
@@ -24,8 +25,12 @@ from tests.participants.subscription.consuming import Consuming
 CURSOR = puts(paths.CURSORS)
 
 
-@pytest.mark.parametrize("batch", [1, 100], ids=["batch off", "batch on"])
-@pytest.mark.parametrize("kind", ["shared", "failover", "exclusive"])
+ENTRY_MESSAGES = [("shared", 1), ("shared", 100), ("failover", 100), ("exclusive", 100)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch"), usually(ENTRY_MESSAGES, [*ENTRY_MESSAGES, ("failover", 1), ("exclusive", 1)])
+)
 async def test_47_49_pending_is_not_given_again_an_abort_returns_it_a_commit_does_not(
     consuming: Consuming, kind: str, batch: int
 ) -> None:
