@@ -18,6 +18,7 @@ import metatxn
 from examples.flights.demo import running_dev
 from tests.documents import examples, outputs
 from tests.installed import ROOT, Environment, build_wheel, install
+from tests.spark_connector.helpers import JAVA_OPTIONS
 
 README = (ROOT / "README.md").read_text()
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -97,7 +98,7 @@ def test_spark_finds_the_format_where_the_package_is_installed(
         client.create_topic("from-spark", schema=SCHEMA)
     (crowded / "spark_connector.py").unlink()  # the one name that a job has to leave to us
     (crowded / "job.py").write_text(JOB)
-    variables = {"PYSPARK_PYTHON": environment.python, "SPARK_LOCAL_IP": "127.0.0.1"}
+    variables = {"PYSPARK_PYTHON": environment.python, "SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": JAVA_OPTIONS}
     done = environment.run(environment.python, "job.py", url, cwd=crowded, **variables)
     assert done.stdout == "[Row(id=7, item='tea')]\n", done.stderr
 
