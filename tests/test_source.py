@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "spark_connector", "pyspark_metatxn")
+PACKAGES = (
+    "metastore",
+    "coordinator",
+    "participants",
+    "metatxn",
+    "metatxn_gateways",
+    "spark_connector",
+    "pyspark_metatxn",
+)
 
 
 def floors(names: str) -> set[str]:
@@ -41,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "participants.api": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker topic api"),
     "participants": BELOW_PARTICIPANTS | {"participants"},
     "metatxn": {"metatxn"},
+    "metatxn_gateways": BELOW_PARTICIPANTS | {"participants", "coordinator", "metatxn_gateways"},
     "spark_connector": {"spark_connector", "metatxn"},
     "pyspark_metatxn": {"spark_connector"},
 }
@@ -119,6 +128,10 @@ def test_import_rule_can_fail() -> None:
     assert not allowed("metatxn", "participants.broker.broker")
     assert not allowed("metatxn", "metatxn.service.http")
     assert not allowed("spark_connector", "participants.common.metrics")
+    assert not allowed("participants", "metatxn_gateways.listener")
+    assert not allowed("metatxn", "metatxn_gateways.kafka.service")
+    assert not allowed("metatxn_gateways", "metatxn.client")
+    assert allowed("metatxn_gateways", "coordinator.transactions")
     assert allowed("metatxn", "metatxn.wire.broker")
     assert room_of(ROOT / "metatxn/wire/frames.py") == "metatxn.wire"
     assert room_of(ROOT / "metatxn/cli/main.py") == "metatxn"

@@ -67,6 +67,15 @@ WatermarkOption = Annotated[
         "full. [default: 90]",
     ),
 ]
+KafkaPortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Also serve topics with the format kafka to Kafka's clients, on this port (9092 is usual); 0 takes a free "
+        "one. Needs metatxn[gateways].",
+    ),
+]
 AdvertiseOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The URL at which others reach this service. [default: http(s)://<host>:<port>]"),
@@ -123,6 +132,7 @@ def dev(
     max_clock_skew_ms: SkewOption = None,
     max_ledger_bytes: MaxLedgerOption = None,
     disk_watermark: WatermarkOption = None,
+    kafka_port: KafkaPortOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -150,7 +160,9 @@ def dev(
         broker = made("broker", opened, settings, data_dir=ledgers, host=host, port=broker_port, exposure=exposed)
         await started(stack, coordinator, "coordinator", "--port", port)
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
-        urls = {"coordinator": coordinator.url, "broker": broker.url, "data": str(data_dir.resolve())}
+        urls = {"coordinator": coordinator.url, "broker": broker.url}
+        urls |= await kafka_started(stack, opened, broker, host, kafka_port, exposed)
+        urls["data"] = str(data_dir.resolve())
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
@@ -218,6 +230,7 @@ def broker(
     peer_token: PeerTokenOption = None,
     transaction_buffer: BufferOption = None,
     pending_ack_store: PendingAckOption = None,
+    kafka_port: KafkaPortOption = None,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -245,9 +258,31 @@ def broker(
             raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
         data = storage or str(data_dir and data_dir.resolve())
-        announce({"broker": service.url, "data": data, "access": exposed.describe(host)}, output_of(context, output))
+        kafka = await kafka_started(stack, opened, service, host, kafka_port, exposed)
+        announce(
+            {"broker": service.url, **kafka, "data": data, "access": exposed.describe(host)}, output_of(context, output)
+        )
 
     services.run_loop(services.until_stopped(run))
+
+
+async def kafka_started(
+    stack: AsyncExitStack,
+    store: services.Store,
+    broker: services.ServerProcess,
+    host: str,
+    port: int | None,
+    exposure: Any,
+) -> dict[str, str]:
+    """Where Kafka's clients connect to this broker, if there is a port for them."""
+    if port is None:
+        return {}
+    try:
+        listener = made("kafka", store, {}, service=broker, host=host, port=port, exposure=exposure)
+    except ValueError as error:
+        raise CliError(str(error)) from error
+    await started(stack, listener, "Kafka listener", "--kafka-port", port)
+    return {"kafka": listener.url}
 
 
 def made(name: str, store: services.Store, settings: dict[str, int | None], **arguments: Any) -> services.ServerProcess:

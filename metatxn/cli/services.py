@@ -28,6 +28,10 @@ _CHECK_STORE = "Check that it exists and can be reached, or give another --store
 log = structlog.get_logger()
 
 
+EXTRAS = {"kafka": "gateways"}
+"""The extras with what a component needs, other than `server`."""
+
+
 class ServerProcess(Protocol):
     @property
     def url(self) -> str: ...
@@ -49,7 +53,7 @@ def load(name: str) -> Any:
         except ModuleNotFoundError as error:
             raise CliError(
                 f"this command needs {error.name}, which is part of the server and is not installed. "
-                "Install it with `pip install 'metatxn[server]'`."
+                f"Install it with `pip install 'metatxn[{EXTRAS.get(name, 'server')}]'`."
             ) from error
     raise CliError(f"the component {name!r} of the server is not installed. Install the package metatxn again.")
 

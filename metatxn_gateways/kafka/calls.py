@@ -1,0 +1,298 @@
+"""The calls that kio reads and writes: what the cluster is, offsets by time, transactions, topics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from metastore.txn.records.topics import TopicRecord
+from metatxn.wire import errors
+from metatxn.wire.broker import MAX_SEGMENTS
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of
+from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, topic_id
+from metatxn_gateways.kafka.producers import EPOCH, Producers
+from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
+from participants.broker.broker import Broker
+from participants.segment.segment import Segment
+from participants.topic.layout import LayoutUpkeep
+
+CLUSTER = "metatxn"
+NODE = 1
+"""The number of this broker. Every other broker calls itself so, too, and shows only what it serves."""
+NO_TIME = timedelta(0)
+_EARLIEST, _LATEST = -2, -1
+_TRANSACTION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+
+class Calls:
+    def __init__(
+        self, broker: Broker, partitions: Partitions, producers: Producers, address: Callable[[], Address]
+    ) -> None:
+        self._broker = broker
+        self._partitions = partitions
+        self._producers = producers
+        self._address = address
+
+    # -- the cluster -------------------------------------------------------------------------------------------
+
+    async def metadata(self, request: CallRequest, response: CallResponse) -> Any:
+        if request.topics is None:
+            topics = [self._topic(response, each) async for each in self._partitions.topics()]
+        else:
+            topics = [await self._topic_named(response, each.name) for each in request.topics]
+        at = self._address()
+        return response.make(
+            "MetadataResponse",
+            throttle_time=NO_TIME,
+            brokers=(response.make("MetadataResponseBroker", node_id=NODE, host=at.host, port=at.port),),
+            cluster_id=CLUSTER,
+            controller_id=NODE,
+            topics=tuple(topics),
+        )
+
+    async def _topic_named(self, response: CallResponse, name: str | None) -> Any:
+        try:
+            if name is None:
+                raise KafkaError(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return self._topic(response, await self._partitions.topic(name))
+        except REFUSALS as error:
+            code = code_of(error, KafkaCode.LEADER_NOT_AVAILABLE)
+            return response.make(
+                "MetadataResponseTopic",
+                error_code=_error(code),
+                name=name,
+                topic_id=None,
+                is_internal=False,
+                partitions=(),
+            )
+
+    def _topic(self, response: CallResponse, topic: TopicRecord) -> Any:
+        partitions = [self._partition(response, number, each) for number, each in enumerate(topic.segments)]
+        return response.make(
+            "MetadataResponseTopic",
+            error_code=_error(KafkaCode.NONE),
+            name=kafka_name(topic.name),
+            topic_id=topic_id(topic),
+            is_internal=False,
+            partitions=tuple(partitions),
+        )
+
+    def _partition(self, response: CallResponse, number: int, segment_id: str) -> Any:
+        """A leader is named only once the segment serves."""
+        segment = self._broker.served.get(segment_id)
+        code = KafkaCode.NONE if segment is not None else KafkaCode.LEADER_NOT_AVAILABLE
+        return response.make(
+            "MetadataResponsePartition",
+            error_code=_error(code),
+            partition_index=number,
+            leader_id=NODE if segment is not None else -1,
+            leader_epoch=segment.ownership.generation if segment is not None else -1,
+            replica_nodes=(NODE,),
+            isr_nodes=(NODE,) if segment is not None else (),
+            offline_replicas=(),
+        )
+
+    async def find_coordinator(self, request: CallRequest, response: CallResponse) -> Any:
+        """This broker, for transactions. There are no groups yet."""
+        offered = request.key_type in (None, _TRANSACTION) and request.key_type is not None
+        code = KafkaCode.NONE if offered else KafkaCode.COORDINATOR_NOT_AVAILABLE
+        at = self._address() if offered else Address("", -1)
+        found: dict[str, Any] = {
+            "node_id": NODE if offered else -1,
+            "host": at.host,
+            "port": at.port,
+            "error_code": _error(code),
+            "error_message": None if offered else "groups are not offered",
+            "throttle_time": NO_TIME,
+        }
+        if request.coordinator_keys is None:
+            return response.make("FindCoordinatorResponse", **found)
+        coordinators = tuple(response.make("Coordinator", key=key, **found) for key in request.coordinator_keys)
+        return response.make("FindCoordinatorResponse", throttle_time=NO_TIME, coordinators=coordinators)
+
+    # -- offsets -----------------------------------------------------------------------------------------------
+
+    async def list_offsets(self, request: CallRequest, response: CallResponse) -> Any:
+        topics = []
+        for topic in request.topics:
+            found = [
+                await self._offset(response, topic.name, each, request.isolation_level) for each in topic.partitions
+            ]
+            topics.append(response.make("ListOffsetsTopicResponse", name=topic.name, partitions=tuple(found)))
+        return response.make("ListOffsetsResponse", throttle_time=NO_TIME, topics=tuple(topics))
+
+    async def _offset(self, response: CallResponse, topic: str, wanted: Any, isolation: int | None) -> Any:
+        code, offset, at_ms, epoch = KafkaCode.NONE, -1, -1, -1
+        try:
+            segment = await self._partitions.segment(topic, wanted.partition_index)
+            epoch = segment.ownership.generation
+            offset, at_ms = await self._offset_at(segment, wanted.timestamp, committed=bool(isolation))
+        except REFUSALS as error:
+            code = code_of(error)
+        return response.make(
+            "ListOffsetsPartitionResponse",
+            partition_index=wanted.partition_index,
+            error_code=_error(code),
+            timestamp=at_ms,
+            offset=offset,
+            leader_epoch=epoch,
+        )
+
+    async def _offset_at(self, segment: Segment, at_ms: int, *, committed: bool) -> tuple[int, int]:
+        """By the time at which a batch was published here, and not by that in its records."""
+        if at_ms == _EARLIEST:
+            return await self._partitions.start_of(segment), -1
+        end = await segment.offsets.stable_end() if committed else segment.offsets.end
+        if at_ms == _LATEST:
+            return end, -1
+        if at_ms < 0:
+            raise KafkaError(KafkaCode.UNSUPPORTED_VERSION)
+        offset = await segment.offsets.after((await segment.reader.position_at(at_ms)).before)
+        return (offset, at_ms) if offset < end else (-1, -1)
+
+    # -- transactions ------------------------------------------------------------------------------------------
+
+    async def init_producer_id(self, request: CallRequest, response: CallResponse) -> Any:
+        code, producer_id = KafkaCode.NONE, -1
+        try:
+            timeout_ms = request.transaction_timeout // timedelta(milliseconds=1)
+            if request.transactional_id is not None and (request.producer_id or -1) >= 0:  # only its holder may go on
+                await self._producers.transactional(
+                    request.transactional_id, request.producer_id, request.producer_epoch
+                )
+            producer_id = await self._producers.connect(request.transactional_id, timeout_ms)
+        except REFUSALS as error:
+            code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
+        return response.make(
+            "InitProducerIdResponse",
+            throttle_time=NO_TIME,
+            error_code=_error(code),
+            producer_id=producer_id,
+            producer_epoch=EPOCH if code is KafkaCode.NONE else -1,
+        )
+
+    async def add_partitions_to_txn(self, request: CallRequest, response: CallResponse) -> Any:
+        topics = request.v3_and_below_topics or request.topics or ()
+        wanted = [(each.name, partition) for each in topics for partition in each.partitions]
+        codes = await self._added(request, wanted)
+        results = []
+        for each in topics:
+            found = [
+                response.make(
+                    "AddPartitionsToTxnPartitionResult",
+                    partition_index=partition,
+                    partition_error_code=_error(codes[each.name, partition]),
+                )
+                for partition in each.partitions
+            ]
+            results.append(
+                response.make("AddPartitionsToTxnTopicResult", name=each.name, results_by_partition=tuple(found))
+            )
+        return response.make(
+            "AddPartitionsToTxnResponse", throttle_time=NO_TIME, results_by_topic_v3_and_below=tuple(results)
+        )
+
+    async def _added(self, request: CallRequest, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], KafkaCode]:
+        """All of them, or none."""
+        segments: list[Segment] = []
+        codes: dict[tuple[str, int], KafkaCode] = {}
+        for topic, partition in wanted:
+            try:
+                segments.append(await self._partitions.segment(topic, partition))
+            except REFUSALS as error:
+                codes[topic, partition] = code_of(error)
+        if codes:
+            return dict.fromkeys(wanted, KafkaCode.OPERATION_NOT_ATTEMPTED) | codes
+        try:
+            producer = await self._producers.transactional(
+                request.v3_and_below_transactional_id,
+                request.v3_and_below_producer_id,
+                request.v3_and_below_producer_epoch,
+            )
+            await self._producers.add(producer, segments)
+        except REFUSALS as error:
+            return dict.fromkeys(wanted, code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE))
+        return dict.fromkeys(wanted, KafkaCode.NONE)
+
+    async def end_txn(self, request: CallRequest, response: CallResponse) -> Any:
+        code = KafkaCode.NONE
+        try:
+            producer = await self._producers.transactional(
+                request.transactional_id, request.producer_id, request.producer_epoch
+            )
+            await self._producers.end(producer, commit=request.committed)
+        except REFUSALS as error:
+            code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
+        return response.make("EndTxnResponse", throttle_time=NO_TIME, error_code=_error(code))
+
+    # -- topics ------------------------------------------------------------------------------------------------
+
+    async def create_topics(self, request: CallRequest, response: CallResponse) -> Any:
+        results = []
+        for each in request.topics:
+            code, why, number = KafkaCode.NONE, None, -1
+            try:
+                number = await self._create(each, validate_only=bool(request.validate_only))
+            except REFUSALS as error:
+                code, why = code_of(error), str(error)
+            results.append(
+                response.make(
+                    "CreatableTopicResult",
+                    name=each.name,
+                    error_code=_error(code),
+                    error_message=why,
+                    num_partitions=number,
+                    replication_factor=1 if number > 0 else -1,
+                    configs=(),
+                )
+            )
+        return response.make("CreateTopicsResponse", throttle_time=NO_TIME, topics=tuple(results))
+
+    async def _create(self, wanted: Any, *, validate_only: bool) -> int:
+        """The number of its partitions. Its settings are not taken: the policies of the cluster count."""
+        name = own_name(wanted.name)
+        if wanted.replication_factor not in (-1, 1) or wanted.assignments:
+            raise KafkaError(KafkaCode.INVALID_REPLICATION_FACTOR)
+        number = 1 if wanted.num_partitions == -1 else int(wanted.num_partitions)
+        if not 1 <= number <= MAX_SEGMENTS:
+            raise KafkaError(KafkaCode.INVALID_PARTITIONS)
+        if validate_only:
+            stored = await self._broker.topics.get_or_tombstone(name)
+            if stored is not None and not stored.topic.deleted:
+                raise errors.AlreadyExists(f"topic {name} exists", topic=name)
+            return number
+        storage = self._broker.storage.storage_id
+        topic = await self._broker.topics.create(name, number, None, storage, self._broker.clock(), "kafka")
+        await self._broker.until_opened(topic.segments)
+        return number
+
+    async def delete_topics(self, request: CallRequest, response: CallResponse) -> Any:
+        upkeep = self._broker.upkeep
+        assert isinstance(upkeep, LayoutUpkeep)
+        results = []
+        for name in request.topic_names:
+            code = KafkaCode.NONE
+            try:
+                topic = await self._partitions.topic(name)
+                await upkeep.deletion.delete(topic.name)
+                self._broker.forget_topic(topic.name)
+            except REFUSALS as error:
+                code = code_of(error)
+            results.append(response.make("DeletableTopicResult", name=name, error_code=_error(code)))
+        await asyncio.sleep(0)
+        return response.make("DeleteTopicsResponse", throttle_time=NO_TIME, responses=tuple(results))
+
+
+def _error(code: KafkaCode) -> Any:
+    from kio.schema.errors import ErrorCode
+
+    return ErrorCode(int(code))

@@ -1,0 +1,82 @@
+"""Kafka's error codes, and which one tells what of our errors."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from metastore.errors import MetastoreError
+from metatxn.service.http import from_store
+from metatxn.wire import errors
+
+
+class KafkaCode(IntEnum):
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    COORDINATOR_NOT_AVAILABLE = 15
+    INVALID_TOPIC_EXCEPTION = 17
+    TOPIC_AUTHORIZATION_FAILED = 29
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_TRANSACTION_TIMEOUT = 50
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+
+
+_ENDED = (
+    errors.ExpiredTransaction,
+    errors.InvalidTransactionState,
+    errors.NotAllowed,
+    errors.TransactionConflict,
+    errors.TransactionNotFound,
+)
+
+
+class KafkaError(Exception):
+    """What is asked for is refused with this code."""
+
+    def __init__(self, code: KafkaCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+REFUSALS = (KafkaError, errors.MetatxnError, MetastoreError)
+
+
+def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_FOLLOWER) -> KafkaCode:
+    """The code for one of `REFUSALS`. `unavailable` is the one that sends the client to look for another server."""
+    if isinstance(error, KafkaError):
+        return error.code
+    if isinstance(error, MetastoreError):
+        error = from_store(error)
+    match error:
+        case errors.NotFound():
+            return KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+        case errors.OutcomeUnknown():
+            return KafkaCode.REQUEST_TIMED_OUT  # the retry is deduplicated
+        case errors.StorageFull():
+            return KafkaCode.KAFKA_STORAGE_ERROR
+        case errors.PayloadTooLarge():
+            return KafkaCode.MESSAGE_TOO_LARGE
+        case errors.PositionTrimmed():
+            return KafkaCode.OFFSET_OUT_OF_RANGE
+        case errors.AlreadyExists():
+            return KafkaCode.TOPIC_ALREADY_EXISTS
+        case errors.InvalidArgument():
+            return KafkaCode.INVALID_REQUEST
+    return KafkaCode.INVALID_PRODUCER_EPOCH if isinstance(error, _ENDED) else unavailable

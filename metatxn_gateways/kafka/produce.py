@@ -1,0 +1,183 @@
+"""Produce, versions 3 to 11, cut by hand: a batch is a view into the request, and is appended without a copy.
+
+transactional id · acks · timeout · [topic · [partition · record batch]]
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
+from metatxn.wire.record_batches import (
+    CHECKED_FROM,
+    COMPRESSION,
+    CONTROL,
+    HEADER,
+    LENGTH_OFFSET,
+    MAGIC,
+    TRANSACTIONAL,
+)
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of
+from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
+from metatxn_gateways.kafka.partitions import Partitions
+from metatxn_gateways.kafka.producers import EPOCH, Producers
+from metatxn_gateways.listener import MalformedRequest, Reply
+from participants.segment.dedup import Scope
+from participants.segment.segment import Segment
+
+VERSIONS = range(3, 12)
+FLEXIBLE = 9
+_ZSTD = 4
+_SEQUENCES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    topic: str
+    partition: int
+    batch: memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    code: KafkaCode
+    base_offset: int = -1
+    start_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SentBatch:
+    """The header of a batch that may be appended."""
+
+    count: int
+    transactional: bool
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+
+
+def checked(payload: memoryview) -> SentBatch:
+    """Raises `KafkaError` for anything but one whole batch of records, as a producer sends it."""
+    if len(payload) < HEADER.size:
+        raise KafkaError(KafkaCode.CORRUPT_MESSAGE)
+    _, length, _, magic, crc, attributes, last, _, _, producer, epoch, sequence, count = HEADER.unpack_from(payload)
+    if magic != MAGIC:
+        raise KafkaError(KafkaCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise KafkaError(KafkaCode.MESSAGE_TOO_LARGE)
+    if length != len(payload) - LENGTH_OFFSET - 4:
+        raise KafkaError(KafkaCode.INVALID_RECORD)
+    if crc32c(payload[CHECKED_FROM:]) != crc:
+        raise KafkaError(KafkaCode.CORRUPT_MESSAGE)
+    if count < 1 or last != count - 1 or attributes & CONTROL or attributes & COMPRESSION > _ZSTD:
+        raise KafkaError(KafkaCode.INVALID_RECORD)
+    if producer >= 0 and (sequence < 0 or epoch < 0):
+        raise KafkaError(KafkaCode.INVALID_RECORD)
+    return SentBatch(count, bool(attributes & TRANSACTIONAL), producer, epoch, sequence)
+
+
+class Produce:
+    def __init__(self, partitions: Partitions, producers: Producers) -> None:
+        self._partitions = partitions
+        self._producers = producers
+
+    async def answer(self, version: int, cutter: Cutter, head: bytes) -> Reply | None:
+        """None if the client wants none. Then an error closes the connection, because nothing else can tell."""
+        transactional_id = cutter.text()
+        acks = cutter.number(2)
+        cutter.number(4)
+        parts = []
+        for _ in cutter.items():
+            topic = cutter.name()
+            for _ in cutter.items():
+                parts.append(_Part(topic, cutter.number(4), cutter.blob()))
+                cutter.tags()
+            cutter.tags()
+        cutter.tags()
+        results = await asyncio.gather(*(self._result(part, transactional_id) for part in parts))
+        if acks == 0:
+            if any(result.code for result in results):
+                raise MalformedRequest("a batch was refused, and its producer waits for no answer")
+            return None
+        return _encoded(version, parts, results, head)
+
+    async def _result(self, part: _Part, transactional_id: str | None) -> _Result:
+        try:
+            return await self._appended(part, transactional_id)
+        except REFUSALS as error:
+            return _Result(code_of(error))
+
+    async def _appended(self, part: _Part, transactional_id: str | None) -> _Result:
+        batch = checked(part.batch or memoryview(b""))
+        segment = await self._partitions.segment(part.topic, part.partition)
+        txn_id = None
+        if batch.transactional:
+            if transactional_id is None:
+                raise KafkaError(KafkaCode.INVALID_TXN_STATE)
+            producer = await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch)
+            if producer.txn_id is None or producer.ended is not None:
+                raise KafkaError(KafkaCode.INVALID_TXN_STATE)
+            txn_id = producer.txn_id
+        idempotent = batch.producer_id >= 0
+        if idempotent and batch.producer_epoch != EPOCH:
+            raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
+        assert part.batch is not None
+        entry = Entry(
+            part.batch,
+            PayloadKind.KAFKA,
+            batch.count,
+            txn_id,
+            producer=f"kafka/{batch.producer_id}" if idempotent else None,
+            sequence=batch.sequence if idempotent else None,
+        )
+        if idempotent:
+            base = await self._in_sequence(segment, entry, batch)
+        else:
+            base = await segment.offsets.first_of((await segment.publish(entry))[0])
+        return _Result(KafkaCode.NONE, base, await self._partitions.start_of(segment))
+
+    async def _in_sequence(self, segment: Segment, entry: Entry, batch: SentBatch) -> int:
+        """One batch after the other, so that none is appended behind one that is missing.
+
+        What was appended before is in the table of the segment, also after a restart. A producer that is not known here
+        may begin anywhere: it waits for the answer to each batch that it does not repeat.
+        """
+        sequences = self._producers.sequences(segment, batch.producer_id)
+        async with sequences.lock:
+            scope = Scope(entry.txn_id, entry.writer, entry.producer)
+            repeated = segment.dedup.find(scope, batch.sequence, None)
+            if not repeated and sequences.following not in (None, batch.sequence):
+                raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            position, appended_before = await segment.publish(entry)
+            if not appended_before or sequences.following is None:
+                sequences.following = (batch.sequence + batch.count) % _SEQUENCES
+            return await segment.offsets.first_of(position)
+
+
+def _encoded(version: int, parts: list[_Part], results: list[_Result], head: bytes) -> Reply:
+    out = ReplyWriter(flexible=version >= FLEXIBLE)
+    by_topic: dict[str, list[tuple[_Part, _Result]]] = {}
+    for part, result in zip(parts, results, strict=True):
+        by_topic.setdefault(part.topic, []).append((part, result))
+    out.length(len(by_topic))
+    for topic, found in by_topic.items():
+        out.text(topic)
+        out.length(len(found))
+        for part, result in found:
+            out.number(4, part.partition)
+            out.number(2, result.code)
+            out.number(8, result.base_offset)
+            out.number(8, -1)  # the time of the append, where the topic sets it
+            if version >= 5:
+                out.number(8, result.start_offset)
+            if version >= 8:
+                out.length(0)  # errors of single records
+                out.length(None, 2)  # a message
+            out.tags()
+        out.tags()
+    out.number(4, 0)
+    out.tags()
+    return [head, *out.finished()]

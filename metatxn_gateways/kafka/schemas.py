@@ -1,0 +1,82 @@
+"""Kafka's messages as kio has them, loaded when a version of one is first used: loading all takes seconds."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import fields
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from kio.index import load_payload_module
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.static.constants import EntityType
+
+from metatxn_gateways.listener import MalformedRequest
+
+
+class CallRequest:
+    """The fields of a request; one that its version does not have is None."""
+
+    def __init__(self, entity: Any) -> None:
+        self._entity = entity
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entity, name, None)
+
+
+def read_call(api_key: int, version: int, body: memoryview) -> CallRequest:
+    """Raises `MalformedRequest`."""
+    read = _reader(api_key, version)
+    try:
+        entity, _ = read(bytes(body), 0)  # librdkafka leaves three bytes too many behind a request for all topics
+    except (SerialError, ValueError, TypeError, OverflowError, IndexError) as error:
+        raise MalformedRequest(f"request {api_key} in version {version}: {error!r}") from None
+    return CallRequest(entity)
+
+
+class CallResponse:
+    """Makes the structures of one response, without the fields that its version does not have."""
+
+    def __init__(self, api_key: int, version: int) -> None:
+        self._module = _module(api_key, version, EntityType.response)
+        self._write = _writer(api_key, version)
+
+    def make(self, kind: str, /, **values: Any) -> Any:
+        structure = getattr(self._module, kind)
+        known = {field.name for field in fields(structure)}
+        return structure(**{field: value for field, value in values.items() if field in known})
+
+    def encoded(self, entity: Any) -> bytes:
+        buffer = io.BytesIO()
+        self._write(buffer, entity)
+        return buffer.getvalue()
+
+
+@cache
+def _module(api_key: int, version: int, kind: EntityType) -> ModuleType:
+    found: ModuleType = load_payload_module(api_key, version, kind)
+    return found
+
+
+def _entity(api_key: int, version: int, kind: EntityType) -> Any:
+    """The outermost structure, which is the last class of its module."""
+    module = _module(api_key, version, kind)
+    (found,) = (each for each in vars(module).values() if getattr(each, "__type__", None) is kind)
+    return found
+
+
+@cache
+def _reader(api_key: int, version: int) -> Any:
+    return entity_reader(_entity(api_key, version, EntityType.request))
+
+
+@cache
+def _writer(api_key: int, version: int) -> Any:
+    return entity_writer(_entity(api_key, version, EntityType.response))
+
+
+@cache
+def is_flexible(api_key: int, version: int) -> bool:
+    return bool(_entity(api_key, version, EntityType.request).__flexible__)

@@ -1,0 +1,161 @@
+"""Kafka's protocol on a port of a broker, for clients that know nothing of us.
+
+    size · api key · version · correlation id · client id · body   ─▶   size · correlation id · body
+
+See DECISIONS.md for what is mapped to what.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from coordinator.transactions import Transactions
+from metastore.api import MetadataStore
+from metatxn.service.exposure import Exposure, InvalidExposure
+from metatxn_gateways.kafka import fetch, produce
+from metatxn_gateways.kafka.calls import NO_TIME, Address, Calls
+from metatxn_gateways.kafka.codes import KafkaCode
+from metatxn_gateways.kafka.cutting import Cutter
+from metatxn_gateways.kafka.fetch import Fetch
+from metatxn_gateways.kafka.partitions import Partitions
+from metatxn_gateways.kafka.produce import Produce
+from metatxn_gateways.kafka.producers import Producers
+from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
+from metatxn_gateways.listener import FrameServer, Handler, MalformedRequest, Reply
+from participants.broker.broker import Broker
+
+DEFAULT_PORT = 9092
+PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
+CORRELATION = struct.Struct(">i")
+OFFERED: dict[int, range] = {
+    PRODUCE: produce.VERSIONS,
+    FETCH: fetch.VERSIONS,
+    2: range(1, 7),  # ListOffsets
+    3: range(1, 13),  # Metadata
+    10: range(5),  # FindCoordinator
+    API_VERSIONS: range(5),
+    19: range(2, 6),  # CreateTopics
+    20: range(1, 5),  # DeleteTopics
+    22: range(5),  # InitProducerId
+    24: range(4),  # AddPartitionsToTxn
+    26: range(4),  # EndTxn
+}
+"""What ApiVersions tells, and nothing else is answered."""
+
+_Call = Callable[[CallRequest, CallResponse], Awaitable[Any]]
+
+
+class ServingBroker(Protocol):
+    """A broker's service, once it has started."""
+
+    broker: Broker | None
+
+    @property
+    def url(self) -> str: ...
+
+
+class KafkaListener:
+    """Serves Kafka's protocol for the topics of `service` that have the format `kafka`.
+
+    There is no authentication in it yet: raises `InvalidExposure` where the broker's own interface asks for a token or
+    uses TLS, and for an address that other machines reach, unless everybody may do everything.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        service: ServingBroker,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        exposure: Exposure | None = None,
+    ) -> None:
+        exposure = exposure or Exposure()
+        if exposure.authenticator is not None or exposure.tls is not None:
+            raise InvalidExposure(
+                "--kafka-port: Kafka's clients cannot show a token yet, nor use TLS. "
+                "Leave it out, or serve without authentication on this machine alone."
+            )
+        exposure.check(host)
+        self._store = store
+        self._service = service
+        self._host = host
+        self._server = FrameServer(self._connect, host, port)
+        self._calls: dict[int, _Call] = {}
+
+    @property
+    def url(self) -> str:
+        """What Kafka's clients call a bootstrap server."""
+        return f"{self._host}:{self._server.port}"
+
+    async def start(self) -> None:
+        """Raises `OSError` if the port is in use."""
+        broker = self._service.broker
+        assert broker is not None, "the broker has started"
+        partitions = Partitions(broker)
+        producers = Producers(self._store, Transactions(self._store, broker.clock))
+        host = urlsplit(self._service.url).hostname or self._host
+        calls = Calls(broker, partitions, producers, lambda: Address(host, self._server.port))
+        self._produce, self._fetch = Produce(partitions, producers), Fetch(partitions)
+        self._calls = {
+            2: calls.list_offsets,
+            3: calls.metadata,
+            10: calls.find_coordinator,
+            19: calls.create_topics,
+            20: calls.delete_topics,
+            22: calls.init_producer_id,
+            24: calls.add_partitions_to_txn,
+            26: calls.end_txn,
+        }
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    def _connect(self) -> Handler:
+        return self._answer
+
+    async def _answer(self, request: memoryview) -> Reply | None:
+        cutter = Cutter(request)
+        api_key, version, correlation = cutter.number(2), cutter.number(2), cutter.number(4)
+        head = CORRELATION.pack(correlation)
+        if api_key == API_VERSIONS and version not in OFFERED[API_VERSIONS]:
+            return [head, _versions(0, KafkaCode.UNSUPPORTED_VERSION)]
+        if version not in OFFERED.get(api_key, ()):
+            raise MalformedRequest(f"request {api_key} in version {version} is not offered")
+        cutter.text()
+        flexible = _is_flexible(api_key, version)
+        cutter.flexible = flexible
+        cutter.tags()
+        if api_key == API_VERSIONS:
+            return [head, _versions(version, KafkaCode.NONE)]
+        if flexible:
+            head += b"\0"
+        if api_key == PRODUCE:
+            return await self._produce.answer(version, cutter, head)
+        if api_key == FETCH:
+            return await self._fetch.answer(version, cutter, head)
+        response = CallResponse(api_key, version)
+        return [head, response.encoded(await self._calls[api_key](read_call(api_key, version, cutter.rest), response))]
+
+
+def _is_flexible(api_key: int, version: int) -> bool:
+    if api_key == PRODUCE:
+        return version >= produce.FLEXIBLE
+    return version >= fetch.FLEXIBLE if api_key == FETCH else is_flexible(api_key, version)
+
+
+def _versions(version: int, code: KafkaCode) -> bytes:
+    from kio.schema.errors import ErrorCode
+
+    response = CallResponse(API_VERSIONS, version)
+    keys = tuple(
+        response.make("ApiVersion", api_key=key, min_version=found[0], max_version=found[-1])
+        for key, found in sorted(OFFERED.items())
+    )
+    return response.encoded(
+        response.make("ApiVersionsResponse", error_code=ErrorCode(int(code)), api_keys=keys, throttle_time=NO_TIME)
+    )

@@ -1,0 +1,170 @@
+"""A TCP listener for protocols of frames behind their size: limits, and answers in the order of the requests.
+
+    bytes ─▶ one buffer per request ─▶ a task per request ─▶ answers, in the order in which the requests came
+
+Each request is received into a buffer of its own, which its handler may keep and change. A connection that sends
+something malformed is closed, with one line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
+
+import structlog
+
+log = structlog.get_logger()
+
+MAX_REQUEST_BYTES = 64 << 20
+MAX_CONNECTIONS = 1_000
+MAX_IN_PROGRESS = 16
+"""The most requests of one connection that are in progress; then no more are received."""
+_SIZE_BYTES = 4
+
+Reply = Sequence[bytes | bytearray | memoryview]
+Handler = Callable[[memoryview], Awaitable[Reply | None]]
+"""Answers one request, whose bytes are its to keep: the parts of the answer without its size, or None for none. Raises
+`MalformedRequest`."""
+
+
+class MalformedRequest(Exception):
+    """These bytes are no request, or none that is offered. The connection is closed."""
+
+
+class FrameConnection(asyncio.BufferedProtocol):
+    """One connection. Used only from the event loop of its process."""
+
+    def __init__(self, connect: Callable[[], Handler], connections: set[FrameConnection]) -> None:
+        self._connect = connect
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._into = self._size = bytearray(_SIZE_BYTES)
+        self._filled = 0
+        self._answering: deque[asyncio.Task[Reply | None]] = deque()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._arrived = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    # -- what asyncio calls ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("connection refused: there are too many", peer=self.peer)
+            self._transport.abort()
+            return
+        self._connections.add(self)
+        self._handle = self._connect()
+        self._writer = asyncio.create_task(self._write_answers(), name="answers of a connection")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._into)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled < len(self._into):
+            return
+        if self._into is self._size:
+            size = int.from_bytes(self._size, signed=True)
+            if not 0 < size <= MAX_REQUEST_BYTES:
+                self.close_malformed(f"a request of {size} bytes")
+                return
+            self._into, self._filled = bytearray(size), 0
+            return
+        request, self._into, self._filled = memoryview(self._into), self._size, 0
+        self._answering.append(asyncio.ensure_future(self._handle(request)))
+        self._arrived.set()
+        if len(self._answering) >= MAX_IN_PROGRESS and self._transport is not None:
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def eof_received(self) -> None:
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        if self._writer is not None:
+            self._writer.cancel()
+        for task in self._answering:
+            task.cancel()
+        self._answering.clear()
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{name[0]}:{name[1]}" if name else "unknown"
+
+    def close_malformed(self, why: str) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            log.warning("connection closed: malformed request", peer=self.peer, why=why)
+            self._transport.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _write_answers(self) -> None:
+        assert self._transport is not None
+        while True:
+            while not self._answering:
+                self._arrived.clear()
+                await self._arrived.wait()
+            try:
+                answer = await self._answering[0]
+            except MalformedRequest as error:
+                self.close_malformed(str(error))
+                return
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                log.error("unhandled error", peer=self.peer, exc_info=error)
+                self._transport.abort()
+                return
+            await self._writable.wait()
+            self._answering.popleft()
+            if answer is not None:
+                size = sum(map(len, answer))
+                self._transport.writelines([size.to_bytes(_SIZE_BYTES), *answer])
+            if len(self._answering) < MAX_IN_PROGRESS:
+                self._transport.resume_reading()
+
+
+class FrameServer:
+    """Listens on one address. `connect` is called for each connection and returns its handler."""
+
+    def __init__(self, connect: Callable[[], Handler], host: str, port: int) -> None:
+        self._connect = connect
+        self._host = host
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._connections: set[FrameConnection] = set()
+
+    @property
+    def port(self) -> int:
+        """The port, which is known once it listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Raises `OSError` if the port is in use."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: FrameConnection(self._connect, self._connections), self._host, self._port
+        )
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for connection in list(self._connections):
+                connection.abort()
+            await self._server.wait_closed()

@@ -1,0 +1,101 @@
+"""A broker with a listener for Kafka's clients, in this process; the clients run in threads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from coordinator.transactions import Transactions
+from metatxn_gateways.kafka.service import KafkaListener
+from participants.broker.broker import Broker
+from tests.participants.broker.process import BrokerProcess
+from tests.participants.segment.world import World
+
+PATIENCE_S = 20
+"""A client that waits longer has failed."""
+Record = tuple[int, bytes | None, bytes | None]
+
+
+@dataclass
+class Serving:
+    """What the listener needs of a broker's service."""
+
+    broker: Broker | None
+    url: str = "http://127.0.0.1:1"
+
+
+class Gateway:
+    def __init__(self, process: BrokerProcess, listener: KafkaListener, transactions: Transactions) -> None:
+        self.broker = process.broker
+        self.http = process.http
+        self.listener = listener
+        self.transactions = transactions
+        self.create = partial(process.create, format="kafka")
+
+    async def browse(self, name: str) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = (await self.http.get(f"/v1/topics/{name}/messages")).json()["messages"]
+        return messages
+
+    def producer(self, **options: Any) -> Producer:
+        return Producer({"bootstrap.servers": self.listener.url, "linger.ms": 0, **options})
+
+    def read(self, topic: str, isolation: str, offset: int = 0, partition: int = 0) -> tuple[list[Record], int]:
+        """Everything from an offset on, and where the client's position is at the end."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.listener.url,
+                "group.id": "none",
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "check.crcs": True,
+                "fetch.wait.max.ms": 10,
+            }
+        )
+        place = TopicPartition(topic, partition, offset)
+        consumer.assign([place])
+        found: list[Record] = []
+        try:
+            while True:
+                message = consumer.poll(PATIENCE_S)
+                assert message is not None, "nothing came"
+                if message.error() is not None:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    return found, message.offset()
+                found.append((message.offset(), message.key(), message.value()))
+        finally:
+            consumer.close()
+
+
+def send(producer: Producer, topic: str, *values: str, **options: Any) -> list[int]:
+    """Answers the offsets."""
+    offsets: list[int] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        assert error is None, error
+        offsets.append(message.offset())
+
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=delivered, **options)
+    assert producer.flush(PATIENCE_S) == 0
+    return offsets
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    world = World(tmp_path, "local")
+    process = await BrokerProcess(world, world.new_device("data")).start()
+    listener = KafkaListener(world.store, service=Serving(process.broker), port=0)
+    await listener.start()
+    try:
+        yield Gateway(process, listener, Transactions(world.store, world.now_ms, 7))
+    finally:
+        await listener.stop()
+        await process.stop()
+        await world.close()

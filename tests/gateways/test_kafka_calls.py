@@ -1,0 +1,210 @@
+"""Goal: Produce and Fetch, which are cut by hand, are what Kafka's schemas say in every version that is offered; a
+batch is appended once; and whatever is malformed closes its connection with one line in the log.
+
+Method: requests that kio writes and answers that kio reads, given to the listener's handler; bytes of any kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import struct
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kio.index import load_payload_module
+from kio.serial import entity_reader, entity_writer
+from kio.static.constants import EntityType
+
+from metatxn.service.exposure import Exposure, InvalidExposure
+from metatxn.service.security.authentication import Authenticator
+from metatxn.wire.record_batches import HEADER, KafkaRecord, decode_records
+from metatxn_gateways.kafka import fetch, produce
+from metatxn_gateways.kafka.codes import KafkaCode
+from metatxn_gateways.kafka.fetch import cover
+from metatxn_gateways.kafka.produce import checked
+from metatxn_gateways.kafka.schemas import _entity
+from metatxn_gateways.kafka.service import OFFERED, KafkaListener
+from metatxn_gateways.listener import MalformedRequest
+from participants.messages.batches import encode_batch
+from tests.gateways.conftest import Gateway
+
+PRODUCER = struct.Struct(">qhi")
+
+
+def batch(*values: bytes, producer: int = -1, sequence: int = -1, attributes: int = 0) -> bytes:
+    from crc32c import crc32c
+
+    draft = bytearray(encode_batch([KafkaRecord(None, value) for value in values]))
+    PRODUCER.pack_into(draft, 43, producer, 0 if producer >= 0 else -1, sequence)
+    struct.pack_into(">h", draft, 21, attributes)
+    struct.pack_into(">I", draft, 17, crc32c(draft[21:]))
+    return bytes(draft)
+
+
+def made(api_key: int, version: int, kind: str, **values: Any) -> Any:
+    module = load_payload_module(api_key, version, EntityType.request)
+    structure = getattr(module, kind)
+    known = structure.__dataclass_fields__
+    return structure(**{name: value for name, value in values.items() if name in known})
+
+
+async def asked(gateway: Gateway, api_key: int, version: int, entity: Any) -> Any:
+    """The answer of the listener, as kio reads it to its last byte."""
+    flexible = type(entity).__flexible__
+    body = io.BytesIO()
+    entity_writer(type(entity))(body, entity)
+    head = struct.pack(">hhih", api_key, version, 7, -1) + (b"\0" if flexible else b"")
+    parts = await gateway.listener._answer(memoryview(bytearray(head + body.getvalue())))
+    assert parts is not None
+    answer = b"".join(parts)
+    skipped = 5 if flexible else 4
+    assert answer[:skipped] == struct.pack(">i", 7) + b"\0" * (skipped - 4)
+    found, size = entity_reader(_entity(api_key, version, EntityType.response))(answer[skipped:], 0)
+    assert size == len(answer) - skipped
+    return found
+
+
+def produce_request(version: int, records: bytes, topic: str = "t") -> Any:
+    part = made(0, version, "PartitionProduceData", index=0, records=records)
+    data = made(0, version, "TopicProduceData", name=topic, partition_data=(part,))
+    return made(
+        0, version, "ProduceRequest", transactional_id=None, acks=-1, timeout=timedelta(seconds=1), topic_data=(data,)
+    )
+
+
+async def produced(gateway: Gateway, version: int, records: bytes, topic: str = "t") -> tuple[int, int]:
+    answer = await asked(gateway, 0, version, produce_request(version, records, topic))
+    ((part,),) = [each.partition_responses for each in answer.responses]
+    return int(part.error_code), part.base_offset
+
+
+def fetch_request(version: int, offset: int, isolation: int = 0, session: int = 0, wait_ms: int = 0) -> Any:
+    place = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20, "current_leader_epoch": -1}
+    part = made(1, version, "FetchPartition", **place)
+    topic = made(1, version, "FetchTopic", topic="t", partitions=(part,))
+    return made(
+        1,
+        version,
+        "FetchRequest",
+        max_wait=timedelta(milliseconds=wait_ms),
+        min_bytes=1,
+        max_bytes=1 << 20,
+        isolation_level=isolation,
+        session_id=session,
+        session_epoch=-1,
+        topics=(topic,),
+        forgotten_topics_data=(),
+    )
+
+
+async def test_produce_is_what_the_schema_says(gateway: Gateway) -> None:
+    await gateway.create("t")
+    for number, version in enumerate(produce.VERSIONS):
+        assert await produced(gateway, version, batch(b"a", b"b")) == (KafkaCode.NONE, 3 * number)
+        assert await produced(gateway, version, batch(b"c")) == (KafkaCode.NONE, 3 * number + 2)
+        assert (await produced(gateway, version, batch(b"c"), "u"))[0] == KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_fetch_is_what_the_schema_says(gateway: Gateway) -> None:
+    await gateway.create("t")
+    await produced(gateway, 3, batch(b"a", b"b"))
+    for version in fetch.VERSIONS:
+        answer = await asked(gateway, 1, version, fetch_request(version, 1))
+        ((part,),) = [each.partitions for each in answer.responses]
+        assert (part.error_code, part.high_watermark, part.last_stable_offset) == (0, 2, 2)
+        assert bytes(part.records) == batch(b"a", b"b")
+        late = await asked(gateway, 1, version, fetch_request(version, 3))
+        assert late.responses[0].partitions[0].error_code == KafkaCode.OFFSET_OUT_OF_RANGE
+        if version >= 7:
+            session = await asked(gateway, 1, version, fetch_request(version, 0, session=5))
+            assert session.error_code == KafkaCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+async def test_a_batch_is_appended_once_and_in_sequence(gateway: Gateway) -> None:
+    await gateway.create("t")
+    first, second = batch(b"a", b"b", producer=9, sequence=0), batch(b"c", producer=9, sequence=2)
+    assert await produced(gateway, 8, first) == (KafkaCode.NONE, 0)
+    gap = await produced(gateway, 8, batch(b"x", producer=9, sequence=3))
+    assert gap[0] == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert await produced(gateway, 8, second) == (KafkaCode.NONE, 2)
+    assert await produced(gateway, 8, first) == (KafkaCode.NONE, 0), "a retry"
+    assert await produced(gateway, 8, batch(b"d", producer=9, sequence=3)) == (KafkaCode.NONE, 3)
+    assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ==", "Yg==", "Yw==", "ZA=="]
+
+
+def test_what_is_no_batch_of_a_producer_is_refused() -> None:
+    good = batch(b"a", b"b")
+    assert checked(memoryview(good)).count == 2
+
+    def code(payload: bytes) -> KafkaCode:
+        with pytest.raises(Exception) as refused:
+            checked(memoryview(payload))
+        found: KafkaCode = refused.value.code  # type: ignore[attr-defined]
+        return found
+
+    assert code(b"") is code(good[:-1] + b"x") is KafkaCode.CORRUPT_MESSAGE
+    assert code(good + good) is code(good[:-1]) is KafkaCode.INVALID_RECORD
+    assert code(batch(b"a", attributes=0x20)) is code(batch(b"a", attributes=5)) is KafkaCode.INVALID_RECORD
+    assert code(good[:16] + b"\1" + good[17:]) is KafkaCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
+def test_a_cover_is_a_whole_batch() -> None:
+    found = cover(7, 20)
+    fields = HEADER.unpack_from(found)
+    assert (fields[0], fields[6], fields[1]) == (7, 12, len(found) - 12)
+    assert decode_records(found) == [KafkaRecord(None, None)]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted(OFFERED)), st.integers(-1, 13), st.binary(max_size=60), st.booleans())
+async def test_any_bytes_are_answered_or_malformed(
+    gateway: Gateway, api_key: int, version: int, body: bytes, named: bool
+) -> None:
+    """Whatever comes: a handler that raises anything else would be a bug."""
+    head = struct.pack(">hhih", api_key, version, 1, -1 if named else 0)
+    with contextlib.suppress(MalformedRequest, TimeoutError):
+        await asyncio.wait_for(gateway.listener._answer(memoryview(bytearray(head + body))), 0.05)
+
+
+async def test_a_malformed_frame_closes_its_connection_with_one_line(gateway: Gateway) -> None:
+    for sent in (b"\xff\xff\xff\xff", struct.pack(">ihhi", 8, 99, 0, 1), b"\0\0\0\2\0\3"):
+        with structlog.testing.capture_logs() as lines:
+            reader, writer = await asyncio.open_connection(*gateway.listener.url.split(":"))
+            writer.write(sent)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+        assert [line["event"] for line in lines] == ["connection closed: malformed request"]
+
+
+async def test_answers_come_in_the_order_of_the_requests(gateway: Gateway) -> None:
+    """Also if a later one is ready first."""
+    await gateway.create("t")
+    waiting, body = fetch_request(4, 0, wait_ms=100), io.BytesIO()
+    entity_writer(type(waiting))(body, waiting)
+    first = struct.pack(">hhih", 1, 4, 1, -1) + body.getvalue()
+    second = struct.pack(">hhih", 18, 0, 2, -1)
+    reader, writer = await asyncio.open_connection(*gateway.listener.url.split(":"))
+    writer.writelines(struct.pack(">i", len(each)) + each for each in (first, second))
+    for number in (1, 2):
+        size = int.from_bytes(await reader.readexactly(4))
+        assert int.from_bytes((await reader.readexactly(size))[:4]) == number
+    writer.close()
+
+
+def test_a_listener_that_cannot_authenticate_is_not_opened_to_others(tmp_path: Any) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("")
+    for exposure, host in ((Exposure(authenticator=_any_authenticator()), "127.0.0.1"), (Exposure(), "0.0.0.0")):
+        with pytest.raises(InvalidExposure):
+            KafkaListener(None, service=None, host=host, exposure=exposure)  # type: ignore[arg-type]
+
+
+def _any_authenticator() -> Authenticator:
+    return Authenticator.__new__(Authenticator)
