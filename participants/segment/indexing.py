@@ -75,8 +75,8 @@ async def tend(segment: Segment, context: IndexingContext) -> None:
 def _roll_for_outcomes(segment: Segment) -> None:
     if segment.ledgers.open is None:
         return
-    number = segment.ledgers.open.id
-    waiting = sum(Position.parse(each.highest).ledger == number for each in segment.buffer.outcomes().values())
+    closed = max((ledger.id for ledger in segment.ledgers.sealed), default=0)
+    waiting = sum(Position.parse(each.highest).ledger > closed for each in segment.buffer.outcomes().values())
     idle_s = asyncio.get_running_loop().time() - segment.appended_at
     if waiting >= MANY_OUTCOMES or (waiting >= FEW_OUTCOMES and idle_s >= IDLE_MS / 1000):
         segment.roll()
@@ -120,13 +120,19 @@ def decided_run(segment: Segment) -> list[LedgerRecord]:
 def obsolete_outcomes(segment: Segment, last: LedgerRecord) -> list[TxnId]:
     """The transactions whose outcomes may go once everything up to the ledger `last` is indexed. One that is still
     tracked may have operation records."""
-    assert last.last is not None
-    end = last.last
+    end = _end_of(segment, last)
     return [
         txn_id
         for txn_id, outcome in segment.buffer.outcomes().items()
-        if Position.parse(outcome.highest) <= end and segment.buffer.get(txn_id) is None
+        if Position.parse(outcome.highest) < end and segment.buffer.get(txn_id) is None
     ]
+
+
+def _end_of(segment: Segment, ledger: LedgerRecord) -> Position:
+    """Where the next ledger begins. The last frame of a transaction may be after the last entry of a closed ledger, or
+    in one that is not there any more: its append was undone, because the disk was full."""
+    later = [each.id for each in segment.record.ledgers if each.id > ledger.id]
+    return Position(min(later, default=ledger.id + 1), 0)
 
 
 # -- the index of a ledger -------------------------------------------------------------------------------------

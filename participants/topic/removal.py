@@ -114,6 +114,7 @@ class Removal:
     async def look(self) -> None:
         """Remove what can be removed of the segments that are served here. What was never written to is removed if the
         policy of its topic drops anything. Raises the store's errors."""
+        await self._learn_children()
         bare = [each for each in self._broker.served.values() if each.record.is_bare and each.record.children]
         unused = {each.record.topic for each in bare if each.record.trimmed_up_to is None}
         policies = await self._broker.policies.of_topics(sorted(unused)) if unused else {}
@@ -127,6 +128,18 @@ class Removal:
                 continue
             except (CheckFailed, LedgerError, errors.MetatxnError) as error:
                 log.info("a segment is not removed, which will be tried again", segment=segment.id, error=str(error))
+
+    async def _learn_children(self) -> None:
+        """The children of a merge are recorded by whoever completes it, and the answer may be lost."""
+        sealed = {
+            paths.segment(each.id): each
+            for each in self._broker.served.values()
+            if each.ledgers.open is None and each.record.is_bare and not each.record.children
+        }
+        for key, stored in (await self._store.get_each(list(sealed))).items():
+            record = SegmentRecord.decode(stored.value) if stored is not None else None
+            if stored is not None and record is not None and record.state == "sealed":
+                sealed[key].recorded(record, stored.version)
 
     # -- both --------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,14 @@ REMOVALS = (
         tests=(f"{TESTS}::test_a_segment_that_is_trimmed_and_drained_goes_with_every_trace",),
     ),
     Mutant(
+        "children-not-heard-of",
+        "who has not heard of the children of a segment that could be removed reads its record again",
+        REMOVAL,
+        "        await self._learn_children()\n        bare",
+        "        bare",
+        tests=(f"{TESTS}::test_who_has_not_heard_of_the_children_reads_the_record_again",),
+    ),
+    Mutant(
         "merged-segment-goes-alone",
         "parents of one child go when both are trimmed",
         REMOVAL,

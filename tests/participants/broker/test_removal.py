@@ -150,6 +150,16 @@ async def test_a_policy_drops_the_last_ledger_of_a_sealed_segment_and_then_the_s
     await topic.assert_gone()
 
 
+async def test_who_has_not_heard_of_the_children_reads_the_record_again(topic: Removing) -> None:
+    """Another broker has completed a merge, or the answer was lost."""
+    await topic.drain()
+    await topic.trim(PARENT)
+    parent = await topic.segment(PARENT)
+    parent.record, parent.recorded_at = parent.record.model_copy(update={"children": ()}), 0
+    await topic.passes()
+    await topic.assert_gone()
+
+
 async def test_hard_retention_asks_no_subscription(topic: Removing) -> None:
     await topic.asked("PATCH", "", {"retention_ms": 1, "retention": "hard"})
     await topic.passes(2)

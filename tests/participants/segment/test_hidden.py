@@ -33,6 +33,7 @@ from participants.segment.hidden import HiddenCache
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
+from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, Fault, deletes, puts
 from tests.participants.segment.world import (
     ALL_BYTES,
@@ -280,6 +281,47 @@ async def test_an_outcome_ends_with_the_last_entry_of_the_run(world: World) -> N
     await tended(segment)
     assert await outcomes(world) == set()
     assert await committed(await world.reopened()) == []
+
+
+async def undone(world: World, node: Node, segment: Segment) -> TxnId:
+    """An aborted transaction whose only append found no space."""
+    txn_id = await world.begin()
+    node.disk.capacity = 0
+    with pytest.raises(errors.StorageFull):
+        await publish(segment, "no space", txn_id)
+    node.disk.capacity = None
+    await world.abort(txn_id)
+    await materialized(segment, txn_id)
+    return txn_id
+
+
+@on_local_files
+@pytest.mark.parametrize("dies", [False, True])
+async def test_the_outcome_of_an_append_that_was_undone_goes_with_those_before_it(world: World, dies: bool) -> None:
+    """It names a place after the last entry of its ledger, which may not be there any more after a crash."""
+    node, segment, first = await one_to_index(world)
+    last = await undone(world, node, segment)
+    assert await outcomes(world) == {first, last}
+    if dies:
+        segment = await world.reopened()
+    else:
+        await rolled(segment)
+    await tended(segment)
+    assert await outcomes(world) == set()
+    assert await committed(segment) == ["a", "b"]
+
+
+@on_local_files
+async def test_a_ledger_is_rolled_for_outcomes_of_one_that_is_not_there_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("participants.segment.indexing.MANY_OUTCOMES", 1)
+    node = await world.first_node()
+    await undone(world, node, await node.open())
+    segment = await world.reopened()
+    await tended(segment)
+    await tended(segment)
+    assert await outcomes(world) == set()
 
 
 async def test_the_outcome_of_a_transaction_with_operations_left_stays(world: World) -> None:
