@@ -75,7 +75,9 @@ class FrameConnection(asyncio.BufferedProtocol):
             self._into, self._filled = bytearray(size), 0
             return
         request, self._into, self._filled = memoryview(self._into), self._size, 0
-        self._answering.append(asyncio.ensure_future(self._handle(request)))
+        answering = asyncio.ensure_future(self._handle(request))
+        answering.add_done_callback(_looked_at)
+        self._answering.append(answering)
         self._arrived.set()
         if len(self._answering) >= MAX_IN_PROGRESS and self._transport is not None:
             self._transport.pause_reading()
@@ -137,6 +139,12 @@ class FrameConnection(asyncio.BufferedProtocol):
                 self._transport.writelines([size.to_bytes(_SIZE_BYTES), *answer])
             if len(self._answering) < MAX_IN_PROGRESS:
                 self._transport.resume_reading()
+
+
+def _looked_at(answering: asyncio.Future[Reply | None]) -> None:
+    """One behind a malformed request may fail, too, and is of interest to nobody."""
+    if not answering.cancelled():
+        answering.exception()
 
 
 class FrameServer:

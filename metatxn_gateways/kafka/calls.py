@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -103,7 +102,7 @@ class Calls:
 
     async def find_coordinator(self, request: CallRequest, response: CallResponse) -> Any:
         """This broker, for transactions. There are no groups yet."""
-        offered = request.key_type in (None, _TRANSACTION) and request.key_type is not None
+        offered = request.key_type == _TRANSACTION
         code = KafkaCode.NONE if offered else KafkaCode.COORDINATOR_NOT_AVAILABLE
         at = self._address() if offered else Address("", -1)
         found: dict[str, Any] = {
@@ -288,7 +287,6 @@ class Calls:
             except REFUSALS as error:
                 code = code_of(error)
             results.append(response.make("DeletableTopicResult", name=name, error_code=_error(code)))
-        await asyncio.sleep(0)
         return response.make("DeleteTopicsResponse", throttle_time=NO_TIME, responses=tuple(results))
 
 

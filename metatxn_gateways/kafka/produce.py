@@ -151,8 +151,8 @@ class Produce:
             repeated = segment.dedup.find(scope, batch.sequence, None)
             if not repeated and sequences.following not in (None, batch.sequence):
                 raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-            position, appended_before = await segment.publish(entry)
-            if not appended_before or sequences.following is None:
+            position, _ = await segment.publish(entry)
+            if sequences.following in (None, batch.sequence):  # also if it was appended, and the answer got lost
                 sequences.following = (batch.sequence + batch.count) % _SEQUENCES
             return await segment.offsets.first_of(position)
 

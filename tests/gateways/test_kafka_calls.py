@@ -23,6 +23,7 @@ from kio.static.constants import EntityType
 
 from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn.service.security.authentication import Authenticator
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.record_batches import HEADER, KafkaRecord, decode_records
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.codes import KafkaCode
@@ -136,6 +137,16 @@ async def test_a_batch_is_appended_once_and_in_sequence(gateway: Gateway) -> Non
     assert await produced(gateway, 8, first) == (KafkaCode.NONE, 0), "a retry"
     assert await produced(gateway, 8, batch(b"d", producer=9, sequence=3)) == (KafkaCode.NONE, 3)
     assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ==", "Yg==", "Yw==", "ZA=="]
+
+
+async def test_a_batch_whose_answer_was_lost_is_followed_by_the_next(gateway: Gateway) -> None:
+    await gateway.create("t")
+    assert await produced(gateway, 8, batch(b"a", producer=9, sequence=0)) == (KafkaCode.NONE, 0)
+    (segment,) = gateway.broker.served.values()
+    lost = batch(b"b", producer=9, sequence=1)
+    await segment.publish(Entry(lost, PayloadKind.KAFKA, 1, producer="kafka/9", sequence=1))
+    assert await produced(gateway, 8, lost) == (KafkaCode.NONE, 1)
+    assert await produced(gateway, 8, batch(b"c", producer=9, sequence=2)) == (KafkaCode.NONE, 2)
 
 
 def test_what_is_no_batch_of_a_producer_is_refused() -> None:
