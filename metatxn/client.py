@@ -23,7 +23,7 @@ from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, FixedEndpoint, json_body, path_of
 from metatxn.paging import Listing, Paged
-from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, message_batching
+from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, encoded_message, message_batching
 from metatxn.reader import AsyncReader, milliseconds
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import read_topics
@@ -36,6 +36,7 @@ from metatxn.wire.broker import (
     HorizonsAnswer,
     Isolation,
     PositionAnswer,
+    PublishMessagesAnswer,
     SeekAnswer,
     SegmentDetail,
     SubscriptionInfo,
@@ -419,6 +420,30 @@ class AsyncClient:
         producer = AsyncProducer(self._connection, topic, name, batching)
         self._producers[producer] = None
         return producer
+
+    async def publish(
+        self,
+        topic: str,
+        value: Any,
+        key: str | None = None,
+        properties: dict[str, str] | None = None,
+        *,
+        producer: str,
+        sequence: int,
+    ) -> str:
+        """Publish one message outside transactions, and return its id once it is durable. The same `producer` and
+        `sequence` publish it once, however often and by whichever program that is repeated, as long as the brokers
+        remember the sequence: they remember the last 1,000 of a producer in a segment. Use each sequence for one
+        message only, and grow it; a batching producer with sequences of its own is `producer`.
+
+        `value` is as for `AsyncProducer.send`. Raises `NotFound`, and `TypeError` or `ValueError` for a value that is
+        not JSON.
+        """
+        named = json.dumps({"producer": producer, "sequence": sequence}).encode()[1:]
+        content = b'{"messages":[' + encoded_message(value, key, properties) + b"]," + named
+        call = Call("POST", path_of("topics", topic, "messages"), content=content)
+        (message_id,) = parsed(PublishMessagesAnswer, await self._connection.broker(call)).message_ids
+        return message_id
 
     async def reader(
         self,

@@ -99,6 +99,7 @@ class Client(Facade[AsyncClient]):
     subscriptions = iterating(AsyncClient.subscriptions)
     consumer = making(AsyncClient.consumer, Consumer)
     subscription = blocking(AsyncClient.subscription)
+    publish = blocking(AsyncClient.publish)
     seek = blocking(AsyncClient.seek)
     drop_subscription = blocking(AsyncClient.drop_subscription)
     read_segment = iterating(AsyncClient.read_segment)

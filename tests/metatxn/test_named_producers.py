@@ -1,0 +1,51 @@
+"""A program that publishes under a producer and sequences of its own may repeat all of it. Issue 20, §4.
+
+Method: a cluster in one process, and a second client in place of the restarted program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import metatxn
+from tests.metatxn.dev_server import DevServer
+
+
+def test_a_restarted_program_publishes_nothing_twice(
+    client: metatxn.Client, new_topic: Callable[..., str], dev: DevServer
+) -> None:
+    topic = new_topic(2)
+    keys = [str(number) if number % 3 else None for number in range(12)]
+
+    def program(client: metatxn.Client, up_to: int) -> list[str]:
+        named = {"producer": "importer"}
+        return [
+            client.publish(topic, {"row": row}, keys[row], {"by": "hand"}, sequence=row, **named)
+            for row in range(up_to)
+        ]
+
+    first = program(client, 8)
+    client.split_segment(client.topic(topic).segments[0].segment)
+    with metatxn.connect(dev.broker_url) as restarted:
+        assert program(restarted, 12)[:8] == first
+    found = list(client.reader(topic))
+    assert sorted(message.value["row"] for message in found) == list(range(12))
+    assert {message.key for message in found} == set(keys)
+    assert found[0].properties == {"by": "hand"}
+    client.publish(topic, b"another", producer="other", sequence=0)
+    assert len(list(client.reader(topic))) == 13, "sequences are those of a producer"
+
+
+def test_what_cannot_be_published_changes_nothing(client: metatxn.Client, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    with pytest.raises(TypeError):
+        client.publish(topic, {1, 2}, producer="p", sequence=0)
+    with pytest.raises(metatxn.InvalidArgument, match="sequence"):
+        client.publish(topic, "x", producer="p", sequence=-1)
+    with pytest.raises(metatxn.InvalidArgument, match="producer"):
+        client.publish(topic, "x", producer="", sequence=0)
+    with pytest.raises(metatxn.NotFound):
+        client.publish("nowhere", "x", producer="p", sequence=0)
+    assert list(client.reader(topic)) == []
