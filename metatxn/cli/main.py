@@ -72,6 +72,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An expected failure prints one line on standard error."""
     try:
         code = app(args=arguments, prog_name="metatxn", standalone_mode=False)
+        sys.stdout.flush()
     except MetatxnError as error:
         print_error(_sentences(error.detail, error.action))
     except CliError as error:
@@ -79,7 +80,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stdout = None  # the reader of our output is gone: do not fail again at the last flush
+        sys.stdout = None  # who reads our output wants no more of it: do not fail again at the last flush
+        return 0
+    except SystemExit:
+        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
+            raise
+        return 0  # the same, noticed by the parser, which puts this in place of the output
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

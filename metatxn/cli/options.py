@@ -21,6 +21,10 @@ UrlOption = Annotated[
     typer.Option("--url", help=f"The URL of any coordinator or broker. [env: METATXN_URL] [default: {DEFAULT_URL}]"),
 ]
 TokenOption = Annotated[str | None, typer.Option("--token", help="The bearer token. [env: METATXN_TOKEN]")]
+CaOption = Annotated[
+    str | None,
+    typer.Option("--ca", metavar="FILE", help="PEM file of the authorities to trust for https. [env: METATXN_CA]"),
+]
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Print tables or JSON. [default: table]")]
 LimitOption = Annotated[int, typer.Option(min=1, help="Print at most this many.")]
 
@@ -57,12 +61,14 @@ class ServiceOptions:
     context: typer.Context
     url: UrlOption = None
     token: TokenOption = None
+    ca: CaOption = None
     output: OutputOption = None
 
     def connect(self) -> metatxn.Client:
         """A client of a service that answers. A person does not want to wait for one that is not running."""
         given = shared(self.context)
-        client = metatxn.connect(self.url or given.url, token=self.token or given.token or None, ca=given.ca)
+        token, ca = self.token or given.token or None, self.ca or given.ca
+        client = metatxn.connect(self.url or given.url, token=token, ca=ca)
         try:
             client.cluster(patient=False)
         except metatxn.MetatxnError:

@@ -173,7 +173,7 @@ def show(
         print_rows(OPERATION_COLUMNS, rows)
 
 
-@app.command("list", epilog="Example: metatxn txn list --state open --older-than-ms 60000")
+@app.command("list", epilog="Example: metatxn txn list --state open --older-than 10m")
 @takes_session
 def list_(
     session: ServiceOptions,
@@ -182,11 +182,18 @@ def list_(
     owner: Annotated[str | None, typer.Option(help="Only transactions of this owner.")] = None,
     segment: Annotated[str | None, typer.Option(help="Only transactions with writes to this segment.")] = None,
     older_than_ms: Annotated[
-        int | None, typer.Option(min=0, help="Only transactions that began at least this long ago.")
+        int | None, typer.Option(min=0, help="Only transactions that began at least this many milliseconds ago.")
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help=f"Only transactions that began at least this long ago: {DURATION_HELP}.")
     ] = None,
     limit: LimitOption = 100,
 ) -> None:
     """List transactions."""
+    if older_than is not None:
+        if older_than_ms is not None:
+            raise CliError("--older-than: --older-than-ms says the same. Give one of them.")
+        older_than_ms = milliseconds_of("--older-than", older_than)
     with session.connect() as client:
         found = client.transactions(
             parsed_state(state), key=key, owner=owner, segment=segment, older_than_ms=older_than_ms

@@ -5,15 +5,20 @@ Method: the real commands against a development server; what is hard to make the
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import uuid
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 import metatxn
 from metatxn.cli import blockers, timeline
+from metatxn.cli.main import run
 from metatxn.cli.options import CliError
 from metatxn.cli.output import short_id, size_text
 from metatxn.cli.times import milliseconds_of
@@ -24,6 +29,7 @@ from tests.metatxn.command_line import Done, error_line, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
 
+_AGES = ((), ("--older-than", "0s"), ("--older-than", "1h"))
 SEGMENT = "segment://public/default/t/0000-ffff-0"
 
 
@@ -162,6 +168,31 @@ def test_a_list_says_that_there_is_more(cli: Callable[..., Done], ask: Callable[
     assert cli("txn", "list", "--limit", "1000").stderr == ""
 
 
+def test_the_age_of_listed_transactions_is_a_duration(cli: Callable[..., Done], ask: Callable[..., Any]) -> None:
+    txn_id = ask("txn", "begin")["txn_id"]
+    listed = [{each["txn_id"] for each in ask("txn", "list", "--limit", "1000", *age)} for age in _AGES]
+    assert [txn_id in found for found in listed] == [True, True, False]
+    assert "--older-than" in error_line(cli("txn", "list", "--older-than", "1s", "--older-than-ms", "1000"))
+
+
+def test_a_reader_that_wants_no_more_is_no_failure() -> None:
+    """`metatxn … | head` ends with 0 and says nothing."""
+
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "nobody reads")
+
+    errors = io.StringIO()
+    with redirect_stdout(Closed()), redirect_stderr(errors):
+        assert run(["token", "create", "--name", "billing"]) == 0
+    assert errors.getvalue() == ""
+
+
+def test_authorities_may_be_named_after_the_command(cli: Callable[..., Done]) -> None:
+    """As the URL and the token: a file that is missing is named."""
+    assert "nowhere.pem" in error_line(cli("topic", "list", "--url", "https://127.0.0.1:1", "--ca", "nowhere.pem"))
+
+
 def test_wrong_ids_and_durations_are_refused(cli: Callable[..., Done]) -> None:
     for wrong in ("xyz", "2A", "0" * 33, ""):
         assert "up to 32 lower-case hexadecimal digits" in error_line(cli("txn", "show", wrong))
@@ -245,6 +276,20 @@ def test_what_is_left_after_a_decision_is_named_by_segment() -> None:
         ("not cleaned up", None, None),
     ]
     assert found[1].what == "timeout"
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    """docs/brokers.md: the columns, the note and the events are those of the commands."""
+    page = (Path(__file__).parents[2] / "docs" / "brokers.md").read_text()
+    lines = [line.split() for line in page.splitlines()]
+    assert [*blockers.BLOCKER_COLUMNS] in lines and [*timeline.TIMELINE_COLUMNS] in lines
+    found = blockers.Blocker("1".zfill(32), SEGMENT, "1:0", 8_000, "billing", None)
+    assert f"note: {blockers.note('payments', [found])}\n" in page
+    header = TransactionHeader(txn_id="1", state="OPEN", created_ms=1, deadline_ms=9, owner="billing")
+    write = Operation(key="/x", kind="write", segment=SEGMENT, after="1:0")
+    ack = Operation(key="/x", kind="ack", segment=SEGMENT, subscription="s", position="1:0")
+    for event in timeline.timeline(header, [write, ack]):
+        assert any(event.event in line and " ".join(line).endswith(event.what or "?") for line in lines), event
 
 
 def test_a_transaction_with_very_many_operations_says_so() -> None:
