@@ -41,16 +41,19 @@ async def materialize(
         if more and not records:
             found = await store.range(prefix, prefix_end(prefix), limit=OPS_PER_READ)
             records, more = found.records, found.more
+        if not records:
+            return  # the outcome was stored before the last of them went
         batch = store.batch().check(ownership)
         deleted: Sequence[Record] = next(slices(store, records, OPS_PER_APPLY, Batch.remove), [])
         if outcome is not None:
             value = outcome.encode()
             batch.create(paths.outcome(segment, txn_id), value)
-            deleted = deleted if len(value) <= TOGETHER_BYTES else []
+            if len(value) > TOGETHER_BYTES:
+                # A late copy of this request must not store it again when it is obsolete, so it needs an operation.
+                deleted = []
+                batch.check(AtVersion(records[0].key, records[0].version))
         for record in deleted:
             batch.remove(record)
-        if not batch.written():
-            return
         try:
             await store.apply(batch)
         except CheckFailed as lost:

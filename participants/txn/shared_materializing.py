@@ -146,7 +146,7 @@ class SharedMaterializing:
         if not complete or request.cost > self._most_cost or request.size > self._most_bytes:
             request.answer(False)
             return False
-        if request.outcome is None and not request.operations:
+        if not request.operations:
             request.answer(True)
             return False
         return True

@@ -145,6 +145,18 @@ async def test_5_6_an_outcome_that_is_there_already_stays_as_it_is(
     assert record is not None and Outcome.decode(record.value).highest == "2:0"
 
 
+async def test_5_6_an_outcome_without_operations_is_not_stored_again(
+    store: FaultyStore, shared: SharedMaterializing
+) -> None:
+    """An earlier attempt, whose answer was lost, has done everything, and an index says by now what is hidden."""
+    owners = await all_written(store, [FIRST])
+    await asyncio.gather(*(shared.materialize(each, owners[each], FIRST, HIDDEN) for each in SEGMENTS))
+    for segment in SEGMENTS:
+        await store.apply(store.batch().delete(paths.outcome(segment, FIRST)))
+    await asyncio.gather(*(shared.materialize(each, owners[each], FIRST, HIDDEN) for each in SEGMENTS))
+    assert await outcomes(store, FIRST) == [False] * 6
+
+
 async def test_operations_that_do_not_fit_into_a_shared_read_are_found_alone(
     store: FaultyStore, shared: SharedMaterializing
 ) -> None:
