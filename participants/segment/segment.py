@@ -135,6 +135,8 @@ class Segment(OwnedSegment):
         self.on_rewrite: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._rewriting: asyncio.Task[None] | None = None
         self._forms = count(1)
+        self.trim_is_unknown = False
+        """The answer to a trim was lost, and no later one has shown where the segment begins."""
         self.cleanup: Cleanup | None = None
         """How the policy of the topic compacts, as far as it was looked at; None: it does not."""
         if ledgers.open is not None and record.next_offset is not None:

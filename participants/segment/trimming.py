@@ -91,8 +91,10 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, ch
         # It may still land, so nothing up to there is readable any more; the caller repeats this trim.
         unsure = segment.record.model_copy(update={"first_position": moved.first_position})
         segment.trimmed(unsure, segment.recorded_at)
+        segment.trim_is_unknown = True
         raise
     segment.trimmed(moved, stored.version if moved == record or applied is None else applied.revision)
+    segment.trim_is_unknown = False
     for some in outcomes[1:]:
         await delete_outcomes(store.batch().check(segment.ownership.check), some, store)
 

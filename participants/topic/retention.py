@@ -42,6 +42,8 @@ class Retention:
             else:
                 _set_cleanup(served[topic], None)
                 release(served[topic])
+            if not policy.drops:
+                _give_up_unknown(served[topic])
 
     async def _look_at(self, topic: str, segments: Sequence[Segment]) -> None:
         in_force = await self._broker.policies.in_force(topic)
@@ -110,6 +112,14 @@ class Retention:
 def _asks_for_anything(policy: EffectivePolicy) -> bool:
     closes_or_drops = policy.drops or policy.compacts or policy.roll_after_ms is not None
     return closes_or_drops or policy.ttl_ms.value != UNLIMITED or policy.bounds_backlog
+
+
+def _give_up_unknown(segments: Sequence[Segment]) -> None:
+    """Where the answer to a trim was lost, memory has given up entries that are kept now. No pass repeats that trim, so
+    a new owner reads whether it took effect; if it was not there yet, it cannot take effect any more."""
+    for segment in segments:
+        if segment.trim_is_unknown:
+            segment.lose("it is unknown whether its oldest entries were dropped")
 
 
 def _set_cleanup(segments: Sequence[Segment], in_force: InForce | None) -> None:

@@ -165,6 +165,16 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "unknown-trim-hides-what-is-kept",
+        "a segment is given up if a policy keeps what a trim of unknown outcome may have dropped",
+        "participants/topic/retention.py",
+        "        if segment.trim_is_unknown:\n",
+        "        if False:\n",
+        tests=(
+            "tests/participants/broker/test_retention.py::test_a_trim_of_unknown_outcome_hides_nothing_that_a_later_policy_keeps",
+        ),
+    ),
+    Mutant(
         "earlier-record-counts-again",
         "5.2: what an owner knows of its segment's record is the latest that the store has had",
         _OWNED,
@@ -208,7 +218,7 @@ PARTICIPANTS = (
         "lost-trim-still-reads",
         "what a trim of unknown outcome may have taken is not read any more",
         _TRIMMING,
-        "        segment.trimmed(unsure, segment.recorded_at)\n        raise\n",
+        "        segment.trimmed(unsure, segment.recorded_at)\n        segment.trim_is_unknown = True\n        raise\n",
         "        raise\n",
         tests=(
             "tests/participants/segment/test_trimming.py::test_a_trim_whose_answer_was_lost_may_have_happened_and_is_done_again",

@@ -179,6 +179,24 @@ async def test_what_begins_to_keep_messages_in_the_middle_of_a_pass_keeps_them(t
     assert await topic.left() == (["a"] if change != "namespace" else [])
 
 
+@pytest.mark.parametrize("roll_ms", [1_000, None], ids=["that still closes ledgers", "that asks for nothing"])
+async def test_a_trim_of_unknown_outcome_hides_nothing_that_a_later_policy_keeps(
+    topic: Retaining, roll_ms: int | None
+) -> None:
+    """Found by the simulation: nobody looked at the segment any more, so it was not given up."""
+    await topic.set(**POLICY)
+    await topic.ledger_at(0, "a")
+    topic.at_hour(5)
+    topic.world.store.fault(Fault(puts("/segment/"), before=OutcomeUnknown("who knows")))
+    await topic.process.broker.reconcile()
+    await topic.set(retention_ms=-1, roll_ms=roll_ms)
+    await topic.process.broker.reconcile()
+    await topic.process.broker.until_opened(topic.segments)
+    while topic.segments[0] not in topic.process.broker.served:
+        await asyncio.sleep(0)
+    assert await topic.left() == ["a"]
+
+
 async def test_a_trim_of_unknown_outcome_is_not_carried_out_against_a_later_policy(topic: Retaining) -> None:
     await topic.set(**POLICY)
     await topic.ledger_at(0, "a")
