@@ -149,12 +149,20 @@ async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLe
         batch = context.store.batch().check(segment.ownership.check, *naming.checks)
         try:
             applied = await context.store.apply(batch.replace(stored, record.encode()))
+            version = applied.revision
         except CheckFailed as lost:
-            if lost.check in naming.checks:
+            if lost.check not in naming.checks:
+                raise
+            # An earlier attempt may have landed after the read above; from now on it cannot.
+            stored = await stored_segment(segment, context.store)
+            record, version = SegmentRecord.decode(stored.value), stored.version
+            if not _names(record, rewritten):
                 raise CheckLost from lost
-            raise
-        version = applied.revision
     segment.ledger_recorded(record, version, rewritten)
+
+
+def _names(record: SegmentRecord, rewritten: SealedLedger) -> bool:
+    return any(each.id == rewritten.id and each.form == rewritten.form for each in record.ledgers)
 
 
 async def delete_former(segment: Segment, context: RewritingContext) -> None:

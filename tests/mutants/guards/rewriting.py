@@ -23,6 +23,14 @@ REWRITING = (
         tests=(f"{_TEST}::test_nothing_is_deleted_while_the_answer_is_unknown",),
     ),
     Mutant(
+        "late-naming-does-not-count",
+        "5.18: a form that a late request has named is the one that counts",
+        _REWRITING,
+        "            if not _names(record, rewritten):\n",
+        "            if True:\n",
+        tests=(f"{_COMPACTED}::test_a_form_that_was_named_by_a_late_request_is_the_one_that_is_read",),
+    ),
+    Mutant(
         "index-goes-with-what-it-hides",
         "5.18: a page that was read before is judged by the index",
         _REWRITING,

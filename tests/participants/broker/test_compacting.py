@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from metastore.api import Applied, Batch
 from metastore.errors import OutcomeUnknown
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
@@ -326,3 +327,30 @@ async def test_a_random_topic_has_the_values_of_a_dictionary(
     last = dict(found)
     assert {key: value for key, value in last.items() if value is not None} == live
     assert dict(await view(topic.process)) == live
+
+
+async def test_a_form_that_was_named_by_a_late_request_is_the_one_that_is_read(
+    topic: Compacting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request lands between the read and the apply of its repetition, and then the policy changes."""
+    segment, store = await topic.segment(), topic.world.store
+    await topic.passes(1)
+    await topic.ledger(("a", 1), ("a", 2))
+    apply, naming = store.apply, list[Batch]()
+
+    async def late(batch: Batch) -> Applied:
+        if any(b'"form":' in value for value in batch.puts.values()):
+            naming.append(batch)
+            if len(naming) == 1:
+                raise OutcomeUnknown("who knows")
+            if len(naming) == 2:
+                await apply(naming[0])
+                await topic.set(cleanup="delete")
+        return await apply(batch)
+
+    monkeypatch.setattr(store, "apply", late)
+    segment.tend()
+    await topic.idle()
+    assert len(naming) >= 2 and (await topic.record()).ledgers[0].form is not None
+    await topic.passes(2)
+    assert await topic.read() == [("a", 2)]
