@@ -68,6 +68,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.api.horizon_routes.SCAN_BYTES": (1, 500),
     # subscriptions
     "participants.subscription.dispatch.READ_BYTES": (1, 500),
+    "participants.subscription.dispatch.LOOK_BYTES": (1, 500),
     "participants.subscription.keyed_deliveries.LOOK_AHEAD": (1, 3, 20),
     "participants.subscription.segment_subscription.RECORDS_PER_APPLY": (1, 3),
     "participants.subscription.segment_subscription.RECORDS_PER_READ": (1, 5),

@@ -6,8 +6,10 @@ its own; points in it where processes wait to be killed; readers who look at eve
 hosts run on a standalone cluster on loopback addresses, the others in Spark's local mode.
 
 Most rows run on SQLite, and some in which something is killed on etcd, each at one place. `make test-all` has more
-places, and a cluster with speculative copies, zombies and an executor that is killed; `test_write_stories.py` always
-has such attempts, without a Spark. `make spark-matrix` has all rows at all places on both, and once more with a job
+places, tasks that fail, a driver that is killed, and a cluster with speculative copies, zombies and an executor that is
+killed; `test_write_stories.py` always has such attempts, without a Spark, `test_batch_writer.py` and
+`test_stream_writer.py` always have tasks that fail, and `tests/test_demo.py` a driver that is killed. `make
+spark-matrix` has all rows at all places on both, and once more with a job
 that aggregates, and writes inside `foreachBatch`.
 
 Seen to fail, on SQLite and with the sink, when the connector was broken on purpose:
@@ -56,11 +58,10 @@ BEHIND_COMMIT = "batch 1 is committed"
 """Spark has not noted it yet."""
 PLACES = (IN_A_TASK, BEFORE_THE_DECISION, BEHIND_THE_DECISION, BEHIND_COMMIT)
 KILLS = [(store, place) for store in STORES for place in PLACES]
-FEW_KILLS = [("etcd", BEHIND_COMMIT)]
-SHORT_KILLS = usually(
-    FEW_KILLS,
-    [*FEW_KILLS, ("sqlite", IN_A_TASK), ("etcd", BEFORE_THE_DECISION), ("sqlite", BEHIND_THE_DECISION)],
-)
+SHORT_KILLS = [
+    *[("etcd", BEHIND_COMMIT), ("sqlite", IN_A_TASK)],
+    *[("etcd", BEFORE_THE_DECISION), ("sqlite", BEHIND_THE_DECISION)],
+]
 RESTARTS = [
     (store, part, place) for store in STORES for part in PARTS[store] for place in (IN_A_TASK, BEFORE_THE_DECISION)
 ]
@@ -68,6 +69,7 @@ FEW_RESTARTS = [("etcd", "broker", IN_A_TASK), ("etcd", "store", BEFORE_THE_DECI
 SHORT_RESTARTS = usually(
     FEW_RESTARTS, [*FEW_RESTARTS, ("sqlite", "dev", IN_A_TASK), ("etcd", "coordinator", BEFORE_THE_DECISION)]
 )
+MORE = usually(FULL, True)
 
 pytestmark = [
     pytest.mark.timeout(3 * PATIENCE_S),
@@ -133,30 +135,31 @@ def cluster_row(
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-@on_sqlite
-def test_tasks_fail_and_are_retried(row: Row) -> None:
-    """Before they have sent anything, in the middle, and when all is durable."""
-    failures = ["task 1.0 begins batch 0", "task 1.0 has sent some of batch 1", "task 1.0 has written batch 2"]
-    if row.job.way == "foreach_batch":
-        failures += [failure + OF_GROUPS for failure in failures]
-    row.points.arm("raise", *failures)
-    row.run()
-    assert all(row.points.reached(failure) for failure in failures)
-    row.check()
-    assert sum(void_entries(row.client, topic) for topic in row.job.outputs) > 0
+if MORE:
 
+    @on_sqlite
+    def test_tasks_fail_and_are_retried(row: Row) -> None:
+        """Before they have sent anything, in the middle, and when all is durable."""
+        failures = ["task 1.0 begins batch 0", "task 1.0 has sent some of batch 1", "task 1.0 has written batch 2"]
+        if row.job.way == "foreach_batch":
+            failures += [failure + OF_GROUPS for failure in failures]
+        row.points.arm("raise", *failures)
+        row.run()
+        assert all(row.points.reached(failure) for failure in failures)
+        row.check()
+        assert sum(void_entries(row.client, topic) for topic in row.job.outputs) > 0
 
-@on_sqlite
-def test_all_tasks_of_a_batch_fail(row: Row) -> None:
-    """The driver is told of no transaction, and finds it all the same: readers do not wait for its timeout."""
-    row.points.arm(
-        "raise", *(f"task {part}.{attempt} has written batch 1" for part in (0, 1) for attempt in range(ATTEMPTS))
-    )
-    assert "on purpose: task" in row.fail()
-    assert not row.open_transactions()
-    row.points.clear()
-    row.run()
-    row.check()
+    @on_sqlite
+    def test_all_tasks_of_a_batch_fail(row: Row) -> None:
+        """The driver is told of no transaction, and finds it all the same: readers do not wait for its timeout."""
+        row.points.arm(
+            "raise", *(f"task {part}.{attempt} has written batch 1" for part in (0, 1) for attempt in range(ATTEMPTS))
+        )
+        assert "on purpose: task" in row.fail()
+        assert not row.open_transactions()
+        row.points.clear()
+        row.run()
+        row.check()
 
 
 # -- the driver's steps ----------------------------------------------------------------------------------------------
@@ -210,16 +213,18 @@ def test_a_deleted_checkpoint(row: Row) -> None:
     assert all(row.ids(topic) == sorted(2 * list(range(ROWS))) for topic in row.job.outputs)
 
 
-@kills
-def test_the_driver_is_killed(row: Row, place: str) -> None:
-    """In a task, inside commit() before and behind the decision, and behind commit() but before Spark's own log."""
-    row.points.arm("hold", place)
-    row.start()
-    row.points.wait(place)
-    row.driver.kill()
-    row.points.clear()
-    row.run()
-    row.check()
+if MORE:
+
+    @kills
+    def test_the_driver_is_killed(row: Row, place: str) -> None:
+        """In a task, inside commit() before and behind the decision, and behind commit() but before Spark's own log."""
+        row.points.arm("hold", place)
+        row.start()
+        row.points.wait(place)
+        row.driver.kill()
+        row.points.clear()
+        row.run()
+        row.check()
 
 
 # -- services --------------------------------------------------------------------------------------------------------
@@ -251,7 +256,7 @@ def _let_end(row: Row, zombie: str) -> None:
     wait_until(lambda: not process.exists(), "the zombie has ended")
 
 
-if usually(FULL, True):
+if MORE:
 
     @on_sqlite
     def test_a_speculative_duplicate_finishes(cluster_row: Row) -> None:
