@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from metastore.api import Applied, Batch
 from metastore.errors import OutcomeUnknown
+from metastore.types import Applied, Batch
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.frames import Entry, PayloadKind
