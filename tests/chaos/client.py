@@ -262,13 +262,17 @@ class Author(Actor):
             self.scribe.send(self.producer(LOG), str(self.dice.randrange(KEYS)), txn)
 
 
-class Auditor(Actor):
+class Observer(Actor):
+    """Reads only. Its last turn comes when all is calm, so that at least this one is judged."""
+
     pause_s = READING_PAUSE_S
 
     def run(self, stop: threading.Event) -> None:
         super().run(stop)
-        self.quietly(self.turn)  # all is calm by then, so that at least this one is judged
+        self.quietly(self.turn)
 
+
+class Auditor(Observer):
     def turn(self) -> None:
         self.scribe.call({"do": "snapshot"}, self._look, lambda seen: seen)
 
@@ -278,9 +282,7 @@ class Auditor(Actor):
         return {topic: [message.value["id"] for message in reader] for topic, reader in readers.items()}
 
 
-class Follower(Actor):
-    pause_s = READING_PAUSE_S
-
+class Follower(Observer):
     def __init__(self, url: str, name: str, recorder: Recorder, dice: Random) -> None:
         super().__init__(url, name, recorder, dice)
         self._recorder = recorder
