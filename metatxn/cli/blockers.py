@@ -44,8 +44,7 @@ class Blocker:
 
 
 def details(client: metatxn.Client, segments: Iterable[str]) -> dict[str, SegmentDetail | None]:
-    """The segments as their owners see them; None for one that is not served
-    now, or that the caller may not read."""
+    """The segments as their owners see them; None for one that is not served now, or that the caller may not read."""
     return {segment: _detail(client, segment) for segment in segments}
 
 
