@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator
 from pathlib import Path
 
@@ -22,6 +23,16 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if QUICK and collection_path.name.startswith("test_") and collection_path.is_file():
         return not is_quick_file(collection_path) or None
     return None
+
+
+def pytest_configure() -> None:
+    """What is collected stays to the end: looking for garbage in it takes a fifth of the time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

