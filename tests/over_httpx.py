@@ -20,7 +20,9 @@ class OverHttpx:
         transport: httpx.AsyncBaseTransport | None = None,
         mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
     ) -> None:
-        self._client = httpx.AsyncClient(transport=transport, mounts=mounts, trust_env=False, timeout=None)
+        self._client = httpx.AsyncClient(
+            transport=transport, mounts=mounts, trust_env=False, timeout=None, verify=False
+        )
 
     async def send(self, request: Request) -> Answer:
         now = asyncio.get_running_loop().time()

@@ -12,13 +12,15 @@ import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from metatxn.service.limits import Limits
 from metatxn.service.security.authentication import Authenticator
-from metatxn.service.security.signed_tokens import SignedTokens
+
+if TYPE_CHECKING:
+    from metatxn.service.security.signed_tokens import SignedTokens
 
 log = structlog.get_logger()
 
@@ -83,11 +85,18 @@ def open_exposure(
     authenticator = None
     if token_file or jwt_public_key:
         try:
-            signed = SignedTokens(jwt_public_key, jwt_audience) if jwt_public_key else None
+            signed = _signed_tokens(jwt_public_key, jwt_audience) if jwt_public_key else None
             authenticator = Authenticator(token_file, signed)
         except ValueError as error:
             raise InvalidExposure(f"{error}. Correct the file.") from None
     return Exposure(authenticator, _tls_context(tls_cert, tls_key), allow_anonymous, Limits(**limits))
+
+
+def _signed_tokens(public_key: Path, audience: str | None) -> SignedTokens:
+    """Its libraries (jwt, cryptography) take a tenth of a start; only those who need them load them."""
+    from metatxn.service.security.signed_tokens import SignedTokens
+
+    return SignedTokens(public_key, audience)
 
 
 def _tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:

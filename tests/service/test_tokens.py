@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from metatxn.service.security import signed_tokens, watched_file
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE, Grants, Principal
-from metatxn.service.security.signed_tokens import LEEWAY_S, InvalidToken, SignedTokens
-from metatxn.service.security.tokens import create_token, find_token, parse_tokens
+from metatxn.service.security.signed_tokens import LEEWAY_S, SignedTokens
+from metatxn.service.security.tokens import InvalidToken, create_token, find_token, parse_tokens
 from metatxn.service.security.watched_file import InvalidSecurityFile, WatchedFile
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode

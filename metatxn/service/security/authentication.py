@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from metatxn.service.security import tokens
 from metatxn.service.security.principal import Principal
-from metatxn.service.security.signed_tokens import InvalidToken, SignedTokens
 from metatxn.service.security.watched_file import WatchedFile
 from metatxn.wire import errors
+
+if TYPE_CHECKING:
+    from metatxn.service.security.signed_tokens import SignedTokens
 
 MAX_TOKEN_LENGTH = 8192
 _ACTION = "Send a valid token as `Authorization: Bearer <token>`; it is not read anywhere else."
@@ -35,7 +38,7 @@ class Authenticator:
             raise _unauthenticated("the token is not known here")
         try:
             return self._signed.principal(token)
-        except InvalidToken as error:
+        except tokens.InvalidToken as error:
             raise _unauthenticated(f"the token is refused: {error}") from None
 
 

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from pydantic import TypeAdapter, ValidationError
 
 from metatxn.service.security.principal import Grants, Principal, PrincipalName
-from metatxn.service.security.tokens import first_problem
+from metatxn.service.security.tokens import InvalidToken, first_problem
 from metatxn.service.security.watched_file import WatchedFile
 
 LEEWAY_S = 30
@@ -41,10 +41,6 @@ SMALLEST_RSA_BITS = 2048
 PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 _PEM = re.compile(rb"-----BEGIN [A-Z ]+-----.*?-----END [A-Z ]+-----", re.DOTALL)
 _NAME: TypeAdapter[str] = TypeAdapter(PrincipalName)
-
-
-class InvalidToken(Exception):
-    """The message gives the reason, and contains nothing of the token."""
 
 
 def parse_public_keys(data: bytes) -> Sequence[tuple[str, PublicKey]]:

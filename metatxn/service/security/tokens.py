@@ -45,6 +45,10 @@ class _TokenFile(BaseModel):
     tokens: dict[TokenId, TokenEntry] = {}
 
 
+class InvalidToken(Exception):
+    """A token that is not accepted. The message gives the reason, and contains nothing of the token."""
+
+
 TokenTable = Mapping[str, tuple[str, Principal]]
 """By id, the hash of the whole token and its principal."""
 
