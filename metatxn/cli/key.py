@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, when
+from metatxn.cli.output import as_json, print_fields, print_json, short_id, when
 
 app = typer.Typer(help="Take over, show and delete transaction keys.", no_args_is_help=True, rich_markup_mode=None)
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY")]
@@ -65,8 +66,17 @@ def connect(
 
 @app.command(epilog="Example: metatxn key delete nightly")
 @takes_session
-def delete(session: ServiceOptions, key: KeyArgument, owner: OwnerOption = None) -> None:
+@takes_consent
+def delete(session: ServiceOptions, consent: ConsentOptions, key: KeyArgument, owner: OwnerOption = None) -> None:
     """Delete a key and abort its open transaction. Its epoch never repeats."""
+
+    def effect() -> str:
+        found = client.key(key, owner)
+        open_ = f", and abort its transaction {short_id(found.txn_id)}" if found.txn_id else ""
+        return f"delete the key {key}, which is in epoch {found.epoch}{open_}."
+
     with session.connect() as client:
+        if not consent.given(session, effect):
+            return
         client.delete_key(key, owner)
     session.print_done({"deleted": key}, f"deleted {key}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
 from metatxn.cli import key, policy, segment, serve, status, store, subscription, tokens, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
-from metatxn.cli.output import Output, print_error
+from metatxn.cli.output import Output, print_error, print_error_as_json
 from metatxn.wire.errors import MetatxnError
 
 EXIT_FAILURE = 1
@@ -70,13 +70,14 @@ def shared_options(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An expected failure prints one line on standard error."""
+    say = print_error_as_json if wants_json(sys.argv[1:] if arguments is None else arguments) else print_error
     try:
         code = app(args=arguments, prog_name="metatxn", standalone_mode=False)
         sys.stdout.flush()
     except MetatxnError as error:
-        print_error(_sentences(error.detail, error.action))
+        say(_sentences(error.detail, error.action), error)
     except CliError as error:
-        print_error(str(error))
+        say(str(error))
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -89,20 +90,36 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        return _usage(error)
+        return _usage(error, say)
     else:
         return code if isinstance(code, int) else 0
     return EXIT_FAILURE
 
 
-def _usage(error: Exception) -> int:
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether the output is for a program. What the parser says is not asked, because it may have failed."""
+    wanted, before = False, ""
+    for each in arguments:
+        if each == "--":
+            break
+        for option in ("-o", "--output"):
+            if before == option:
+                wanted = each == Output.JSON
+            elif each.startswith(f"{option}="):
+                wanted = each == f"{option}={Output.JSON}"
+        wanted = wanted or each == f"-o{Output.JSON}"
+        before = each
+    return wanted
+
+
+def _usage(error: Exception, say: Callable[[str], None]) -> int:
     """Errors of the parser. Typer bundles its parser, so their classes have no public names."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
         return EXIT_USAGE
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "metatxn"
-    print_error(_sentences(error.format_message(), f"See `{command} --help`."))  # type: ignore[attr-defined]
+    say(_sentences(error.format_message(), f"See `{command} --help`."))  # type: ignore[attr-defined]
     return EXIT_USAGE
 
 

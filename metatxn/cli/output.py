@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from metatxn.wire.errors import MetatxnError
+
 
 class Output(StrEnum):
     TABLE = "table"
@@ -34,6 +36,20 @@ def print_line(value: Any) -> None:
     print(json.dumps(as_json(value), ensure_ascii=False), flush=True)
 
 
+class JsonLines:
+    """One JSON list, printed item by item, each on a line of its own; `[]` if there is none."""
+
+    def __init__(self) -> None:
+        self._printed = 0
+
+    def print(self, value: Any) -> None:
+        print(",\n" if self._printed else "[\n", json.dumps(as_json(value), ensure_ascii=False), sep="", end="")
+        self._printed += 1
+
+    def end(self) -> None:
+        print("\n]" if self._printed else "[]", flush=True)
+
+
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print aligned columns without borders, so that `grep` and `awk` work on them."""
     texts = [list(columns), *([_cell(cell) for cell in row] for row in rows)]
@@ -48,9 +64,18 @@ def print_fields(fields: dict[str, Any]) -> None:
         print(f"{name.ljust(width)}  {_cell(value)}")
 
 
-def print_error(message: str) -> None:
+def print_error(message: str, _: MetatxnError | None = None) -> None:
     """Print the message on one line, whatever it contains."""
     print("metatxn:", printable(" ".join(message.split())), file=sys.stderr)
+
+
+def print_error_as_json(message: str, answered: MetatxnError | None = None) -> None:
+    """Print one object on one line: the message that people get, and the facts of an error that a service answered."""
+    said: dict[str, Any] = {"error": " ".join(message.split())}
+    if answered is not None:
+        said |= {"code": answered.code, "detail": answered.detail, "action": answered.action}
+        said |= {"retriable": answered.retriable, "definite": answered.definite} | answered.members
+    print(json.dumps(said, ensure_ascii=False), file=sys.stderr)
 
 
 def printable(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from metatxn.cli.blockers import blockers, print_blockers
+from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, size_text
 from metatxn.cli.topic import SegmentArgument
@@ -41,9 +42,18 @@ def show(session: ServiceOptions, segment: SegmentArgument) -> None:
 
 @app.command(epilog="Example: metatxn segment delete segment://public/default/orders/0000-ffff-0")
 @takes_session
-def delete(session: ServiceOptions, segment: SegmentArgument) -> None:
+@takes_consent
+def delete(session: ServiceOptions, consent: ConsentOptions, segment: SegmentArgument) -> None:
     """Drop what is left in a sealed segment that has children, and remove it from its topic. Readers and consumers go
     on in its children. What still needs it is named, and then nothing happens."""
+
+    def effect() -> str:
+        found = client.segment(segment)
+        left = f"{found.entries:,} entries ({size_text(found.size_bytes)})"
+        return f"drop the {left} of {segment}, which is {found.state}, unless something needs it, and remove it."
+
     with session.connect() as client:
+        if not consent.given(session, effect):
+            return
         client.delete_segment(segment)
     session.print_done({"deleted": segment}, f"deleted {segment}")

@@ -14,10 +14,10 @@ import typer
 from metatxn.cli import services
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
-from metatxn.cli.output import Output, print_error, print_line, print_rows, printable
+from metatxn.cli.output import JsonLines, Output, print_line, print_note, print_rows, printable
 from metatxn.cli.recover import EXAMPLE, recover
 
-EXIT_FINDINGS = 1
+EMPTY = "the store is empty: is --store the right one?"
 
 app = typer.Typer(
     help="Show, check and recover a metadata store. It may be shown and checked while it is being served.",
@@ -80,12 +80,18 @@ def dump(
         raise CliError(f"--prefix: every key begins with a slash. Give /{prefix}.")
     show = print_record_as_json if output_of(context, output) is Output.JSON else print_record
 
+    printed = 0
+
     async def run(opened: services.Store) -> None:
+        nonlocal printed
         records: AsyncIterator[PrintedRecord] = services.load("store_dump")(opened, prefix)
         async for record in records:
             show(record)
+            printed += 1
 
     looking_into(store, run)
+    if not printed and not prefix:
+        print_note(EMPTY)
 
 
 @app.command(epilog="Example: metatxn store check --store zk://10.0.0.1:2181/prod || metatxn store check -o json …")
@@ -97,24 +103,28 @@ def check(
     as_json = output_of(context, output) is Output.JSON
     rows: list[tuple[str, str, str]] = []
     checked = 0
+    items = JsonLines() if as_json else None
 
     async def run(opened: services.Store) -> None:
         nonlocal checked
         checking: RunningCheck = services.load("store_check")(opened)
         async for finding in checking.findings():
             rows.append((printable(finding.key), finding.problem, finding.action))
-            if as_json:
-                print_line({"key": finding.key, "problem": finding.problem, "action": finding.action})
+            if items is not None:
+                items.print({"key": finding.key, "problem": finding.problem, "action": finding.action})
         checked = checking.records
 
     looking_into(store, run)
+    if items is not None:
+        items.end()
+    elif rows:
+        print_rows(("KEY", "PROBLEM", "ACTION"), rows)
+    else:
+        print(f"nothing wrong in {checked} records" if checked else EMPTY)
     if rows:
-        if not as_json:
-            print_rows(("KEY", "PROBLEM", "ACTION"), rows)
-        print_error(f"{len(rows)} findings in {checked} records. Begin with the first one.")
-        raise typer.Exit(EXIT_FINDINGS)
-    if not as_json:
-        print(f"nothing wrong in {checked} records" if checked else "the store is empty: is --store the right one?")
+        raise CliError(f"{len(rows)} findings in {checked} records. Begin with the first one.")
+    if items is not None and not checked:
+        print_note(EMPTY)
 
 
 def looking_into(url: str, run: Callable[[services.Store], Awaitable[None]]) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, size_text, when
 from metatxn.cli.redrive import redrive
@@ -135,9 +136,21 @@ def seek_target(to: str | None, positions: list[str]) -> Literal["earliest", "la
 
 @app.command(epilog="Example: metatxn subscription drop orders billing")
 @takes_session
-def drop(session: ServiceOptions, topic: TopicArgument, subscription: NameArgument) -> None:
+@takes_consent
+def drop(session: ServiceOptions, consent: ConsentOptions, topic: TopicArgument, subscription: NameArgument) -> None:
     """Drop a subscription and all of its state. Open transactions lose their acknowledgements on it."""
+
+    def effect() -> str:
+        found = client.subscription(topic, subscription)
+        left = counted(sum(each.backlog for each in found.segments), "message")
+        pending = len({txn_id for each in found.segments for txn_id in each.pending_acks})
+        lost = f"; {counted(pending, 'open transaction')} would lose acknowledgements" if pending else ""
+        who = f"{left} not acknowledged, {counted(len(found.consumers), 'consumer')} connected"
+        return f"drop the subscription {subscription} of {found.topic}: {who}{lost}."
+
     with session.connect() as client:
+        if not consent.given(session, effect):
+            return
         client.drop_subscription(topic, subscription)
     session.print_done({"dropped": subscription, "topic": topic}, f"dropped {subscription}")
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 import metatxn
 from metatxn.cli.blockers import Blocker, blockers, details, note, print_blockers
+from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import (
     as_json,
@@ -288,34 +289,64 @@ def merge(
 
 @app.command(epilog="Example: metatxn topic seal segment://public/default/orders/0000-ffff-0")
 @takes_session
-def seal(session: ServiceOptions, segment: SegmentArgument) -> None:
+@takes_consent
+def seal(session: ServiceOptions, consent: ConsentOptions, segment: SegmentArgument) -> None:
     """Seal a segment without successor: it accepts no more messages, and what it holds stays readable."""
     with session.connect() as client:
+        if not consent.given(session, lambda: f"seal {client.segment(segment).segment} for ever, without a successor."):
+            return
         show_children(session, client.seal_segment(segment))
 
 
 @app.command(epilog="Example: metatxn topic trim segment://public/default/orders/0000-ffff-0 --before 3:17")
 @takes_session
+@takes_consent
 def trim(
     session: ServiceOptions,
+    consent: ConsentOptions,
     segment: SegmentArgument,
     before: Annotated[
         str, typer.Option(metavar="POSITION", help="Entries below this position (ledger:entry) are dropped.")
     ],
 ) -> None:
     """Drop a segment's oldest entries."""
+
+    def effect() -> str:
+        found = client.segment(segment)
+        return f"drop the entries of {segment} from {found.first_position} up to, but not including, {before}."
+
     with session.connect() as client:
+        if not consent.given(session, effect):
+            return
         first = client.trim_segment(segment, before)
     session.print_done({"first_position": first}, f"readable from {first}")
 
 
-@app.command(epilog="Example: metatxn topic delete orders")
+@app.command(epilog="Example: metatxn topic delete orders --dry-run")
 @takes_session
-def delete(session: ServiceOptions, topic: TopicArgument) -> None:
+@takes_consent
+def delete(session: ServiceOptions, consent: ConsentOptions, topic: TopicArgument) -> None:
     """Delete a topic with its messages and subscriptions. Open transactions that wrote to it end like any others."""
     with session.connect() as client:
+        if not consent.given(session, lambda: _deletion_of(client, topic)):
+            return
         client.delete_topic(topic)
     session.print_done({"deleted": topic}, f"deleted {topic}")
+
+
+def _deletion_of(client: metatxn.Client, topic: str) -> str:
+    found = client.topic(topic)
+    seen = details(client, (each.segment for each in found.segments))
+    served = [each for each in seen.values() if each is not None]
+    entries, size = sum(each.entries for each in served), sum(each.size_bytes for each in served)
+    parts = [f"{counted(len(seen), 'segment')} with {entries:,} entries ({size_text(size)})"]
+    if len(served) < len(seen):
+        parts.append(f"{counted(len(seen) - len(served), 'segment')} of unknown size, because nobody serves them")
+    names = [each.name for each in client.subscriptions(topic)]
+    parts.append(counted(len(names), "subscription") + (f" ({', '.join(names)})" if names else ""))
+    writing = {each.txn_id for each in blockers(client, served)}
+    parts.append(f"what {counted(len(writing), 'open transaction')} has written to it") if writing else None
+    return f"delete the topic {found.name}: {'; '.join(parts)}."
 
 
 def show_children(session: ServiceOptions, children: list[str]) -> None:

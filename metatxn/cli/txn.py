@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+import metatxn
+from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
+from metatxn.cli.output import as_json, print_fields, print_json, print_rows, short_id, when
 from metatxn.cli.timeline import MOST_OPERATIONS, TIMELINE_COLUMNS, timeline
 from metatxn.cli.times import DURATION_HELP, milliseconds_of
 from metatxn.wire.coordinator import HangingTransaction, State, TransactionHeader
@@ -104,15 +106,31 @@ def commit(
 
 @app.command(epilog="Example: metatxn txn abort 0000000000000000000000000000002a --reason 'wrong input'")
 @takes_session
+@takes_consent
 def abort(
     session: ServiceOptions,
+    consent: ConsentOptions,
     txn_id: TxnIdArgument,
     reason: Annotated[str | None, typer.Option(help="The reason, which is kept in the header.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Abort the transaction even if it is prepared.")] = False,
 ) -> None:
     """Abort a transaction: nothing in it ever becomes visible. A repeated abort does no harm."""
+    txn_id = full_id(txn_id)
     with session.connect() as client:
-        show_header(session, client.attach(full_id(txn_id)).abort(reason, force=force))
+        if (force or consent.dry_run) and not consent.given(session, lambda: _end_of(client, txn_id, force)):
+            return
+        show_header(session, client.attach(txn_id).abort(reason, force=force))
+
+
+def _end_of(client: metatxn.Client, txn_id: str, force: bool) -> str:
+    found = client.attach(txn_id).header
+    if found.state != "OPEN":
+        return f"change nothing: the transaction {short_id(txn_id)} is {found.state} already."
+    if found.prepared and not force:
+        return f"abort the transaction {short_id(txn_id)}; it is prepared, which --force may be needed for."
+    prepared = "prepared " if found.prepared else ""
+    owner = f" of {found.owner}" if found.owner else ""
+    return f"abort the {prepared}transaction {short_id(txn_id)}{owner}: nothing that was done in it will be visible."
 
 
 @app.command(epilog="Example: metatxn txn prepare 2a --timeout 1h")

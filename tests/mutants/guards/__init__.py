@@ -9,6 +9,7 @@ from tests.mutants.guards.coordinator import COORDINATOR
 from tests.mutants.guards.hidden import HIDDEN
 from tests.mutants.guards.ledgers import LEDGERS
 from tests.mutants.guards.metastore import METASTORE
+from tests.mutants.guards.operating import OPERATING
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.policies import POLICIES
 from tests.mutants.guards.removal import REMOVALS
@@ -28,4 +29,5 @@ GUARDS = (
     *REMOVALS,
     *CLIENT,
     *CONNECTOR,
+    *OPERATING,
 )

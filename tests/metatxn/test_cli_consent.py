@@ -1,0 +1,120 @@
+"""Goal: what destroys something says what it destroys, asks a person first, and never stops a script.
+
+Method: the real commands against a development server. Whether they stand at a terminal is told to them.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+import metatxn
+from metatxn.cli import consent
+from tests.metatxn.command_line import Done, error_line, run_here
+from tests.metatxn.dev_server import DevServer
+
+
+@pytest.fixture
+def cli(dev: DevServer) -> Callable[..., Done]:
+    return lambda *arguments, stdin="": run_here(*arguments, stdin=stdin, METATXN_URL=dev.broker_url)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consent, "at_terminal", lambda: True)
+
+
+@pytest.fixture
+def topic(client: metatxn.Client, new_topic: Callable[..., str]) -> str:
+    """With a message, a subscription and an open transaction."""
+    name = new_topic()
+    client.create_subscription(name, "billing", "shared", "earliest")
+    with client.producer(name) as producer:
+        producer.send(1).result()
+    return name
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_person_is_asked_and_told_what_is_at_stake(cli: Callable[..., Done], topic: str) -> None:
+    for answer in ("n\n", "\n", "", "yess\n"):
+        done = cli("topic", "delete", topic, stdin=answer)
+        asked, _, said = done.stderr.partition("[y/N] ")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "1 segment with 1 entries (" in asked and "1 subscription (billing)" in asked
+        assert said.startswith("metatxn: nothing was changed")
+        assert cli("topic", "show", topic).returncode == 0
+    done = cli("topic", "delete", topic, stdin="y\n")
+    assert (done.returncode, done.stdout) == (0, f"deleted {topic}\n")
+    assert cli("topic", "show", topic).returncode == 1
+
+
+@pytest.mark.usefixtures("terminal")
+def test_yes_is_not_asked(cli: Callable[..., Done], topic: str) -> None:
+    assert cli("subscription", "drop", topic, "billing", "--yes").stderr == ""
+    assert cli("topic", "delete", topic, "-y").stderr == ""
+
+
+def test_a_script_is_not_asked(cli: Callable[..., Done], topic: str) -> None:
+    """As before there was a question."""
+    assert cli("subscription", "drop", topic, "billing").stdout == "dropped billing\n"
+    assert cli("topic", "delete", topic).stderr == ""
+
+
+def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Client, topic: str) -> None:
+    (segment,) = [each.segment for each in client.topic(topic).segments]
+    key = f"k-{uuid.uuid4().hex[:12]}"
+    txn = client.begin(key=key, epoch=client.connect_key(key).epoch)
+    said = {
+        ("topic", "delete", topic): "1 segment with 1 entries",
+        ("topic", "seal", segment): f"seal {segment} for ever",
+        ("topic", "trim", segment, "--before", "1:1"): "but not including, 1:1",
+        ("segment", "delete", segment): "which is active",
+        ("subscription", "drop", topic, "billing"): "1 message not acknowledged, 0 consumers connected",
+        ("key", "delete", key): f"abort its transaction {consent_id(txn.id)}",
+        ("txn", "abort", txn.id): "nothing that was done in it will be visible",
+    }
+    for command, words in said.items():
+        done = cli(*command, "--dry-run")
+        assert done.returncode == 0 and done.stdout.startswith("would ") and words in done.stdout, done
+        as_json = json.loads(cli(*command, "--dry-run", "-o", "json").stdout)
+        assert as_json["dry_run"] is True and f"would {as_json['would']}\n" == done.stdout
+    assert client.subscription(topic, "billing").segments[0].backlog == 1
+    assert client.attach(txn.id).header.state == "OPEN" and client.key(key).txn_id == txn.id
+    txn.abort()
+    assert "ABORTED already" in cli("txn", "abort", txn.id, "--dry-run").stdout
+
+
+def test_a_trial_of_what_is_not_there_fails(cli: Callable[..., Done]) -> None:
+    assert "does not exist" in error_line(cli("topic", "delete", "nowhere", "--dry-run"))
+
+
+@pytest.mark.usefixtures("terminal")
+def test_only_an_abort_by_force_asks(cli: Callable[..., Done], client: metatxn.Client) -> None:
+    txn = client.begin()
+    txn.prepare(60_000)
+    done = cli("txn", "abort", txn.id, "--force", stdin="no\n")
+    assert "abort the prepared transaction" in done.stderr and done.returncode == 1
+    assert cli("txn", "abort", txn.id).stderr == ""
+
+
+def consent_id(txn_id: str) -> str:
+    return txn_id.lstrip("0")
+
+
+def test_an_error_for_a_program_is_an_object(cli: Callable[..., Done]) -> None:
+    """What a service answers keeps its members; what the command itself refuses has the line for people."""
+    for output in (("-o", "json"), ("--output", "json"), ("--output=json",), ("-ojson",)):
+        done = cli("txn", "show", "ffff", *output)
+        said = json.loads(done.stderr)
+        assert done.stderr.count("\n") == 1 and done.stdout == "" and done.returncode == 1
+        assert (said["code"], said["retriable"], said["definite"]) == ("TXN_NOT_FOUND", False, True)
+        assert said["txn_id"].endswith("ffff") and said["error"].startswith(said["detail"])
+    refused = cli("-o", "json", "txn", "keep-alive", "1", "--timeout", "soon")
+    assert "--timeout" in json.loads(refused.stderr)["error"]
+    wrong = cli("topic", "create", "-o", "json")
+    assert wrong.returncode == 2 and "TOPIC" in json.loads(wrong.stderr)["error"]
+    assert error_line(cli("txn", "show", "ffff", "-o", "table"))
+    assert error_line(cli("txn", "show", "ffff", "--", "-o", "json"))

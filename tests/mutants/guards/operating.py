@@ -1,0 +1,35 @@
+"""The command line of an operator: what it asks, what it tries, and what it finds."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_CONSENT = "metatxn/cli/consent.py"
+_TEST_CONSENT = "tests/metatxn/test_cli_consent.py"
+
+OPERATING = (
+    Mutant(
+        "any-answer-is-yes",
+        "only a yes lets a command go on that destroys something",
+        _CONSENT,
+        "if sys.stdin.readline().strip().lower() not in YES:",
+        'if sys.stdin.readline().strip().lower() in ("n", "no"):',
+        tests=(f"{_TEST_CONSENT}::test_a_person_is_asked_and_told_what_is_at_stake",),
+    ),
+    Mutant(
+        "trial-that-acts",
+        "a trial changes nothing",
+        _CONSENT,
+        '            session.print_done({"dry_run": True, "would": said}, f"would {said}")\n            return False',
+        '            session.print_done({"dry_run": True, "would": said}, f"would {said}")\n            return True',
+        tests=(f"{_TEST_CONSENT}::test_a_trial_changes_nothing",),
+    ),
+    Mutant(
+        "script-is-asked",
+        "only a person is asked",
+        _CONSENT,
+        "if not self.yes and at_terminal():",
+        "if not self.yes:",
+        tests=(f"{_TEST_CONSENT}::test_a_script_is_not_asked",),
+    ),
+)
