@@ -140,20 +140,30 @@ class EtcdStore(StoredIndexes):
         connection.follow_members()
         return store
 
+    @property
+    def connection(self) -> EtcdConnection:
+        """To examine the cluster."""
+        return self._connection
+
     async def _find_max_txn_ops(self) -> int:
         """etcd does not report its --max-txn-ops, so requests with as many empty reads are tried until one is accepted.
 
         A member that is later started with a smaller value refuses groups; they are then split.
         """
-        nothing = RequestOp(request_range=RangeRequest(key=self._wire.key("/"), count_only=True))
         for count in LARGER_MAX_TXN_OPS:
-            request = TxnRequest(success=[nothing] * count)
-            try:
-                await self._connection.ask(self._connection.kv.Txn, request, self._deadline_s)
-            except grpc.aio.AioRpcError:
-                continue  # refused: too many, or for a reason that every later request will report
-            return count
+            if await self.takes_operations(count):
+                return count
         return DEFAULT_MAX_TXN_OPS
+
+    async def takes_operations(self, count: int) -> bool:
+        """Whether the server takes a request with so many operations. False, too, if it refuses for another reason,
+        which every later request will report."""
+        nothing = RequestOp(request_range=RangeRequest(key=self._wire.key("/"), count_only=True))
+        try:
+            await self._connection.ask(self._connection.kv.Txn, TxnRequest(success=[nothing] * count), self._deadline_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     def _obey(self, limits: RequestLimits) -> None:
         self._max_cost = limits.max_cost

@@ -67,7 +67,7 @@ class ServiceOptions:
     def connect(self) -> metatxn.Client:
         """A client of a service that answers. A person does not want to wait for one that is not running."""
         given = shared(self.context)
-        token, ca = self.token or given.token or None, self.ca or given.ca
+        token, ca = self.token or given.token or None, self.authorities
         client = metatxn.connect(self.url or given.url, token=token, ca=ca)
         try:
             client.cluster(patient=False)
@@ -75,6 +75,11 @@ class ServiceOptions:
             client.close()
             raise
         return client
+
+    @property
+    def authorities(self) -> str | None:
+        """The file of `--ca`, wherever it was given."""
+        return self.ca or shared(self.context).ca
 
     @property
     def json(self) -> bool:

@@ -18,6 +18,7 @@ from metatxn.wire.coordinator import HangingTransaction, Process
 
 EXIT_UNHEALTHY = 1
 HANGING_MS = 60_000
+MOST_HANGING = 100
 MOST_TOPICS = 1_000
 MOST_SKEW_MS = 2_000
 COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "VERSION")
@@ -107,7 +108,7 @@ def look(client: metatxn.Client) -> Findings:
     if any(name == "broker" and status for name, _, status in found.services):
         found.problems += _of_topics(client, found, {process.url.rstrip("/") for process in cluster.brokers})
     if any(name == "coordinator" and status for name, _, status in found.services):
-        found.hanging = list(itertools.islice(client.hanging(HANGING_MS), 100))
+        found.hanging = list(itertools.islice(client.hanging(HANGING_MS), MOST_HANGING))
         found.problems += map(_hanging, found.hanging)
     return found
 
@@ -147,6 +148,15 @@ def _of_topics(client: metatxn.Client, found: Findings, brokers: set[str]) -> It
                 where = f"its owner {segment.owner} is not there" if segment.owner else "it has no owner"
                 action = "Start a broker that has its storage."
                 yield HealthProblem(f"segment {segment.segment}", f"not served: {where}", action)
+
+
+def unserved_segments(client: metatxn.Client, brokers: set[str]) -> Iterator[HealthProblem]:
+    """Those of the first topics by name that none of these brokers serves."""
+    return _of_topics(client, Findings(), brokers)
+
+
+def hanging_problems(client: metatxn.Client) -> Iterator[HealthProblem]:
+    return map(_hanging, itertools.islice(client.hanging(HANGING_MS), MOST_HANGING))
 
 
 def _hanging(txn: HangingTransaction) -> HealthProblem:

@@ -32,4 +32,20 @@ OPERATING = (
         "if not self.yes:",
         tests=(f"{_TEST_CONSENT}::test_a_script_is_not_asked",),
     ),
+    Mutant(
+        "slow-answer-is-skew",
+        "the time that an answer took is no difference of clocks",
+        "metatxn/cli/doctor.py",
+        "surely_ms = apart_ms - service.within_ms - slowest.within_ms",
+        "surely_ms = apart_ms",
+        tests=("tests/metatxn/test_cli_doctor.py::test_the_way_of_an_answer_is_no_skew",),
+    ),
+    Mutant(
+        "deleted-segments-need-a-broker",
+        "what was deleted needs no storage",
+        "metastore/doctor.py",
+        'if segment.state != "deleted":',
+        "if segment.state:",
+        tests=("tests/metatxn/test_cli_doctor.py::test_storages_without_a_broker_and_their_directories",),
+    ),
 )

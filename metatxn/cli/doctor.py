@@ -1,0 +1,245 @@
+"""`metatxn doctor`: look at everything that may be set up wrongly, and say what to do."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+import metatxn
+from metatxn.cli import services
+from metatxn.cli.certificates import expires_at
+from metatxn.cli.options import ServiceOptions, shared, takes_session
+from metatxn.cli.output import print_json, print_rows
+from metatxn.cli.status import HANGING_MS, hanging_problems, unserved_segments
+from metatxn.cli.store import looking_into
+from metatxn.cli.times import duration
+from metatxn.wire.coordinator import Process
+
+MOST_SKEW_MS = 500
+"""What a coordinator allows by default: `--max-clock-skew-ms`."""
+SLOW_STORE_MS = 100.0
+SOON_S = 14 * 86_400
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+COLUMNS = ("CHECK", "VERDICT", "ABOUT", "WHAT", "DO")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The outcome of one check: `ok`, `advice` (all is well and could be better), `problem`, or `skipped`."""
+
+    check: str
+    about: str
+    verdict: str
+    what: str
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenService:
+    """A service that was asked: its status and how far its clock is ahead of this machine's, at most `within_ms`
+    wrong; or why there is no answer."""
+
+    name: str
+    process: Process
+    status: metatxn.ServiceStatus | None
+    ahead_ms: float = 0.0
+    within_ms: float = 0.0
+    silence: str = ""
+
+    @property
+    def about(self) -> str:
+        return f"{self.name} {self.process.id}"
+
+
+@takes_session
+def doctor(
+    session: ServiceOptions,
+    store: Annotated[
+        str | None,
+        typer.Option(envvar="METATXN_STORE", metavar="URL", help="Also examine this metadata store itself."),
+    ] = None,
+    data_dir: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Also look whether a broker serves this data directory. May be repeated."),
+    ] = None,
+) -> None:
+    """Check everything that may be set up wrongly, and say what to do. The exit code is 1 if there is a problem."""
+    with session.connect() as client:
+        url = session.url or shared(session.context).url
+        found = list(of_cluster(client, url))
+        found += of_credentials(session.token or shared(session.context).token, url, session.authorities)
+    of_store = list(examined(store)) if store is not None else [_not_examined()]
+    found += [*of_store, *of_directories(data_dir or [], of_store)]
+    if session.json:
+        print_json([asdict(each) for each in found])
+    else:
+        print_rows(COLUMNS, [(each.check, each.verdict, each.about, each.what, each.action) for each in found])
+    raise typer.Exit(1 if any(each.verdict == "problem" for each in found) else 0)
+
+
+def of_cluster(client: metatxn.Client, url: str, clock: Callable[[], float] = time.time) -> Iterator[Checked]:
+    cluster = client.cluster()
+    pairs = [("coordinator", each) for each in cluster.coordinators] + [("broker", each) for each in cluster.brokers]
+    seen = [_asked(client, name, process, clock) for name, process in pairs]
+    for service in seen:
+        yield _address(service, url)
+    for service in seen:
+        yield from _readiness(service)
+    yield from clocks(seen)
+    yield from versions(seen)
+    unserved = list(unserved_segments(client, {each.url.rstrip("/") for each in cluster.brokers}))
+    yield from (Checked("segments", each.about, "problem", each.problem, each.action) for each in unserved)
+    if not unserved:
+        yield Checked("segments", "cluster", "ok", "each has a broker")
+    hanging = list(hanging_problems(client))
+    yield from (Checked("transactions", each.about, "problem", each.problem, each.action) for each in hanging)
+    if not hanging:
+        yield Checked("transactions", "cluster", "ok", f"none has been open for {duration(HANGING_MS)}")
+
+
+def _asked(client: metatxn.Client, name: str, process: Process, clock: Callable[[], float]) -> SeenService:
+    before = clock()
+    try:
+        status = client.service_status(process.url)
+    except metatxn.MetatxnError as error:
+        return SeenService(name, process, None, silence=str(error))
+    after = clock()
+    half_ms = (after - before) * 500
+    return SeenService(name, process, status, status.now_ms - before * 1000 - half_ms, half_ms)
+
+
+def _address(service: SeenService, url: str) -> Checked:
+    announced = service.process.url
+    said = ("address", service.about)
+    if service.status is None:
+        action = f"Start it, correct its --advertise-url, which is {announced}, or see what is between here and there."
+        return Checked(*said, "problem", f"{announced} does not answer from here: {service.silence}", action)
+    if urlsplit(announced).hostname in LOOPBACK and urlsplit(url).hostname not in LOOPBACK:
+        action = "Start it with --advertise-url and an address that its clients can reach."
+        return Checked(*said, "problem", f"{announced} is announced, which only its own machine can reach", action)
+    return Checked(*said, "ok", f"{announced} answers")
+
+
+def _readiness(service: SeenService) -> Iterator[Checked]:
+    if service.status is None:
+        return
+    for what, why in service.status.waiting_for.items():
+        yield Checked("ready", service.about, "problem", f"{what}: {why}", "Wait a moment; then its log says why.")
+    if not service.status.waiting_for:
+        yield Checked("ready", service.about, "ok", f"for {duration(service.status.up_ms)} in service")
+    for what, why in service.status.warnings.items():
+        yield Checked(what, service.about, "problem", why, "It still serves; act before it does not.")
+    store = service.status.store
+    if store is not None:
+        slow = store.read_ms > SLOW_STORE_MS
+        action = "See how busy the store, its disk and the network to it are." if slow else ""
+        verdict, said = "problem" if slow else "ok", f"{store.kind} read in {store.read_ms} ms"
+        yield Checked("store latency", service.about, verdict, said, action)
+
+
+def clocks(seen: Sequence[SeenService]) -> Iterator[Checked]:
+    """Each clock against the slowest one. What the way of the answers may have taken does not count."""
+    known = [each for each in seen if each.status is not None]
+    if not known:
+        return
+    slowest = min(known, key=lambda each: each.ahead_ms)
+    for service in known:
+        apart_ms = service.ahead_ms - slowest.ahead_ms
+        surely_ms = apart_ms - service.within_ms - slowest.within_ms
+        wrong = surely_ms > MOST_SKEW_MS
+        what = f"{apart_ms / 1000:.3f} s ahead of the slowest clock"
+        action = "Run NTP on every machine: deadlines count on clocks that differ by at most 0.5 s." if wrong else ""
+        yield Checked("clock", service.about, "problem" if wrong else "ok", what, action)
+
+
+def versions(seen: Sequence[SeenService]) -> Iterator[Checked]:
+    found: dict[str, list[str]] = {}
+    for service in seen:
+        if service.status is not None:
+            found.setdefault(service.status.version, []).append(service.about)
+    if len(found) > 1:
+        what = "; ".join(f"{version}: {', '.join(who)}" for version, who in sorted(found.items()))
+        yield Checked("version", "cluster", "problem", what, "Finish the upgrade: see docs/brokers.md.")
+    elif found:
+        yield Checked("version", "cluster", "ok", f"all run {next(iter(found))}")
+
+
+def of_credentials(
+    token: str | None, url: str, ca: str | None, clock: Callable[[], float] = time.time
+) -> Iterator[Checked]:
+    """The token that was given, if it says when it ends, and the certificate of the service."""
+    ends_s = _end_of_token(token) if token else None
+    if ends_s is not None:
+        yield _ending("token", "the token of this command", ends_s - clock(), "Ask for a new one, and give it out.")
+    if url.startswith("https://"):
+        ends_s = expires_at(url, ca)
+        if ends_s is not None:
+            action = "Renew it, and restart the services with the new --tls-cert."
+            yield _ending("certificate", url, ends_s - clock(), action)
+
+
+def _ending(check: str, about: str, left_s: float, action: str) -> Checked:
+    what = f"ends in {duration(int(left_s * 1000))}" if left_s > 0 else "has ended"
+    soon = left_s < SOON_S
+    return Checked(check, about, "problem" if soon else "ok", what, action if soon else "")
+
+
+def _end_of_token(token: str) -> float | None:
+    """`exp` of a JWT; None for a token of another kind."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims: Any = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        return float(claims["exp"])
+    except (binascii.Error, ValueError, KeyError, TypeError):
+        return None
+
+
+def examined(url: str) -> Iterator[Checked]:
+    found: list[Checked] = []
+
+    async def run(opened: services.Store) -> None:
+        async for each in services.load("store_doctor")(opened):
+            found.append(Checked(each.check, each.about, each.verdict, each.what, each.action))
+
+    looking_into(url, run)
+    yield from found
+
+
+def _not_examined() -> Checked:
+    action = "Give --store to look at its server, at its history and at the storages of segments."
+    return Checked("store", "cluster", "skipped", "the store itself was not examined", action)
+
+
+def of_directories(directories: Sequence[Path], of_store: Sequence[Checked]) -> Iterator[Checked]:
+    """Whether each directory belongs to this cluster, and a broker has it open."""
+    storages = {each.about.removeprefix("storage "): each for each in of_store if each.check == "storage"}
+    for directory in directories:
+        about = f"data directory {directory}"
+        try:
+            path = next(each for each in (directory, directory / "broker") if (each / "storage.json").is_file())
+            storage = str(json.loads((path / "storage.json").read_text())["storage_id"])
+        except (StopIteration, OSError, ValueError, KeyError, TypeError):
+            action = "Name the directory that a broker was started with as --data-dir."
+            yield Checked("data directory", about, "problem", "there is no storage.json that can be read", action)
+            continue
+        if [each.check for each in of_store] == ["store"]:
+            yield Checked("data directory", about, "skipped", f"it is storage {storage}", "Give --store, too.")
+        elif storage not in storages:
+            action = "Nothing, if it is new or empty; otherwise --store is another cluster."
+            yield Checked("data directory", about, "advice", f"no segment is in its storage {storage}", action)
+        elif storages[storage].verdict == "ok":
+            yield Checked("data directory", about, "ok", storages[storage].what)
+        else:
+            action = f"Start `metatxn broker --data-dir {path}` there."
+            yield Checked("data directory", about, "problem", storages[storage].what, action)

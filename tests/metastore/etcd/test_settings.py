@@ -1,0 +1,57 @@
+"""Goal: the doctor sees how etcd is set up. Method: a real server with the flags of docs/stores.md, and judgements of
+settings that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from metastore.backends.etcd_settings import MUCH_HISTORY, EtcdSettings, parsed_metrics, settings_of
+from metastore.doctor import examine
+from tests.metastore.etcd.conftest import OpenStore
+from tests.servers import EtcdServer
+
+GOOD = EtcdSettings(
+    "10.0.0.1:2379", 512, MUCH_HISTORY + 1, False, version="3.5.28", quota_bytes=8 << 30, size_bytes=1 << 30
+)
+
+
+async def test_a_server_with_our_flags_is_in_order(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    store = await open_store(etcd_server)
+    (settings,) = [each async for each in settings_of(store)]
+    assert settings.silence is None and settings.version is not None and settings.size_bytes
+    assert (settings.max_txn_ops, settings.quota_bytes) == (512, 8589934592)
+    assert settings.revision >= 1 and settings.member in etcd_server.endpoint
+    checked = [each async for each in examine(store)]
+    assert {each.check: each.verdict for each in checked} == dict.fromkeys(
+        ("etcd --max-txn-ops", "etcd history", "etcd version", "etcd quota"), "ok"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "verdict", "words"),
+    [
+        ({"max_txn_ops": 128}, "etcd --max-txn-ops", "advice", "--max-txn-ops=512"),
+        ({"max_txn_ops": 0}, "etcd --max-txn-ops", "problem", "--max-txn-ops=512"),
+        ({"never_compacted": True}, "etcd history", "problem", "--auto-compaction-mode"),
+        ({"version": "3.5.1"}, "etcd version", "problem", "3.5.28"),
+        ({"quota_bytes": 2 << 30}, "etcd quota", "advice", "--quota-backend-bytes"),
+        ({"size_bytes": 6 << 30}, "etcd quota", "problem", "defragment"),
+        ({"silence": "refused"}, "etcd metrics", "skipped", "etcdctl"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_flag(changes: dict[str, object], check: str, verdict: str, words: str) -> None:
+    told = [each for each in replace(GOOD, **changes).examined() if each[2] != "ok"]  # type: ignore[arg-type]
+    assert [(name, found) for name, _, found, _, _ in told] == [(check, verdict)]
+    assert words in told[0][4]
+
+
+def test_a_young_store_need_not_be_compacted() -> None:
+    assert all(each[2] == "ok" for each in GOOD.examined())
+    assert all(each[2] == "ok" for each in replace(GOOD, never_compacted=True, revision=MUCH_HISTORY).examined())
+
+
+def test_metrics_are_read_by_name() -> None:
+    text = '# HELP x\nx_bytes 2.147483648e+09\netcd_server_version{server_version="3.4.23"} 1\nx_bytes{a="b"} 7\n'
+    assert parsed_metrics(text) == {"x_bytes": 2147483648.0, "version 3.4.23": 1}

@@ -1,0 +1,170 @@
+"""Goal: `metatxn doctor` finds each thing that is set up wrongly, says what to do, and finds nothing in what is right.
+
+Method: the real command against a development server, and checks on services that are made up, where the fault is hard
+to make. `tests/metastore/etcd/test_settings.py` has the checks of etcd.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import uuid
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import metatxn
+from metastore.backends.sqlite import SqliteStore
+from metastore.doctor import examine
+from metastore.txn.records.processes import BrokerRecord
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.store import INDEXES
+from metatxn.cli import doctor, status
+from metatxn.wire.models import Process
+from tests.metatxn.command_line import run_here
+from tests.metatxn.dev_server import DevServer
+from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, Services
+
+NOW_S = 1_000.0
+
+
+def found(services: Services, url: str = COORDINATOR.url) -> list[tuple[str, str, str]]:
+    checked = doctor.of_cluster(cast(metatxn.Client, services), url, clock=lambda: NOW_S)
+    return [(each.check, each.about, each.verdict) for each in checked]
+
+
+def wrong(services: Services, url: str = COORDINATOR.url) -> list[tuple[str, str]]:
+    return [(check, about) for check, about, verdict in found(services, url) if verdict != "ok"]
+
+
+def test_a_development_server_is_in_order(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "HANGING_MS", 2**40)
+    done = run_here("doctor", METATXN_URL=dev.coordinator_url)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {line[0]: line[1] for line in lines[1:] if line[0] != "store"} == dict.fromkeys(
+        ("address", "ready", "clock", "version", "segments", "transactions"), "ok"
+    )
+    as_json = json.loads(run_here("doctor", "-o", "json", METATXN_URL=dev.coordinator_url).stdout)
+    assert [each["verdict"] for each in as_json if each["what"] == "the store itself was not examined"] == ["skipped"]
+
+
+def test_a_problem_is_in_the_exit_code(dev: DevServer, tmp_path: Path) -> None:
+    done = run_here("doctor", "--data-dir", str(tmp_path), "-o", "json", METATXN_URL=dev.coordinator_url)
+    assert done.returncode == 1
+    (problem,) = [each for each in json.loads(done.stdout) if each["check"] == "data directory"]
+    assert problem["verdict"] == "problem" and "--data-dir" in problem["action"]
+
+
+def test_each_check_of_a_healthy_cluster_says_that_it_has_looked() -> None:
+    assert wrong(Services()) == []
+    assert {check for check, _, _ in found(Services())} >= {"address", "ready", "clock", "version", "store latency"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"now_ms": 1_000_501}, [("clock", "broker b")]),
+        ({"now_ms": 1_000_500}, []),
+        ({"now_ms": 999_400}, [("clock", "coordinator c")]),
+        ({"version": "2"}, [("version", "cluster")]),
+        ({"warnings": {"storage": "91 % used"}}, [("storage", "broker b")]),
+        ({"ready": False, "waiting_for": {"segment": "being opened"}}, [("ready", "broker b")]),
+    ],
+)
+def test_what_services_tell(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert wrong(Services(**changes)) == expected
+
+
+def test_the_way_of_an_answer_is_no_skew() -> None:
+    """An answer that took two seconds says nothing about a clock that is one second off."""
+    (fast, slow) = (Services().service_status(url) for url in (COORDINATOR.url, BROKER.url))
+    seen = [
+        doctor.SeenService("coordinator", COORDINATOR, fast),
+        doctor.SeenService("broker", BROKER, slow, 1_000, 1_000),
+    ]
+    assert [each.verdict for each in doctor.clocks(seen)] == ["ok", "ok"]
+
+
+def test_addresses_that_cannot_be_reached() -> None:
+    services = Services()
+    services.brokers = [BROKER, GONE]
+    (problem,) = [
+        each
+        for each in doctor.of_cluster(cast(metatxn.Client, services), COORDINATOR.url)
+        if each.about == "broker gone"
+    ]
+    assert "nobody listens there" in problem.what and "--advertise-url" in problem.action and GONE.url in problem.action
+    services.brokers = [Process(id="b", url="http://127.0.0.1:8471")]
+    services.segment.owner = services.brokers[0].url
+    assert wrong(services, "http://metatxn.example:8470") == [("address", "broker b")]
+    assert wrong(services, "http://127.0.0.1:8470") == []
+
+
+def test_segments_without_a_broker() -> None:
+    services = Services()
+    services.segment.owner = None
+    assert wrong(services) == [("segments", f"segment {services.segment.segment}")]
+
+
+def jwt(**claims: Any) -> str:
+    return ".".join(
+        base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({}, claims, {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("token", "verdicts"),
+    [
+        (jwt(exp=NOW_S + doctor.SOON_S - 1), ["problem"]),
+        (jwt(exp=NOW_S + doctor.SOON_S + 1), ["ok"]),
+        (jwt(exp=NOW_S - 1), ["problem"]),
+        (jwt(), []),
+        ("mtx_1", []),
+        ("a.%.c", []),
+        (None, []),
+    ],
+)
+def test_tokens_that_end_soon(token: str | None, verdicts: list[str]) -> None:
+    checked = doctor.of_credentials(token, "http://c", None, clock=lambda: NOW_S)
+    assert [each.verdict for each in checked] == verdicts
+
+
+def test_certificates_that_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_s = ssl.cert_time_to_seconds("Jan  5 09:34:43 2030 GMT")
+    monkeypatch.setattr(doctor, "expires_at", lambda url, ca: ends_s)
+    for left_s, verdict in ((doctor.SOON_S - 60, "problem"), (doctor.SOON_S + 60, "ok")):
+        (checked,) = doctor.of_credentials(None, "https://c", None, clock=lambda: ends_s - left_s)  # noqa: B023
+        assert (checked.check, checked.verdict) == ("certificate", verdict)
+
+
+async def test_storages_without_a_broker_and_their_directories(tmp_path: Path) -> None:
+    """Two storages have segments, and a broker has one of them open; a third belongs to another cluster."""
+    served, alone, other = (uuid.uuid4().hex for _ in range(3))
+    store = await SqliteStore.open(tmp_path / "metadata.db", INDEXES)
+    batch = store.batch().put("/cluster/broker/b", BrokerRecord(url="http://b", storage=served).encode())
+    for number, storage in enumerate((served, alone, alone)):
+        record = SegmentRecord(topic="t", range=(0, 65535), storage=storage)
+        batch.put(f"/segment/{number}", record.encode())
+    gone = SegmentRecord(topic="t", range=(0, 65535), storage=other, state="deleted")
+    await store.apply(batch.put("/segment/gone", gone.encode()))
+    seen = [
+        doctor.Checked(each.check, each.about, each.verdict, each.what, each.action) async for each in examine(store)
+    ]
+    await store.close()
+    assert {each.about: (each.verdict, each.what.partition(",")[0]) for each in seen} == {
+        f"storage {served}": ("ok", "1 segment"),
+        f"storage {alone}": ("problem", "2 segments"),
+    }
+    directories = []
+    for storage in (served, alone, other):
+        (directory := tmp_path / storage / "broker").mkdir(parents=True)
+        (directory / "storage.json").write_text(json.dumps({"format": 1, "storage_id": storage}))
+        directories.append(directory.parent)
+    checked = list(doctor.of_directories(directories, seen))
+    assert [each.verdict for each in checked] == ["ok", "problem", "advice"]
+    assert f"--data-dir {directories[1] / 'broker'}" in checked[1].action
+    (skipped,) = doctor.of_directories(directories[:1], [doctor._not_examined()])
+    assert (skipped.verdict, skipped.action) == ("skipped", "Give --store, too.")
