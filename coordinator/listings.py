@@ -5,6 +5,7 @@
     state=OPEN   the deadline index                             deadline
     other state  the final-state index                          time of the decision
     none         all headers                                    transaction id
+    newest       the indexes of all wanted states together      deadline if open, else time of the decision, descending
 
 The other filters are applied row by row, so one page examines a bounded number of rows and bytes (one transaction may
 be as large as a thousand others). It may hold fewer items than requested, even none, and still have a next page.
@@ -36,6 +37,7 @@ from metatxn.wire.coordinator import (
     TransactionKeyPage,
     TransactionPage,
 )
+from metatxn.wire.errors import invalid_field
 from metatxn.wire.ids import TxnId
 
 ROWS_PER_PAGE = 2_000
@@ -43,6 +45,8 @@ ROWS_PER_PAGE = 2_000
 PAGE_BYTES = 1 << 20
 """A page ends with the transaction whose records exceed this size, whether it is shown or not."""
 _SMALLEST_SLICE = 50
+_SKEW_MS = 60_000
+"""More than the clocks of two coordinators ever differ."""
 _PORTIONS = (4, 8, 16)
 """The number of transactions that are read at once the first, the second and every later time. A portion
 is always read completely."""
@@ -50,22 +54,31 @@ is always read completely."""
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The transactions that a list shows; `older_than_ms` is an age."""
+    """The transactions that a list shows; `older_than_ms` and `younger_than_ms` are ages. `newest` is an order, and
+    excludes `segment`."""
 
     state: State | None = None
     older_than_ms: int | None = None
     segment: str | None = None
     transaction_key: str | None = None
     owner: str | None = None
+    younger_than_ms: int | None = None
+    newest: bool = False
 
     def admits(self, found: TransactionHeader, now_ms: int) -> bool:
         assert found.created_ms is not None
         return (
             (self.state is None or found.state == self.state)
             and (self.older_than_ms is None or found.created_ms <= now_ms - self.older_than_ms)
+            and (self.younger_than_ms is None or found.created_ms >= now_ms - self.younger_than_ms)
             and (self.transaction_key is None or found.transaction_key == self.transaction_key)
             and (self.owner is None or found.owner == self.owner)
         )
+
+    def ends_at(self, row: Row, now_ms: int) -> bool:
+        """Whether nothing from this row on is wanted. Neither a deadline nor a decision is before the begin, except by
+        the difference of two clocks; so what follows a row of that time began even earlier."""
+        return self.newest and self.younger_than_ms is not None and row.at_ms < now_ms - self.younger_than_ms - _SKEW_MS
 
 
 class Listings:
@@ -79,7 +92,7 @@ class Listings:
     async def transactions(
         self, wanted: Filter, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
     ) -> TransactionPage:
-        """Raises INVALID_ARGUMENT for a page token of another list."""
+        """Raises INVALID_ARGUMENT for a page token of another list, and for an order that it cannot have."""
         name, read_slice = self._range_of(wanted, slice_size := max(limit + 1, _SMALLEST_SLICE))
         after = paging.position_of(name, page_token)
         now_ms = self.clock()
@@ -90,6 +103,8 @@ class Listings:
                 rows = await read_slice(after)
             examined += len(rows)
             for portion in _portions(rows):
+                if wanted.ends_at(portion[0], now_ms):
+                    return TransactionPage(items=items)
                 for row, records in await self._read(portion):
                     found = answers.describe_records(records)
                     admitted = wanted.admits(found, now_ms)
@@ -108,6 +123,12 @@ class Listings:
         """The narrowest range that contains everything wanted: its name in page tokens, and how to read a slice of
         it."""
         store = self.store
+        if wanted.newest:
+            if wanted.segment is not None:
+                raise invalid_field("order", "is not for the transactions that write to a segment")
+            states = [TxnState(wanted.state)] if wanted.state is not None else [*TxnState]
+            name = "newest " + ",".join(states)
+            return name, lambda after: listing.latest_first(store, states, after=after, limit=limit)
         if wanted.segment is not None:
             segment = wanted.segment
             name = f"segment {segment}"

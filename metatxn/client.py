@@ -190,16 +190,21 @@ class AsyncClient:
         owner: str | None = None,
         segment: str | None = None,
         older_than_ms: int | None = None,
+        younger_than_ms: int | None = None,
+        newest_first: bool = False,
         limit: int | None = None,
     ) -> Paged[TransactionHeader]:
-        """The headers of the transactions that match the filters. `older_than_ms` is an age; `limit` is the size of a
-        page, not of the result."""
+        """The headers of the transactions that match the filters. `older_than_ms` and `younger_than_ms` are ages;
+        `limit` is the size of a page, not of the result. With `newest_first`, which excludes `segment`, open ones come
+        by their deadline and decided ones by their decision, the latest time first."""
         params = {
             "state": state,
             "transaction_key": key,
             "owner": owner,
             "segment": segment,
             "older_than_ms": older_than_ms,
+            "younger_than_ms": younger_than_ms,
+            "order": "newest" if newest_first else None,
             "limit": limit,
         }
         connection = self._connection

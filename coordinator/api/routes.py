@@ -3,7 +3,7 @@ protocol."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
@@ -85,9 +85,23 @@ class TransactionQuery(PageQuery):
         Annotated[int, Field(ge=0, le=MAX_NUMBER, description="Only transactions that began at least this long ago.")]
         | None
     ) = None
+    younger_than_ms: (
+        Annotated[int, Field(ge=0, le=MAX_NUMBER, description="Only transactions that began at most this long ago.")]
+        | None
+    ) = None
     segment: SegmentName | None = None
     transaction_key: TransactionKeyName | None = None
     owner: OwnerName | None = None
+    order: (
+        Annotated[
+            Literal["newest"],
+            Field(
+                description="Open transactions by their deadline and decided ones by their decision, in one order with "
+                "the latest time first. Excludes `segment`."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class HangingQuery(PageQuery):
@@ -206,6 +220,8 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
         wanted = Filter(
             state=query.state,
             older_than_ms=query.older_than_ms,
+            younger_than_ms=query.younger_than_ms,
+            newest=query.order == "newest",
             segment=query.segment,
             transaction_key=query.transaction_key,
             owner=visible_owner(query.owner, caller),

@@ -6,6 +6,7 @@ order; fewer than `limit` rows mean that the range has ended. A position is the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metastore.api import MetadataStore
@@ -54,6 +55,19 @@ async def by_id(store: MetadataStore, *, after: str = "", limit: int) -> list[Ro
     return await _rows(store, paths.HEADERS, after, limit)
 
 
+async def latest_first(store: MetadataStore, states: Sequence[TxnState], *, after: str = "", limit: int) -> list[Row]:
+    """Transactions in these states, the latest time first: of an open one its deadline, of others the decision. So the
+    open ones come first, but for those whose deadline has passed.
+
+    A position is `<ms20>/<txnId>` in all of the indexes, so one position says where to continue in each of them.
+    """
+    roots = [
+        paths.DEADLINE_INDEX if state is TxnState.OPEN else f"{paths.FINAL_STATE_INDEX}{state}/" for state in states
+    ]
+    rows = [row for root in roots for row in await _rows_before(store, root, after, limit)]
+    return sorted(rows, key=lambda row: row.position, reverse=True)[:limit]
+
+
 async def writing_to_segment(store: MetadataStore, segment: str, *, after: str = "", limit: int) -> list[Row]:
     """Transactions that have write operations recorded on a segment, each once, in the order of the ids.
 
@@ -99,6 +113,13 @@ async def participants(store: MetadataStore, txn_id: TxnId, *, limit: int) -> li
         if not operations.more:
             break
     return list(found.values())[:limit]
+
+
+async def _rows_before(store: MetadataStore, root: str, before: str, limit: int) -> list[Row]:
+    end = f"{root}{before}" if before else prefix_end(root)
+    found = await store.range(root, end, limit=limit, keys_only=True, reverse=True)
+    positions = [record.key.removeprefix(root) for record in found.records]
+    return [Row(TxnId.parse(position.rpartition("/")[2]), position) for position in positions]
 
 
 async def _rows(store: MetadataStore, root: str, after: str, limit: int, end: str | None = None) -> list[Row]:

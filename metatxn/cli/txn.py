@@ -205,16 +205,27 @@ def list_(
     older_than: Annotated[
         str | None, typer.Option(help=f"Only transactions that began at least this long ago: {DURATION_HELP}.")
     ] = None,
+    younger_than: Annotated[
+        str | None, typer.Option(help=f"Only transactions that began at most this long ago: {DURATION_HELP}.")
+    ] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """List transactions."""
+    """List transactions: first the open ones, with the latest deadline first, then the others, with the latest decision
+    first. Those that write to a segment are listed by their ids."""
     if older_than is not None:
         if older_than_ms is not None:
             raise CliError("--older-than: --older-than-ms says the same. Give one of them.")
         older_than_ms = milliseconds_of("--older-than", older_than)
+    younger_than_ms = None if younger_than is None else milliseconds_of("--younger-than", younger_than)
     with session.connect() as client:
         found = client.transactions(
-            parsed_state(state), key=key, owner=owner, segment=segment, older_than_ms=older_than_ms
+            parsed_state(state),
+            key=key,
+            owner=owner,
+            segment=segment,
+            older_than_ms=older_than_ms,
+            younger_than_ms=younger_than_ms,
+            newest_first=segment is None,
         )
         session.print_list(found, limit, LIST_COLUMNS, txn_row)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from coordinator import listings as module
 from coordinator.listings import Filter, Listings
 from coordinator.transactions import Transactions
+from metastore.txn.listing import Row
 from metastore.txn.records.operations import WriteOp
-from metastore.txn.store import put_write_op
+from metastore.txn.store import TransactionRecords, put_write_op
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
@@ -90,6 +91,54 @@ async def test_slow_transactions(listings: Listings, population: dict[str, list[
     assert await ids(listings, state="OPEN", older_than_ms=900) == population["OPEN"][:2]
     assert await ids(listings, older_than_ms=1_201) == []
     assert len(await ids(listings, older_than_ms=0)) == 12
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 12, 100])
+async def test_the_newest_first(listings: Listings, population: dict[str, list[str]], limit: int) -> None:
+    """Open ones by their deadline, which here is that of their begin, then the others by their decision. The states are
+    in one order, whatever the size of a page."""
+    decided = [each for pair in zip(population["COMMITTED"], population["ABORTED"], strict=True) for each in pair]
+    newest = population["OPEN"][::-1] + decided[::-1]
+    assert await ids(listings, limit, newest=True) == newest
+    for state in ("OPEN", "COMMITTED", "ABORTED"):
+        assert await ids(listings, limit, newest=True, state=state) == population[state][::-1]
+    assert await ids(listings, limit, newest=True, owner="bob") == [
+        each for each in newest if each in await ids(listings, owner="bob")
+    ]
+
+
+async def test_young_transactions(
+    listings: Listings, population: dict[str, list[str]], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one began 100 ms ago. In the newest order nothing is read behind the last that can be young enough."""
+    everything = set(itertools.chain(*population.values()))
+    assert len(await ids(listings, younger_than_ms=1_199)) == 11
+    assert await ids(listings, younger_than_ms=100) == population["ABORTED"][-1:]
+    assert set(await ids(listings, newest=True, younger_than_ms=1_200)) == everything
+    assert await ids(listings, newest=True, younger_than_ms=100) == population["ABORTED"][-1:]
+    assert await ids(listings, newest=True, younger_than_ms=99) == []
+    monkeypatch.setattr(module, "_SKEW_MS", 0)
+    assert await ids(listings, newest=True, younger_than_ms=100) == population["ABORTED"][-1:]
+    read: list[int] = []
+    of_rows = listings._read
+
+    async def counted(rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
+        read.append(len(rows))
+        return await of_rows(rows)
+
+    monkeypatch.setattr(listings, "_read", counted)
+    clock.now_ms += 10_000_000
+    assert await ids(listings, newest=True, younger_than_ms=0, state="COMMITTED") == [] and read == []
+
+
+async def test_an_order_that_a_list_cannot_have_is_refused(
+    listings: Listings, population: dict[str, list[str]]
+) -> None:
+    error = await refusal(listings.transactions(Filter(newest=True, segment="t/1")), ErrorCode.INVALID_ARGUMENT)
+    assert error.members["field"] == "order"
+    token = (await listings.transactions(Filter(newest=True), 1)).next_page_token
+    await refusal(listings.transactions(Filter(newest=True, state="OPEN"), 1, token), ErrorCode.INVALID_ARGUMENT)
+    await refusal(listings.transactions(Filter(), 1, token), ErrorCode.INVALID_ARGUMENT)
 
 
 async def test_a_listed_transaction_is_as_it_is_read(transactions: Transactions, listings: Listings) -> None:

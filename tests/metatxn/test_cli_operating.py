@@ -168,6 +168,16 @@ def test_a_list_says_that_there_is_more(cli: Callable[..., Done], ask: Callable[
     assert cli("txn", "list", "--limit", "1000").stderr == ""
 
 
+def test_the_newest_transactions_are_listed_first(ask: Callable[..., Any]) -> None:
+    owner = uuid.uuid4().hex
+    begun = [ask("txn", "begin", "--owner", owner, "--timeout-ms", "600000")["txn_id"] for _ in range(3)]
+    ask("txn", "commit", begun[2])
+    listed = [each["txn_id"] for each in ask("txn", "list", "--owner", owner)]
+    assert listed == [begun[1], begun[0], begun[2]]
+    assert [each["txn_id"] for each in ask("txn", "list", "--owner", owner, "--younger-than", "1h")] == listed
+    assert ask("txn", "list", "--owner", owner, "--younger-than", "0s") == []
+
+
 def test_the_age_of_listed_transactions_is_a_duration(cli: Callable[..., Done], ask: Callable[..., Any]) -> None:
     txn_id = ask("txn", "begin")["txn_id"]
     listed = [{each["txn_id"] for each in ask("txn", "list", "--limit", "1000", *age)} for age in _AGES]

@@ -48,4 +48,20 @@ OPERATING = (
         "if segment.state:",
         tests=("tests/metatxn/test_cli_doctor.py::test_storages_without_a_broker_and_their_directories",),
     ),
+    Mutant(
+        "newest-skips-states",
+        "the newest transactions are in one order, whatever their state",
+        "metastore/txn/listing.py",
+        "return sorted(rows, key=lambda row: row.position, reverse=True)[:limit]",
+        "return rows[:limit]",
+        tests=("tests/coordinator/test_listings.py::test_the_newest_first",),
+    ),
+    Mutant(
+        "young-ones-left-out",
+        "the newest order ends only behind what can be young enough",
+        "coordinator/listings.py",
+        "row.at_ms < now_ms - self.younger_than_ms - _SKEW_MS",
+        "row.at_ms < now_ms - _SKEW_MS",
+        tests=("tests/coordinator/test_listings.py::test_young_transactions",),
+    ),
 )
