@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
 
 from metatxn.cli import doctor, key, policy, segment, serve, status, store, subscription, tokens, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error, print_error_as_json
+from metatxn.cli.settings import load_settings, profile_of, use_settings
 from metatxn.wire.errors import MetatxnError
+
+T = TypeVar("T")
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -62,11 +66,34 @@ def shared_options(
         typer.Option(envvar="METATXN_CA", metavar="FILE", help="PEM file of the authorities to trust for https."),
     ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")] = Output.TABLE,
+    profile: Annotated[
+        str | None, typer.Option(envvar="METATXN_PROFILE", help="The profile of the file of settings to use.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="METATXN_CONFIG",
+            metavar="FILE",
+            help="The file of settings. [default: ~/.config/metatxn/config.toml]",
+        ),
+    ] = None,
     _: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    context.obj = Shared(url, token, ca, output)
+    path, tables = load_settings(config)
+    chosen = profile_of(path, tables, profile)
+    use_settings(context, path, tables, chosen)
+
+    def setting(name: str, given: T) -> T | str:
+        source = context.get_parameter_source(name)
+        return given if source is not None and source.name != "DEFAULT" else chosen.get(name, given)
+
+    said = setting("output", output)
+    if said not in [*Output]:
+        raise CliError(f"{path}: output of profile {profile!r} is {said!r}. Use table or json.")
+    token, ca = setting("token", token), setting("ca", ca)
+    context.obj = Shared(setting("url", url), token, ca, Output(said))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -64,4 +64,12 @@ OPERATING = (
         "row.at_ms < now_ms - _SKEW_MS",
         tests=("tests/coordinator/test_listings.py::test_young_transactions",),
     ),
+    Mutant(
+        "profile-before-option",
+        "an option goes before the profile",
+        "metatxn/cli/main.py",
+        'return given if source is not None and source.name != "DEFAULT" else chosen.get(name, given)',
+        "return chosen.get(name, given)",
+        tests=("tests/metatxn/test_cli_settings.py::test_a_profile_gives_what_no_option_and_no_variable_gives",),
+    ),
 )

@@ -1,0 +1,97 @@
+"""Settings from a file: profiles for commands, and the options of the servers.
+
+    [profiles.prod]                       metatxn --profile prod topic list
+    url = "https://metatxn.example:8470"
+    token = "…"
+    ca = "/etc/ssl/our-authority.pem"
+
+    [broker]                              metatxn broker
+    store = "etcd://10.0.0.1:2379"
+    data-dir = "/var/lib/metatxn"
+
+A setting is named as its option without the dashes. What counts is the option, else the environment variable, else the
+file, else the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from metatxn.cli.options import CliError
+from metatxn.cli.output import print_note
+
+SERVERS = ("dev", "coordinator", "broker")
+OF_A_PROFILE = ("url", "token", "ca", "output", "store")
+TAKE_A_STORE = (("doctor",), ("store", "dump"), ("store", "check"))
+"""The commands whose `--store` a profile may give: those that only read it."""
+_OTHERS_MAY_READ = 0o077
+
+
+def default_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "metatxn" / "config.toml"
+
+
+def load_settings(given: Path | None) -> tuple[Path, dict[str, Any]]:
+    """The file and its tables; no tables if nobody named a file and the usual one does not exist. Raises `CliError`."""
+    path = given or default_file()
+    if given is None and not path.is_file():
+        return path, {}
+    import tomllib  # only who has a file pays for it
+
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CliError(f"--config {path}: {error}. Give a readable TOML file.") from error
+    known = ("profiles", *SERVERS)
+    for name, table in tables.items():
+        if name not in known or not isinstance(table, dict):
+            raise CliError(f"{path}: {name!r} is not a table that is known. Use {_listed(known)}.")
+    return path, tables
+
+
+def profile_of(path: Path, tables: Mapping[str, Any], name: str | None) -> dict[str, str]:
+    """The settings of a profile; none without a name. Raises `CliError`."""
+    if name is None:
+        return {}
+    profiles = tables.get("profiles", {})
+    if not isinstance(found := profiles.get(name), dict):
+        there = f"There are {_listed(profiles)}" if profiles else "There are none"
+        raise CliError(f"--profile: {path} has no profile {name!r}. {there}; add [profiles.{name}].")
+    for setting, value in found.items():
+        if setting not in OF_A_PROFILE or not isinstance(value, str):
+            raise CliError(f"{path}: {setting!r} of profile {name!r}: it may have texts for {_listed(OF_A_PROFILE)}.")
+    if "token" in found and path.stat().st_mode & _OTHERS_MAY_READ:
+        print_note(f"others may read the token in {path}; chmod 600 keeps it to you.")
+    return dict(found)
+
+
+def use_settings(context: typer.Context, path: Path, tables: Mapping[str, Any], profile: Mapping[str, str]) -> None:
+    """Hand the settings to the commands below `context`, as defaults of their options. Raises `CliError`."""
+    defaults: dict[str, Any] = {name: _of_server(context, path, name, tables.get(name, {})) for name in SERVERS}
+    if "store" in profile:
+        for command in TAKE_A_STORE:
+            place = defaults
+            for part in command:
+                place = place.setdefault(part, {})
+            place["store"] = profile["store"]
+    context.default_map = defaults
+
+
+def _of_server(context: typer.Context, path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    command: Any = context.command
+    parameters = command.commands[name].params
+    known = {option.removeprefix("--"): each.name for each in parameters for option in each.opts if option[:2] == "--"}
+    for setting in table:
+        if setting not in known:
+            raise CliError(f"{path}: {setting!r} in [{name}] is no option. See `metatxn {name} --help`.")
+    return {known[setting]: value for setting, value in table.items()}
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names)

@@ -1,0 +1,132 @@
+"""Goal: a setting comes from the option, else the environment, else the file, else the default, and a mistake in the
+file is named.
+
+Method: the real commands. Those that would start a server are stopped where they would open the store, and those that
+would call a service have an address where nobody listens, which the error names.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metatxn.cli import serve, services
+from metatxn.cli.options import CliError
+from tests.metatxn.command_line import Done, error_line, run_here
+
+SETTINGS = """
+[profiles.prod]
+url = "http://127.0.0.1:1"
+output = "json"
+store = "sqlite:///nowhere/profile.db"
+
+[profiles.other]
+url = "http://127.0.0.1:2"
+
+[broker]
+store = "sqlite:///from-the-file.db"
+storage = "memory:///"
+port = 7001
+disk-watermark = 85
+transaction-buffer = ["a/b=memory", "memory"]
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "metatxn" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(SETTINGS)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_profile_gives_what_no_option_and_no_variable_gives(settings: Path) -> None:
+    place = {"METATXN_CONFIG": str(settings)}
+
+    def asked(*arguments: str, **more: str) -> str:
+        done = run_here(*arguments, **place, **more)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert "127.0.0.1:1" in asked("--profile", "prod", "topic", "list")
+    assert "127.0.0.1:2" in asked("topic", "list", METATXN_PROFILE="other")
+    assert "127.0.0.1:3" in asked("--profile", "prod", "topic", "list", METATXN_URL="http://127.0.0.1:3")
+    assert "127.0.0.1:4" in asked("--profile", "prod", "--url", "http://127.0.0.1:4", "topic", "list")
+    assert "127.0.0.1:5" in asked("--profile", "prod", "topic", "list", "--url", "http://127.0.0.1:5")
+    assert "nowhere/profile.db" in asked("--profile", "prod", "store", "check")
+    assert "there.db" in asked("--profile", "prod", "store", "check", "--store", "sqlite:///nowhere/there.db")
+
+
+def test_the_usual_place_and_the_output_of_a_profile(settings: Path) -> None:
+    done = run_here("--profile", "prod", "token", "create", "--name", "x", XDG_CONFIG_HOME=str(settings.parents[1]))
+    assert json.loads(done.stdout).keys() == {"token", "entry"}
+    assert run_here("token", "create", "--name", "x", XDG_CONFIG_HOME=str(settings.parent)).returncode == 0
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a broker would be made with."""
+    seen: dict[str, Any] = {}
+
+    class Opened:
+        async def close(self) -> None: ...
+
+    async def connect_store(url: str, *_: Any) -> Opened:
+        seen["store"] = url
+        return Opened()
+
+    def made(name: str, store: Any, settings: dict[str, Any], **arguments: Any) -> None:
+        seen.update(settings | arguments)
+        raise CliError("far enough.")
+
+    monkeypatch.setattr(services, "connect_store", connect_store)
+    monkeypatch.setattr(serve, "made", made)
+    return seen
+
+
+def test_a_server_takes_its_options_from_the_file(settings: Path, made: dict[str, Any]) -> None:
+    assert "far enough" in error_line(run_here("--config", str(settings), "broker"))
+    assert (made["store"], made["port"], made["disk_watermark"]) == ("sqlite:///from-the-file.db", 7001, 85)
+    assert made["transaction_buffers"] == {"a/b": "memory", "*": "memory"}
+    assert (made["storage"], made["host"], made["max_ledger_bytes"]) == ("memory:///", "127.0.0.1", None)
+
+
+def test_options_and_variables_go_before_the_file(settings: Path, made: dict[str, Any]) -> None:
+    arguments = ("--config", str(settings), "broker", "--port", "7002")
+    assert "far enough" in error_line(run_here(*arguments, METATXN_STORE="sqlite:///from-a-variable.db"))
+    assert (made["store"], made["port"], made["disk_watermark"]) == ("sqlite:///from-a-variable.db", 7002, 85)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        ("[brokers]\n", ("topic", "list"), "'brokers'"),
+        ("profiles = 1\n", ("topic", "list"), "'profiles'"),
+        ("[broker]\nports = 1\n", ("topic", "list"), "'ports' in [broker]"),
+        ("[broker]\nport = 'x'\n", ("broker", "--store", "memory://"), "--port"),
+        ("[profiles.a]\nurls = 'x'\n", ("--profile", "a", "topic", "list"), "'urls'"),
+        ("[profiles.a]\noutput = 'xml'\n", ("--profile", "a", "topic", "list"), "'xml'"),
+        ("[profiles.a]\n", ("--profile", "b", "topic", "list"), "There are a"),
+        ("", ("--profile", "b", "topic", "list"), "There are none"),
+        ("[", ("topic", "list"), "TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(text: str, arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    (path := tmp_path / "config.toml").write_text(text)
+    assert words in error_line(run_here("--config", str(path), *arguments))
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    assert "nowhere.toml" in error_line(run_here("--config", str(tmp_path / "nowhere.toml"), "topic", "list"))
+
+
+@pytest.mark.parametrize(("mode", "said"), [(0o644, True), (0o600, False)])
+def test_a_token_that_others_may_read(mode: int, said: bool, tmp_path: Path) -> None:
+    (path := tmp_path / "config.toml").write_text('[profiles.a]\ntoken = "mtx_1"\n')
+    path.chmod(mode)
+    done: Done = run_here("--config", str(path), "--profile", "a", "token", "create", "--name", "x")
+    assert done.returncode == 0 and ("chmod 600" in done.stderr) is said
