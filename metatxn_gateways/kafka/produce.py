@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from crc32c import crc32c
 
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
+from metatxn.wire.ids import TxnId
 from metatxn.wire.record_batches import (
     CHECKED_FROM,
     COMPRESSION,
@@ -79,13 +81,27 @@ def checked(payload: memoryview) -> SentBatch:
     return SentBatch(count, bool(attributes & TRANSACTIONAL), producer, epoch, sequence)
 
 
+class Turns:
+    """The partitions of one connection. Each one's lock is held from the arrival of a batch until its publish has
+    begun; it is fair, so the publishes begin in the order in which the requests came."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, topic: str, partition: int) -> asyncio.Lock:
+        return self._locks.setdefault((topic, partition), asyncio.Lock())
+
+
 class Produce:
     def __init__(self, partitions: Partitions, producers: Producers) -> None:
         self._partitions = partitions
         self._producers = producers
 
-    async def answer(self, version: int, cutter: Cutter, head: bytes) -> Reply | None:
-        """None if the client wants none. Then an error closes the connection, because nothing else can tell."""
+    async def answer(self, version: int, cutter: Cutter, head: bytes, turns: Turns) -> Reply | None:
+        """None if the client wants none. Then an error closes the connection, because nothing else can tell.
+
+        Nothing is awaited before the tasks of the batches are made, so these take their turns in the order of arrival.
+        """
         transactional_id = cutter.text()
         acks = cutter.number(2)
         cutter.number(4)
@@ -97,56 +113,64 @@ class Produce:
                 cutter.tags()
             cutter.tags()
         cutter.tags()
-        results = await asyncio.gather(*(self._result(part, transactional_id) for part in parts))
+        results = await asyncio.gather(*(self._result(part, transactional_id, turns) for part in parts))
         if acks == 0:
             if any(result.code for result in results):
                 raise MalformedRequest("a batch was refused, and its producer waits for no answer")
             return None
         return _encoded(version, parts, results, head)
 
-    async def _result(self, part: _Part, transactional_id: str | None) -> _Result:
+    async def _result(self, part: _Part, transactional_id: str | None, turns: Turns) -> _Result:
         try:
-            return await self._appended(part, transactional_id)
+            return await self._appended(part, transactional_id, turns)
         except REFUSALS as error:
             return _Result(code_of(error))
 
-    async def _appended(self, part: _Part, transactional_id: str | None) -> _Result:
+    async def _appended(self, part: _Part, transactional_id: str | None, turns: Turns) -> _Result:
         batch = checked(part.batch or memoryview(b""))
-        segment = await self._partitions.segment(part.topic, part.partition)
-        txn_id = None
-        if batch.transactional:
-            if transactional_id is None:
-                raise KafkaError(KafkaCode.INVALID_TXN_STATE)
-            producer = await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch)
-            if producer.txn_id is None or producer.ended is not None:
-                raise KafkaError(KafkaCode.INVALID_TXN_STATE)
-            txn_id = producer.txn_id
-        idempotent = batch.producer_id >= 0
-        if idempotent and batch.producer_epoch != EPOCH:
-            raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
         assert part.batch is not None
-        entry = Entry(
-            part.batch,
-            PayloadKind.KAFKA,
-            batch.count,
-            txn_id,
-            producer=f"kafka/{batch.producer_id}" if idempotent else None,
-            sequence=batch.sequence if idempotent else None,
-        )
-        if idempotent:
-            base = await self._in_sequence(segment, entry, batch)
-        else:
-            base = await segment.offsets.first_of((await segment.publish(entry))[0])
-        return _Result(KafkaCode.NONE, base, await self._partitions.start_of(segment))
+        async with turns.of(part.topic, part.partition):
+            segment = await self._partitions.segment(part.topic, part.partition)
+            txn_id = await self._transaction_of(batch, transactional_id)
+            idempotent = batch.producer_id >= 0
+            if idempotent and batch.producer_epoch != EPOCH:
+                raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
+            entry = Entry(
+                part.batch,
+                PayloadKind.KAFKA,
+                batch.count,
+                txn_id,
+                producer=f"kafka/{batch.producer_id}" if idempotent else None,
+                sequence=batch.sequence if idempotent else None,
+            )
+            publish = self._in_sequence(segment, entry, batch) if idempotent else self._plain(segment, entry)
+            begun = asyncio.ensure_future(publish)  # tasks begin in the order in which they are made
+        return _Result(KafkaCode.NONE, await begun, await self._partitions.start_of(segment))
+
+    async def _transaction_of(self, batch: SentBatch, transactional_id: str | None) -> TxnId | None:
+        if not batch.transactional:
+            return None
+        if transactional_id is None:
+            raise KafkaError(KafkaCode.INVALID_TXN_STATE)
+        producer = await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch)
+        if producer.txn_id is None or producer.ended is not None:
+            raise KafkaError(KafkaCode.INVALID_TXN_STATE)
+        return producer.txn_id
+
+    async def _plain(self, segment: Segment, entry: Entry) -> int:
+        return await segment.offsets.first_of((await segment.publish(entry))[0])
 
     async def _in_sequence(self, segment: Segment, entry: Entry, batch: SentBatch) -> int:
         """One batch after the other, so that none is appended behind one that is missing.
 
-        What was appended before is in the table of the segment, also after a restart. A producer that is not known here
-        may begin anywhere: it waits for the answer to each batch that it does not repeat.
+        What was appended before is in the table of the segment, also after a restart. A producer that is not in it may
+        begin anywhere.
         """
+        assert entry.producer is not None
         sequences = self._producers.sequences(segment, batch.producer_id)
         async with sequences.lock:
+            if sequences.following is None and (last := segment.dedup.last_of(entry.producer)) is not None:
+                sequences.following = sum(last) % _SEQUENCES
             scope = Scope(entry.txn_id, entry.writer, entry.producer)
             repeated = segment.dedup.find(scope, batch.sequence, None)
             if not repeated and sequences.following not in (None, batch.sequence):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.cutting import Cutter
 from metatxn_gateways.kafka.fetch import Fetch
 from metatxn_gateways.kafka.partitions import Partitions
-from metatxn_gateways.kafka.produce import Produce
+from metatxn_gateways.kafka.produce import Produce, Turns
 from metatxn_gateways.kafka.producers import Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
 from metatxn_gateways.listener import FrameServer, Handler, MalformedRequest, Reply
@@ -95,7 +96,7 @@ class KafkaListener:
         """Raises `OSError` if the port is in use."""
         broker = self._service.broker
         assert broker is not None, "the broker has started"
-        partitions = Partitions(broker)
+        self._partitions = partitions = Partitions(broker)
         producers = Producers(self._store, Transactions(self._store, broker.clock))
         host = urlsplit(self._service.url).hostname or self._host
         calls = Calls(broker, partitions, producers, lambda: Address(host, self._server.port))
@@ -116,9 +117,9 @@ class KafkaListener:
         await self._server.stop()
 
     def _connect(self) -> Handler:
-        return self._answer
+        return partial(self._answer, turns=Turns())
 
-    async def _answer(self, request: memoryview) -> Reply | None:
+    async def _answer(self, request: memoryview, *, turns: Turns) -> Reply | None:
         cutter = Cutter(request)
         api_key, version, correlation = cutter.number(2), cutter.number(2), cutter.number(4)
         head = CORRELATION.pack(correlation)
@@ -135,7 +136,7 @@ class KafkaListener:
         if flexible:
             head += b"\0"
         if api_key == PRODUCE:
-            return await self._produce.answer(version, cutter, head)
+            return await self._produce.answer(version, cutter, head, turns)
         if api_key == FETCH:
             return await self._fetch.answer(version, cutter, head)
         response = CallResponse(api_key, version)

@@ -142,6 +142,16 @@ class DedupTable:
             return found if joined(part for each in found for part in each.ranges) == self._all_of_it else ()
         return tuple(each for each in found if any(map(each.tells_of, hashes)))
 
+    def last_of(self, producer: str) -> tuple[int, int] | None:
+        """The sequence of the entry that this producer appended last, and its number of messages; None if nothing of it
+        is remembered. Inside a transaction it is remembered until the decision."""
+        scopes = [self._scope(Scope(None, None, producer))]
+        scopes += [self._scope(Scope(txn_id, None, producer)) for txn_id in self._transactions]
+        last = [
+            (entries[-1].position, sequence, entries[-1].count) for sequence, entries in map(_last, scopes) if entries
+        ]
+        return max(last)[1:] if last else None
+
     def in_flight(self, scope: Scope, sequence: int) -> asyncio.Task[Position] | None:
         return self._in_flight.get((scope, sequence))
 
@@ -196,6 +206,10 @@ class DedupTable:
         if scope.txn_id is not None:
             return self._transactions.get(scope.txn_id, {}).get(scope, {})
         return self._producers.get(scope, {})
+
+
+def _last(sequences: dict[int, tuple[Remembered, ...]]) -> tuple[int, tuple[Remembered, ...]]:
+    return next(reversed(sequences.items()), (0, ()))
 
 
 def _add(sequences: dict[int, tuple[Remembered, ...]], sequence: int, new: Remembered) -> None:

@@ -31,12 +31,27 @@ class Serving:
 
 
 class Gateway:
-    def __init__(self, process: BrokerProcess, listener: KafkaListener, transactions: Transactions) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.transactions = Transactions(world.store, world.now_ms, 7)
+
+    async def start(self, process: BrokerProcess) -> Gateway:
+        self.process = process
         self.broker = process.broker
         self.http = process.http
-        self.listener = listener
-        self.transactions = transactions
         self.create = partial(process.create, format="kafka")
+        self.listener = KafkaListener(self.world.store, service=Serving(process.broker), port=0)
+        await self.listener.start()
+        return self
+
+    async def stop(self) -> None:
+        await self.listener.stop()
+        await self.process.stop()
+
+    async def crash(self) -> None:
+        """The process dies now, and another one goes on with what lies on its device."""
+        await self.listener.stop()
+        await self.start(await self.process.crash())
 
     async def browse(self, name: str) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = (await self.http.get(f"/v1/topics/{name}/messages")).json()["messages"]
@@ -90,12 +105,9 @@ def send(producer: Producer, topic: str, *values: str, **options: Any) -> list[i
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     world = World(tmp_path, "local")
-    process = await BrokerProcess(world, world.new_device("data")).start()
-    listener = KafkaListener(world.store, service=Serving(process.broker), port=0)
-    await listener.start()
+    gateway = await Gateway(world).start(await BrokerProcess(world, world.new_device("data")).start())
     try:
-        yield Gateway(process, listener, Transactions(world.store, world.now_ms, 7))
+        yield gateway
     finally:
-        await listener.stop()
-        await process.stop()
+        await gateway.stop()
         await world.close()

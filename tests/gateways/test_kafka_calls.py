@@ -7,6 +7,7 @@ Method: requests that kio writes and answers that kio reads, given to the listen
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import struct
@@ -33,6 +34,7 @@ from metatxn_gateways.kafka.schemas import _entity
 from metatxn_gateways.kafka.service import OFFERED, KafkaListener
 from metatxn_gateways.listener import MalformedRequest
 from participants.messages.batches import encode_batch
+from participants.segment.segment import Segment
 from tests.gateways.conftest import Gateway
 
 PRODUCER = struct.Struct(">qhi")
@@ -55,13 +57,18 @@ def made(api_key: int, version: int, kind: str, **values: Any) -> Any:
     return structure(**{name: value for name, value in values.items() if name in known})
 
 
+def framed(api_key: int, version: int, entity: Any) -> memoryview:
+    """The bytes of a request."""
+    body = io.BytesIO()
+    entity_writer(type(entity))(body, entity)
+    head = struct.pack(">hhih", api_key, version, 7, -1) + (b"\0" if type(entity).__flexible__ else b"")
+    return memoryview(bytearray(head + body.getvalue()))
+
+
 async def asked(gateway: Gateway, api_key: int, version: int, entity: Any) -> Any:
     """The answer of the listener, as kio reads it to its last byte."""
     flexible = type(entity).__flexible__
-    body = io.BytesIO()
-    entity_writer(type(entity))(body, entity)
-    head = struct.pack(">hhih", api_key, version, 7, -1) + (b"\0" if flexible else b"")
-    parts = await gateway.listener._answer(memoryview(bytearray(head + body.getvalue())))
+    parts = await gateway.listener._connect()(framed(api_key, version, entity))
     assert parts is not None
     answer = b"".join(parts)
     skipped = 5 if flexible else 4
@@ -149,6 +156,45 @@ async def test_a_batch_whose_answer_was_lost_is_followed_by_the_next(gateway: Ga
     assert await produced(gateway, 8, batch(b"c", producer=9, sequence=2)) == (KafkaCode.NONE, 2)
 
 
+async def test_after_a_restart_a_producer_goes_on_where_its_durable_batches_end(gateway: Gateway) -> None:
+    await gateway.create("t")
+    last = batch(b"c", b"d", producer=9, sequence=1)
+    assert await produced(gateway, 8, batch(b"a", producer=9, sequence=0)) == (KafkaCode.NONE, 0)
+    assert await produced(gateway, 8, last) == (KafkaCode.NONE, 1)
+    await gateway.crash()
+    early = await produced(gateway, 8, batch(b"x", producer=9, sequence=4))
+    assert early[0] == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert await produced(gateway, 8, last) == (KafkaCode.NONE, 1), "a retry"
+    assert await produced(gateway, 8, batch(b"e", producer=9, sequence=3)) == (KafkaCode.NONE, 3)
+    assert await produced(gateway, 8, batch(b"f", producer=8, sequence=7)) == (KafkaCode.NONE, 4), "nothing is known"
+
+
+async def test_batches_of_one_connection_are_appended_in_their_order(gateway: Gateway) -> None:
+    """Also if what the first one needs to know comes late."""
+    await gateway.create("t")
+    found, late, calls = gateway.listener._partitions.segment, asyncio.Event(), 0
+
+    async def segment(name: str, partition: int) -> Segment:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await late.wait()
+        return await found(name, partition)
+
+    gateway.listener._partitions.segment = segment  # type: ignore[method-assign]
+    handle = gateway.listener._connect()
+    sent = [
+        asyncio.ensure_future(handle(framed(0, 8, produce_request(8, batch(value)))))
+        for value in (b"first", b"second", b"third")
+    ]
+    while not calls:
+        await asyncio.sleep(0)
+    late.set()
+    await asyncio.gather(*sent)
+    values = [base64.b64decode(each["value_base64"]) for each in await gateway.browse("t")]
+    assert values == [b"first", b"second", b"third"]
+
+
 def test_what_is_no_batch_of_a_producer_is_refused() -> None:
     good = batch(b"a", b"b")
     assert checked(memoryview(good)).count == 2
@@ -180,7 +226,7 @@ async def test_any_bytes_are_answered_or_malformed(
     """Whatever comes: a handler that raises anything else would be a bug."""
     head = struct.pack(">hhih", api_key, version, 1, -1 if named else 0)
     with contextlib.suppress(MalformedRequest, TimeoutError):
-        await asyncio.wait_for(gateway.listener._answer(memoryview(bytearray(head + body))), 0.05)
+        await asyncio.wait_for(gateway.listener._connect()(memoryview(bytearray(head + body))), 0.05)
 
 
 async def test_a_malformed_frame_closes_its_connection_with_one_line(gateway: Gateway) -> None:

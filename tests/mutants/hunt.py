@@ -27,7 +27,7 @@ TESTS_S = 240
 TESTS_BESIDE_S = 60
 """How long to look for a test that catches what the simulation has to catch: what takes longer is no quick answer."""
 _KEPT = ROOT / "build" / "mutants"
-_PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "spark_connector")
+_PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "spark_connector")
 _COPIED = (*_PACKAGES, "tests", "pyproject.toml")
 
 
