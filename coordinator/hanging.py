@@ -48,7 +48,7 @@ async def hanging_transactions(
             writers=_remembered(txn_id, writers),
             age_ms=max(0, now_ms - header.created_ms),
             touched=[
-                TouchedSegment(segment=at.segment, subscription=at.subscription, after=at.after)
+                TouchedSegment(segment=at.segment, subscription=at.subscription, group=at.group, after=at.after)
                 for at in touched[:shown]
             ],
             more_touched=True if len(touched) > shown else None,

@@ -11,14 +11,14 @@ import pytest
 from pydantic import BaseModel
 
 from metastore.txn import paths
-from metastore.txn.records import operations, policies, processes, segments, subscriptions, topics, transactions
+from metastore.txn.records import groups, operations, policies, processes, segments, subscriptions, topics, transactions
 from tests.citations import DESIGN
 
 ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.HEADERS}<txnId>": (transactions.Header,),
     f"{paths.LEASES}<txnId>": (transactions.Lease,),
     f"{paths.PREPARED}<txnId>": (transactions.Prepared,),
-    f"{paths.OPS}<txnId>/<seq>": (operations.WriteOp, operations.AckOp),
+    f"{paths.OPS}<txnId>/<seq>": (operations.WriteOp, operations.AckOp, operations.OffsetOp),
     f"{paths.TRANSACTION_KEYS}<owner>&<key>": (transactions.TransactionKey,),
     f"{paths.SEGMENT_STATES}<segment>/outcome/<txnId>": (operations.Outcome,),
     f"{paths.TOPICS}<name>": (topics.TopicRecord,),
@@ -35,6 +35,8 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.SUBSCRIPTIONS}<topic>/<subscription>": (subscriptions.SubscriptionRecord,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/mark-delete": (subscriptions.MarkDelete,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/acked/<bucket>": (subscriptions.AckedBucket,),
+    f"{paths.GROUPS}<group>": (groups.GroupRecord,),
+    f"{paths.GROUP_OFFSETS}<group>/<segment>": (groups.CommittedOffset,),
     f"{paths.COORDINATORS}<id>": (processes.CoordinatorRecord,),
     f"{paths.BROKERS}<id>": (processes.BrokerRecord,),
     paths.INCARNATION: (processes.Incarnation,),

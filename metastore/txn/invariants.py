@@ -7,7 +7,7 @@ the law again. A missing record is found by the records that point to it; every 
     header ↔ deadline entry │ header ↔ final-state entry │ operation ↔ its index entries │ topic ↔ segment
     lease, prepared, writers → open header │ key ↔ open header │ header → id sequence
     operation → header, segment, owner │ outcome → segment, header │ owner → segment │ parent ↔ child
-    acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
+    offset → group │ acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
 
 Of processes and group-commit markers only the keys are checked. The laws are in `metastore.txn.laws`.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from metastore.txn import paths
 from metastore.txn.laws.cluster import by_key_only, horizon_law, incarnation_law, sequence_law
+from metastore.txn.laws.groups import group_law, group_offset_law
 from metastore.txn.laws.law import Finding, Law, MalformedKeyError, UnreadableError, View
 from metastore.txn.laws.operations import op_entry, op_law
 from metastore.txn.laws.policies import policy_law
@@ -63,9 +64,12 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.ID_SEQUENCES, sequence_law),
     (paths.WRITES_INDEX, op_entry(paths.WRITES_INDEX, "write", 1)),
     (paths.ACKS_INDEX, op_entry(paths.ACKS_INDEX, "ack", 2)),
+    (paths.OFFSETS_INDEX, op_entry(paths.OFFSETS_INDEX, "offset", 1)),
     (paths.DEADLINE_INDEX, deadline_entry_law),
     (paths.FINAL_STATE_INDEX, final_state_entry_law),
     (paths.SEGMENT_STATES, segment_state_law),
+    (paths.GROUPS, group_law),
+    (paths.GROUP_OFFSETS, group_offset_law),
     (paths.TOPICS, topic_law),
     (paths.SEGMENTS, segment_law),
     (paths.SEGMENT_OWNERS, owner_law),

@@ -88,12 +88,13 @@ async def writing_to_segment(store: MetadataStore, segment: str, *, after: str =
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A segment, or a subscription on it, that has operation records of a transaction. `after` is that of the first
-    write: where the transaction may hold back the segment's readers."""
+    """A segment, or a subscription or consumer group on it, that has operation records of a transaction. `after` is
+    that of the first write: where the transaction may hold back the segment's readers."""
 
     segment: str
     subscription: str | None
     after: str | None
+    group: str | None = None
 
 
 async def participants(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[Participant]:
@@ -109,7 +110,8 @@ async def participants(store: MetadataStore, txn_id: TxnId, *, limit: int) -> li
             start = prefix_end(prefix)
             if prefix not in found:
                 op = decode_op(record.value)
-                found[prefix] = Participant(segment, subscription, op.after if op.kind == "write" else None)
+                after, group = op.after if op.kind == "write" else None, op.group if op.kind == "offset" else None
+                found[prefix] = Participant(segment, subscription, after, group)
         if not operations.more:
             break
     return list(found.values())[:limit]

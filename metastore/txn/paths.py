@@ -4,11 +4,12 @@
     /txn-lease/<txnId>                                Lease
     /txn-writers/<txnId>                              RememberedWriters
     /txn-prepared/<txnId>                             Prepared
-    /txn-op/<txnId>/<seq>                             WriteOp | AckOp
+    /txn-op/<txnId>/<seq>                             WriteOp | AckOp | OffsetOp
     /txn-key/<owner>&<key>                            TransactionKey
     /txn-seq/<coordinatorId>                          next free id (see MetadataStore.lease_ids)
     /idx/writes-by-segment/<segment>/<txnId>/<seq>    empty
     /idx/acks-by-segment-subscription/<segment>/<subscription>/<txnId>/<seq>   empty
+    /idx/offsets-by-group/<group>/<txnId>/<seq>       empty
     /idx/txn-by-deadline/<ms20>/<txnId>               empty, open transactions only
     /idx/txn-by-final-state/<state>/<ms20>/<txnId>    empty, decided transactions only
     /segment-state/<segment>/outcome/<txnId>          Outcome
@@ -16,6 +17,8 @@
     /subscription/<topic>/<subscription>              definition and incarnation; a tombstone once it is dropped
     /cursor/<segment>/<subscription>/<incarnation>/mark-delete      everything before it is acknowledged
     /cursor/<segment>/<subscription>/<incarnation>/acked/<bucket>   ranges behind it that are, a bounded number
+    /group/<group>                                    GroupRecord: a consumer group's generation
+    /group-offset/<group>/<segment>                   CommittedOffset
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
     /policy/cluster  /policy/namespace/<namespace>    PolicyRecord: what counts where a topic's own policy says nothing
     /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: the running services
@@ -25,7 +28,8 @@
 
 `<seq>` is `<segment>:w:<generation>:<counter>` for a write and `<segment>:a:<subscription>:<generation>:<counter>` for
 an ack. A colon is always escaped inside a part, so one participant's operations are exactly one key prefix: it writes
-them without contention and deletes nobody else's.
+them without contention and deletes nobody else's. It is `<segment>:o:<group>` for the offset that a consumer group
+commits: there is one, which a later one in the same transaction replaces.
 
 The escape and padding rules are those of `metastore.keys`.
 """
@@ -45,11 +49,14 @@ TRANSACTION_KEYS = "/txn-key/"
 ID_SEQUENCES = "/txn-seq/"
 WRITES_INDEX = "/idx/writes-by-segment/"
 ACKS_INDEX = "/idx/acks-by-segment-subscription/"
+OFFSETS_INDEX = "/idx/offsets-by-group/"
 DEADLINE_INDEX = "/idx/txn-by-deadline/"
 FINAL_STATE_INDEX = "/idx/txn-by-final-state/"
 SEGMENT_STATES = "/segment-state/"
 SUBSCRIPTIONS = "/subscription/"
 CURSORS = "/cursor/"
+GROUPS = "/group/"
+GROUP_OFFSETS = "/group-offset/"
 TOPICS = "/topic/"
 SEGMENTS = "/segment/"
 POLICIES = "/policy/"
@@ -105,6 +112,10 @@ def ack_op(txn_id: TxnId, segment: str, subscription: str, generation: int, coun
     return f"{ack_ops_of_subscription(txn_id, segment, subscription)}{number(generation)}:{number(counter)}"
 
 
+def offset_op(txn_id: TxnId, segment: str, group: str) -> str:
+    return f"{OPS}{txn_id}/{escape(segment)}:o:{escape(group)}"
+
+
 def op_key_parts(key: str) -> tuple[str, str]:
     """(transaction id, seq) of an operation record's key."""
     txn_id, _, seq = key.removeprefix(OPS).partition("/")
@@ -113,7 +124,9 @@ def op_key_parts(key: str) -> tuple[str, str]:
 
 def participant_of_op(key: str) -> tuple[str, str | None, str]:
     """(segment, subscription of an ack, prefix of all the participant's operations in this transaction) of an operation
-    record's key."""
+    record's key. A group has one operation."""
+    if offset_entry(key) is not None:
+        return unescape(op_key_parts(key)[1].partition(":")[0]), None, key
     participant = key.rsplit(":", 2)[0]
     segment, _, *subscription = op_key_parts(participant)[1].split(":")
     return unescape(segment), unescape(subscription[0]) if subscription else None, f"{participant}:"
@@ -158,6 +171,26 @@ def ack_entry(op_key: str) -> str | None:
 def op_of_ack_entry(entry: str) -> str:
     """The key of the operation record behind an entry of the index `acks-by-segment-subscription`."""
     return OPS + entry.split("/", 2)[2]
+
+
+def offsets_by_group(group: str) -> str:
+    """Prefix, inside the index `offsets-by-group`, of one group's entries."""
+    return f"{escape(group)}/"
+
+
+def offset_entry(op_key: str) -> str | None:
+    """The entry in the index `offsets-by-group` of the operation record with this key; None if it is another one's."""
+    parts = op_key.rpartition("/")[2].split(":")
+    return f"{parts[2]}/{op_key.removeprefix(OPS)}" if len(parts) == 3 and parts[1] == "o" else None
+
+
+def op_of_offset_entry(entry: str) -> str:
+    """The key of the operation record behind an entry of the index `offsets-by-group`."""
+    return OPS + entry.split("/", 1)[1]
+
+
+def group_of_offset_entry(entry: str) -> str:
+    return unescape(entry.partition("/")[0])
 
 
 def transaction_key(owner: str | None, key: str) -> str:
@@ -244,6 +277,23 @@ def cursor_bucket(segment: str, subscription_name: str, incarnation: int, start:
     """`start` (ledger, entry, index) was the first place of the bucket's first range when it was made."""
     name = ":".join(map(number, start))
     return f"{cursor_buckets(segment, subscription_name, incarnation)}{name}"
+
+
+def group(name: str) -> str:
+    return f"{GROUPS}{escape(name)}"
+
+
+def group_offsets(name: str) -> str:
+    """Prefix of the committed offsets of one group."""
+    return f"{GROUP_OFFSETS}{escape(name)}/"
+
+
+def group_offset(name: str, segment_id: str) -> str:
+    return f"{group_offsets(name)}{escape(segment_id)}"
+
+
+def segment_of_group_offset(key: str) -> str:
+    return unescape(key.rpartition("/")[2])
 
 
 def topic(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from metastore.api import MetadataStore
 from metastore.txn import paths
-from metastore.txn.records.operations import AckOp, WriteOp
+from metastore.txn.records.operations import AckOp, OffsetOp, WriteOp
 from metastore.txn.records.transactions import SHORT_HEADER_BYTES, GcHorizon, Header, Lease, Prepared, RememberedWriters
 from metastore.txn.states import TxnState, may_become
 from metastore.types import Absent, Batch, FirstVersion, IndexDefinition, Record, Revision, Snapshot
@@ -26,6 +26,11 @@ def _writes_by_segment(key: str, value: bytes) -> Iterable[str]:
 
 def _acks_by_segment_subscription(key: str, value: bytes) -> Iterable[str]:
     if entry := paths.ack_entry(key):
+        yield entry
+
+
+def _offsets_by_group(key: str, value: bytes) -> Iterable[str]:
+    if entry := paths.offset_entry(key):
         yield entry
 
 
@@ -48,6 +53,7 @@ def _decided(value: bytes) -> str:
 INDEXES = (
     IndexDefinition("writes-by-segment", paths.OPS, _writes_by_segment),
     IndexDefinition("acks-by-segment-subscription", paths.OPS, _acks_by_segment_subscription),
+    IndexDefinition("offsets-by-group", paths.OPS, _offsets_by_group),
     IndexDefinition("txn-by-final-state", paths.HEADERS, _by_final_state),
 )
 """The indexes of a store of transactions. The deadline index is not among them: its entry depends on three records
@@ -232,3 +238,14 @@ def put_ack_ops(batch: Batch, txn_id: TxnId, generation: int, ops: Iterable[tupl
     for counter, op in ops:
         batch.create(paths.ack_op(txn_id, op.segment, op.subscription, generation, counter), op.encode())
     return batch
+
+
+def put_offset_op(batch: Batch, txn_id: TxnId, op: OffsetOp, before: Record | None) -> Batch:
+    """The offset of a consumer group, guarded like `put_write_op`. `before` is the record that it replaces, as read.
+
+    The caller adds the other guard, the group's generation.
+    """
+    batch.check(FirstVersion(paths.header(txn_id)), Absent(paths.prepared(txn_id)))
+    if before is not None:
+        return batch.replace(before, op.encode())
+    return batch.create(paths.offset_op(txn_id, op.segment, op.group), op.encode())

@@ -239,10 +239,12 @@ class TransactionPage(BaseModel):
 
 class TouchedSegment(BaseModel):
     """A place where a transaction has operations. A write may hold back the segment's readers at the position `after`;
-    an acknowledgement prevents messages of the subscription from being redelivered."""
+    an acknowledgement prevents messages of the subscription from being redelivered; an offset is one that the consumer
+    `group` of Kafka's clients commits."""
 
     segment: str
     subscription: str | None = None
+    group: str | None = None
     after: str | None = None
 
 
@@ -268,7 +270,7 @@ class Operation(BaseModel):
     """One operation record; `key` is its key in the metadata store."""
 
     key: str
-    kind: Literal["write", "ack"]
+    kind: Literal["write", "ack", "offset"]
     segment: str
     after: str | None = None
     count: int | None = None
@@ -276,6 +278,8 @@ class Operation(BaseModel):
     position: str | None = None
     writer: str | None = None
     sequence: int | None = None
+    group: str | None = None
+    offset: int | None = None
 
 
 class OperationPage(BaseModel):

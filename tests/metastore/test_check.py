@@ -19,7 +19,8 @@ from metastore.check import StoreCheck, dump
 from metastore.keys import escape
 from metastore.txn import paths
 from metastore.txn.laws.law import Finding
-from metastore.txn.records.operations import AckOp, Outcome, WriteOp
+from metastore.txn.records.groups import CommittedOffset, GroupRecord
+from metastore.txn.records.operations import AckOp, OffsetOp, Outcome, WriteOp
 from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
@@ -29,6 +30,7 @@ from metastore.txn.store import (
     begin,
     finalize,
     put_ack_ops,
+    put_offset_op,
     put_write_op,
     read_transaction,
 )
@@ -43,6 +45,8 @@ SEGMENT = SEGMENTS[0]
 OPEN, KEPT_ALIVE, PREPARED, KEYED, COMMITTED, ABORTED, COLLECTED = (TxnId(0, number) for number in range(1, 8))
 KEY = paths.transaction_key("me", "nightly/1")
 SUBSCRIPTION = paths.subscription(TOPIC, "s")
+GROUP = paths.group("g")
+GROUP_OFFSET = paths.group_offset("g", SEGMENT)
 MARK = paths.cursor_mark(SEGMENT, "s", 2)
 BUCKET = paths.cursor_bucket(SEGMENT, "s", 2, (1, 2, 0))
 ACK = paths.ack_op(OPEN, SEGMENT, "s", 3, 9)
@@ -135,6 +139,27 @@ async def subscribe(store: MetadataStore) -> None:
     batch.create(BUCKET, AckedBucket(ranges=(("1:2:0", "1:2:1"), ("1:2:3", "1:4:0"))).encode())
     op = AckOp(segment=SEGMENT, subscription="s", incarnation=2, position="1:1", batch_index=0, batch_size=2)
     await store.apply(put_ack_ops(batch, OPEN, 3, [(9, op)]))
+    await store.apply(store.batch().create(GROUP, GroupRecord(generation=1, updated_ms=1).encode()))
+    batch = store.batch().create(GROUP_OFFSET, CommittedOffset(offset=3, committed_ms=1).encode())
+    await store.apply(put_offset_op(batch, OPEN, OffsetOp(segment=SEGMENT, group="g", offset=4), None))
+
+
+def _group_damages() -> Iterator[Damage]:
+    op = paths.offset_op(OPEN, SEGMENT, "g")
+    entry = f"{paths.OFFSETS_INDEX}g/{op.removeprefix(paths.OPS)}"
+
+    def of_group(**fields: object) -> dict[str, bytes | None]:
+        return {op: packed({"kind": "offset", "segment": SEGMENT, "group": "g", "offset": 4} | fields)}
+
+    yield Damage("offset of another group", of_group(group="h"), op, "the key says")
+    yield Damage("offset before all", of_group(offset=-1), op, "negative")
+    yield Damage("offset of no group", {GROUP: None}, op, "does not exist")
+    yield Damage("offset without entry", {entry: None}, op, "missing in its index")
+    yield Damage("offset entry without op", {op: None}, entry, "no operation")
+    yield Damage("group before all", {GROUP: packed({"generation": -1, "updated_ms": 1})}, GROUP, "negative")
+    yield Damage("committed for no group", {GROUP: None}, GROUP_OFFSET, "does not exist")
+    negative = packed({"offset": -1, "committed_ms": 1})
+    yield Damage("committed before all", {GROUP_OFFSET: negative}, GROUP_OFFSET, "negative")
 
 
 async def findings(store: MetadataStore, page: int = 7) -> list[Finding]:
@@ -163,7 +188,7 @@ async def test_dump_is_everything_in_order(store: MemoryStore) -> None:
     everything = (await store.scan("/")).records
     assert [record async for record in dump(store, page=3)] == everything
     below = [record async for record in dump(store, paths.OPS, page=3)]
-    assert below == (await store.scan(paths.OPS)).records and len(below) == 7
+    assert below == (await store.scan(paths.OPS)).records and len(below) == 8
 
 
 # -- each law, broken by hand --------------------------------------------------------------------------------------
@@ -319,6 +344,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("ack nowhere", ack_op(position="1"), ACK, "not a position")
     yield Damage("ack of no message", ack_op(batch_index=2, batch_size=2), ACK, "no message 2")
     yield Damage("ack of a later incarnation", ack_op(incarnation=3), ACK, "which is at incarnation 2")
+    yield from _group_damages()
     index_entry = f"{paths.ACKS_INDEX}{paths.acks_by_subscription(SEGMENT, 's')}{ACK.removeprefix(paths.OPS)}"
     yield Damage("ack without entry", {index_entry: None}, ACK, "missing in its index")
     yield Damage("ack entry without op", {ACK: None}, index_entry, "no operation")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from metastore.keys import NUMBER_DIGITS, unescape
 from metastore.txn.records.json_record import JsonRecord
-from metastore.txn.records.operations import AckOp, WriteOp, decode_op
+from metastore.txn.records.operations import AckOp, OffsetOp, WriteOp, decode_op
 from metastore.types import Record, Snapshot
 from metatxn.wire.ids import TxnId
 
@@ -75,7 +75,7 @@ class View:
         record = self.get(key)
         return None if record is None else decoded(record, kind.decode)
 
-    def op(self, key: str) -> WriteOp | AckOp | None:
+    def op(self, key: str) -> WriteOp | AckOp | OffsetOp | None:
         record = self.get(key)
         return None if record is None else decoded(record, decode_op)
 

@@ -7,7 +7,7 @@ from metastore.txn import paths
 from metastore.txn.laws.law import POSITION, Law, MalformedKeyError, Problems, View, decoded, parsed_key, parsed_number
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.laws.subscriptions import of_subscription
-from metastore.txn.records.operations import AckOp, Outcome, WriteOp, decode_op
+from metastore.txn.records.operations import AckOp, OffsetOp, Outcome, WriteOp, decode_op
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
@@ -26,8 +26,10 @@ def op_law(record: Record, view: View) -> Problems:
             yield f"`after` is not a position: {op.after!r}", RESTORE
         if op.count < 0:
             yield f"the count {op.count} is negative", RESTORE
-    else:
+    elif isinstance(op, AckOp):
         yield from _ack(op, view)
+    else:
+        yield from _offset(op, view)
     for index in INDEXES:
         if record.key.startswith(index.prefix):
             for entry in sorted(index.keys(record.key, record.value)):
@@ -36,7 +38,7 @@ def op_law(record: Record, view: View) -> Problems:
     if view.get(paths.header(txn_id)) is None:
         problem = f"the header of transaction {txn_id} is gone, but its operation is left"
         yield problem, "It counts as committed. Restart the segment's broker; its recovery deletes what is left."
-    if view.get(paths.segment(op.segment)) is None:
+    if not isinstance(op, OffsetOp) and view.get(paths.segment(op.segment)) is None:
         yield f"the operation is on segment {op.segment}, which does not exist", RESTORE
 
 
@@ -50,8 +52,21 @@ def _ack(op: AckOp, view: View) -> Problems:
         yield from of_subscription("acknowledgement", segment.topic, op.subscription, op.incarnation, view)
 
 
-def _op_key(key: str, seq: str, op: WriteOp | AckOp, view: View) -> Problems:
-    """`<segment>:w:<generation>:<counter>` or `<segment>:a:<subscription>:<generation>:<counter>`."""
+def _offset(op: OffsetOp, view: View) -> Problems:
+    """Its segment may have been deleted with its topic."""
+    if op.offset < 0:
+        yield f"the offset {op.offset} is negative", RESTORE
+    if view.get(paths.group(op.group)) is None:
+        yield f"the offset is of group {op.group}, which does not exist", RESTORE
+
+
+def _op_key(key: str, seq: str, op: WriteOp | AckOp | OffsetOp, view: View) -> Problems:
+    """`<segment>:w:<generation>:<counter>`, `<segment>:a:<subscription>:<generation>:<counter>` or
+    `<segment>:o:<group>`."""
+    if isinstance(op, OffsetOp):
+        if seq != (expected := f"{escape(op.segment)}:o:{escape(op.group)}"):
+            yield f"the key says {seq} but the value {expected}", RESTORE
+        return
     where = [escape(op.segment), "w"] if isinstance(op, WriteOp) else [escape(op.segment), "a", escape(op.subscription)]
     parts = seq.split(":")
     if len(parts) != len(where) + 2:
@@ -72,7 +87,8 @@ def _op_key(key: str, seq: str, op: WriteOp | AckOp, view: View) -> Problems:
 
 
 def op_entry(root: str, kind: str, names: int) -> Law:
-    """An entry is `<segment>/[<subscription>/]<txnId>/<seq>`: `names` parts, then those of the operation's key."""
+    """An entry is `<segment>/[<subscription>/]<txnId>/<seq>`, or begins with the group: `names` parts, then those of
+    the operation's key."""
 
     def law(record: Record, view: View) -> Problems:
         parts = record.key.removeprefix(root).split("/")
@@ -83,11 +99,20 @@ def op_entry(root: str, kind: str, names: int) -> Law:
         if op is None:
             yield f"the index entry has no operation: {path}", DELETE
             return
-        expected = [escape(op.segment)] if isinstance(op, WriteOp) else [escape(op.segment), escape(op.subscription)]
+        expected = _indexed_by(op)
         if op.kind != kind or expected != parts[:names]:
             yield f"the index entry does not fit its operation, a {op.kind} on {op.segment}: {path}", DELETE
 
     return law
+
+
+def _indexed_by(op: WriteOp | AckOp | OffsetOp) -> list[str]:
+    match op:
+        case OffsetOp():
+            return [escape(op.group)]
+        case AckOp():
+            return [escape(op.segment), escape(op.subscription)]
+    return [escape(op.segment)]
 
 
 def outcome_law(record: Record, view: View) -> Problems:

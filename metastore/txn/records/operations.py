@@ -1,4 +1,5 @@
-"""The records of the operations of transactions on segments, and of the entries that are hidden there."""
+"""The records of the operations of transactions on segments and for consumer groups, and of the entries that are hidden
+on segments."""
 
 from __future__ import annotations
 
@@ -37,11 +38,22 @@ class AckOp(JsonRecord):
     writer: str | None = None
 
 
-OpRecord = Annotated[WriteOp | AckOp, Field(discriminator="kind")]
-_OP: TypeAdapter[WriteOp | AckOp] = TypeAdapter(OpRecord)
+class OffsetOp(JsonRecord):
+    """The offset of a segment that a consumer group commits with a transaction. See `CommittedOffset`."""
+
+    kind: Literal["offset"] = "offset"
+    segment: str
+    group: str
+    offset: int
+    leader_epoch: int | None = None
+    metadata: str | None = None
 
 
-def decode_op(value: bytes) -> WriteOp | AckOp:
+OpRecord = Annotated[WriteOp | AckOp | OffsetOp, Field(discriminator="kind")]
+_OP: TypeAdapter[WriteOp | AckOp | OffsetOp] = TypeAdapter(OpRecord)
+
+
+def decode_op(value: bytes) -> WriteOp | AckOp | OffsetOp:
     return _OP.validate_json(value)
 
 

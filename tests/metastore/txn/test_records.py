@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from metastore.txn import paths
+from metastore.txn.records.groups import CommittedOffset, GroupRecord
 from metastore.txn.records.json_record import JsonRecord
-from metastore.txn.records.operations import AckOp, Outcome, WriteOp, decode_op
+from metastore.txn.records.operations import AckOp, OffsetOp, Outcome, WriteOp, decode_op
 from metastore.txn.records.processes import BrokerRecord, CoordinatorRecord, Incarnation
 from metastore.txn.records.segments import (
     DedupChunk,
@@ -55,6 +56,9 @@ SAMPLES: list[JsonRecord] = [
     RememberedWriters(writers=()),
     WriteOp(segment="segment://t/n/x/0-1-0", after="1:2", count=3, writer="w", sequence=4),
     AckOp(segment="s", subscription="sub", incarnation=1, position="1:2", batch_index=0, cumulative=True, writer="w"),
+    OffsetOp(segment="s", group="g", offset=7, leader_epoch=1, metadata="é"),
+    GroupRecord(generation=3, updated_ms=4),
+    CommittedOffset(offset=7, committed_ms=4, leader_epoch=1, metadata="é"),
     TransactionKey(epoch=3, updated_ms=4, txn_id="0" * 32, last_version=1, session="s", fenced_sessions=("r",)),
     Outcome(highest="1:2", counted_writers=()),
     GcHorizon(revision=9),
