@@ -476,14 +476,28 @@ class AsyncClient:
         max_redeliveries: int | None = None,
         name: str | None = None,
         session_timeout_s: float = SESSION_TIMEOUT_S,
+        *,
+        ack_timeout_ms: int | None = None,
+        redelivery_delay_ms: int | None = None,
+        max_redelivery_delay_ms: int | None = None,
     ) -> AsyncConsumer:
         """A consumer of a subscription. If it does not exist, it is created: shared, from the earliest message on,
         unless other settings are given. Raises `AlreadyExists` if settings are given, and a subscription of this name
         has others."""
-        as_it_is = (type, initial, dead_letter_topic, max_redeliveries) == (None, None, None, None)
+        given = (type, initial, dead_letter_topic, max_redeliveries)
+        times = (ack_timeout_ms, redelivery_delay_ms, max_redelivery_delay_ms)
+        as_it_is = all(each is None for each in (*given, *times))
         with contextlib.suppress(AlreadyExists) if as_it_is else contextlib.nullcontext():
             await self.create_subscription(
-                topic, subscription, type or "shared", initial or "earliest", dead_letter_topic, max_redeliveries
+                topic,
+                subscription,
+                type or "shared",
+                initial or "earliest",
+                dead_letter_topic,
+                max_redeliveries,
+                ack_timeout_ms=ack_timeout_ms,
+                redelivery_delay_ms=redelivery_delay_ms,
+                max_redelivery_delay_ms=max_redelivery_delay_ms,
             )
         return self.consumer(topic, subscription, name, session_timeout_s)
 
@@ -495,13 +509,24 @@ class AsyncClient:
         initial: Literal["earliest", "latest"] = "earliest",
         dead_letter_topic: str | None = None,
         max_redeliveries: int | None = None,
+        *,
+        ack_timeout_ms: int | None = None,
+        redelivery_delay_ms: int | None = None,
+        max_redelivery_delay_ms: int | None = None,
     ) -> None:
-        """Create a subscription if it does not exist. Raises `AlreadyExists` if one of this name has other settings."""
+        """Create a subscription if it does not exist. Raises `AlreadyExists` if one of this name has other settings.
+
+        A message that was returned more than `max_redeliveries` times goes to the dead-letter topic. One that is not
+        acknowledged within `ack_timeout_ms` returns by itself. What returns by that, or by a negative acknowledgement,
+        is delivered again after `redelivery_delay_ms`, doubled with each return up to `max_redelivery_delay_ms`."""
         body = {
             "type": type,
             "initial": initial,
             "dead_letter_topic": dead_letter_topic,
             "max_redeliveries": max_redeliveries,
+            "ack_timeout_ms": ack_timeout_ms,
+            "redelivery_delay_ms": redelivery_delay_ms,
+            "max_redelivery_delay_ms": max_redelivery_delay_ms,
         }
         path = subscription_path(topic, subscription)
         call = Call(

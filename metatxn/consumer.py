@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -61,9 +62,11 @@ class AsyncConsumer:
         self._given_name = name
         self._connection = connection
         self._received: deque[Message] = deque()
-        self._held: dict[str, None] = {}
+        self._held: dict[str, float] = {}
         """The ids of messages that were fetched and neither acknowledged nor returned, in the order in which they
-        came."""
+        came, and when they were asked for."""
+        self._ack_timeout_s = 0.0
+        """That of the subscription, or infinite without one. Until the first answer it is not known."""
         self._alive = False
         self.closed = False
         self.others_hold = False
@@ -80,7 +83,7 @@ class AsyncConsumer:
         list is empty if there was none within `timeout_s`."""
         if limit < 1:
             raise InvalidArgument(f"limit: {limit} is below 1", field="limit")
-        first = await self.receive(timeout_s)
+        first = await self._next(limit, timeout_s)
         found = [] if first is None else [first]
         while found and len(found) < limit and (message := self.prefetched()) is not None:
             found.append(message)
@@ -93,11 +96,17 @@ class AsyncConsumer:
         Raises `AlreadyExists` while another consumer has an exclusive subscription, and `NotFound` once the
         subscription is dropped.
         """
+        return await self._next(1, timeout_s)
+
+    async def _next(self, wanted: int, timeout_s: float | None) -> Message | None:
+        """The next message. If nothing is prefetched, as many are fetched as the program wants now, or, if none of them
+        can time out before the program has seen it, some more."""
         now = asyncio.get_running_loop().time
         deadline = None if timeout_s is None else now() + timeout_s
         while (message := self.prefetched()) is None:
             left_ms = WAIT_MS if deadline is None else int(1000 * (deadline - now()))
-            self._received.extend(await self._fetch(PREFETCH_MESSAGES, max(0, min(WAIT_MS, left_ms))))
+            limit = PREFETCH_MESSAGES if self._ack_timeout_s == math.inf else min(wanted, PREFETCH_MESSAGES)
+            self._received.extend(await self._fetch(limit, max(0, min(WAIT_MS, left_ms))))
             if not self._received and left_ms <= 0:
                 return None
         return message
@@ -116,6 +125,8 @@ class AsyncConsumer:
 
     async def _fetch(self, limit: int, wait_ms: int) -> list[Message]:
         self._stay_alive()
+        now = asyncio.get_running_loop().time
+        asked_s = now()
         try:
             answer = await self._request(limit, wait_ms)
         except MetatxnError as error:
@@ -127,10 +138,17 @@ class AsyncConsumer:
             await self._start_over()
             raise
         self.others_hold = bool(answer.others_hold)
+        timeout_ms = answer.ack_timeout_ms
+        self._ack_timeout_s = math.inf if timeout_ms is None else timeout_ms / 1000
         # A new home redelivers what is not acknowledged. A message returned twice could be acknowledged twice in one
-        # transaction, which succeeds like a retry, and its output would exist twice.
-        new = {each.message_id: each for each in answer.messages if each.message_id not in self._held}
-        self._held |= dict.fromkeys(new)
+        # transaction, which succeeds like a retry, and its output would exist twice. After the ack timeout the program
+        # may have lost the first one.
+        since = now() - self._ack_timeout_s
+        new = {each.message_id: each for each in answer.messages if self._held.get(each.message_id, since) <= since}
+        for each in answer.messages:
+            if each.message_id in new:
+                self._settle([each.message_id])
+            self._held[each.message_id] = asked_s
         return [message_of(self.topic, each, each.redelivery_count) for each in new.values()]
 
     async def _request(self, limit: int, wait_ms: int) -> ReceiveAnswer:
@@ -176,6 +194,10 @@ class AsyncConsumer:
         serves its segment: the message is then redelivered. Whatever is raised, `txn` can no longer be committed.
         """
         messages = [message] if isinstance(message, Message) else list(message)
+        with inside(txn):
+            if txn is not None:
+                for each in messages:
+                    txn.acknowledges(self.topic, self.subscription, each.message_id, each.redelivery_count)
         for start in range(0, len(messages), MAX_IDS):
             await self._acknowledge("individual", messages[start : start + MAX_IDS], txn, writer)
 

@@ -26,6 +26,7 @@ from metatxn.wire.errors import (
     ExpiredTransaction,
     InvalidTransactionState,
     MetatxnError,
+    TransactionConflict,
 )
 
 REREAD_PAUSE_S = 0.1
@@ -65,6 +66,8 @@ class AsyncTransaction:
         """The writers that were remembered through this object."""
         self._used: set[str] = set()
         """The writers that have written or acknowledged through this object."""
+        self._acknowledged: dict[tuple[str, str, str], int] = {}
+        """By topic, subscription and message, which delivery of the message was acknowledged through this object."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._id!r}, {self._header.state if self._header else 'not read yet'})"
@@ -178,6 +181,17 @@ class AsyncTransaction:
         """`writer` is about to write or acknowledge something inside the transaction."""
         if writer is not None:
             self._used.add(writer)
+
+    def acknowledges(self, topic: str, subscription: str, message_id: str, delivery: int) -> None:
+        """This delivery of a message is about to be acknowledged inside the transaction. Raises `TransactionConflict`
+        if another one was: the broker takes the second acknowledgement for the first one, sent again, but the program
+        has done its work twice."""
+        if self._acknowledged.setdefault((topic, subscription, message_id), delivery) != delivery:
+            raise TransactionConflict(
+                f"message {message_id} was delivered twice and is acknowledged twice in transaction {self._id}",
+                action="Abort, and do the work in a new transaction. A longer ack timeout makes this rare.",
+                txn_id=self._id,
+            )
 
     def failed(self, failure: BaseException) -> None:
         """Something that belongs to the transaction was not done, so it can no longer be committed."""

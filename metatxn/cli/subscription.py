@@ -14,7 +14,7 @@ from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, size_text, when
 from metatxn.cli.redrive import redrive
-from metatxn.cli.times import TIME_HELP, duration, time_of
+from metatxn.cli.times import TIME_HELP, duration, milliseconds_of, time_of
 from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import BlockingMessage, SubscriptionInfo
 
@@ -57,11 +57,39 @@ def create(
         int | None,
         typer.Option(min=0, help="How often a message is redelivered before that. [default: 16 with --dead-letters]"),
     ] = None,
+    ack_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="A message that is not acknowledged in this time is redelivered."),
+    ] = None,
+    redelivery_delay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long a message waits that was returned or has timed out. [default: not at all]",
+        ),
+    ] = None,
+    max_redelivery_delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="With each return that delay doubles, up to this.")
+    ] = None,
 ) -> None:
     """Create a subscription, or find one that already has these settings."""
     with session.connect() as client:
-        client.create_subscription(topic, subscription, kind.value, initial.value, dead_letters, max_redeliveries)
+        client.create_subscription(
+            topic,
+            subscription,
+            kind.value,
+            initial.value,
+            dead_letters,
+            max_redeliveries,
+            ack_timeout_ms=duration_ms("--ack-timeout", ack_timeout),
+            redelivery_delay_ms=duration_ms("--redelivery-delay", redelivery_delay),
+            max_redelivery_delay_ms=duration_ms("--max-redelivery-delay", max_redelivery_delay),
+        )
         show_subscription(session, client.subscription(topic, subscription))
+
+
+def duration_ms(option: str, text: str | None) -> int | None:
+    return None if text is None else milliseconds_of(option, text)
 
 
 @app.command("list", epilog="Example: metatxn subscription list orders -o json")
@@ -165,9 +193,13 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: C
     backlog = f"{messages} messages, {size_text(size_bytes)}"
     if oldest_ms is not None:
         backlog += f", the oldest published {duration(max(0, now_ms - oldest_ms))} ago"
-    fields = {"subscription": found.name, "topic": found.topic, "type": found.type, "initial": found.initial}
+    fields: dict[str, str | None] = {"subscription": found.name, "topic": found.topic}
+    fields |= {"type": found.type, "initial": found.initial}
     consumers = ", ".join(consumer_text(found, name) for name in found.consumers) or None
-    print_fields(fields | {"dead letters": found.dead_letter_topic, "consumers": consumers, "backlog": backlog})
+    fields |= {"dead letters": found.dead_letter_topic}
+    if (redelivery := redelivery_text(found)) is not None:
+        fields |= {"redelivered": redelivery}
+    print_fields(fields | {"consumers": consumers, "backlog": backlog})
     print()
     print_rows(
         ("SEGMENT", "MARK_DELETE", "BACKLOG", "SIZE", "OLDEST", "UNACKED", "PENDING", "BLOCKED_BY"),
@@ -181,6 +213,17 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: C
             for s in found.segments
         ),
     )
+
+
+def redelivery_text(found: SubscriptionInfo) -> str | None:
+    """When messages are redelivered, if the subscription says so."""
+    parts = []
+    if found.ack_timeout_ms is not None:
+        parts.append(f"without an acknowledgement for {found.ack_timeout_ms} ms")
+    if found.redelivery_delay_ms is not None:
+        up_to = f", doubled up to {found.max_redelivery_delay_ms} ms" if found.max_redelivery_delay_ms else ""
+        parts.append(f"after {found.redelivery_delay_ms} ms{up_to}")
+    return "; ".join(parts) or None
 
 
 def consumer_text(found: SubscriptionInfo, name: str) -> str:

@@ -60,6 +60,8 @@ _TOPIC: dict[str, Any] = {
 }
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
 MAX_SESSION_TIMEOUT_MS = 3_600_000
+MAX_REDELIVERY_MS = 86_400_000
+"""The longest time until a message is redelivered: a day."""
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
 _FIRST_MESSAGE = "WyJzZWdtZW50Oi8vcHVibGljL2RlZmF1bHQvb3JkZXJzLzAwMDAtZmZmZi0wIiwiNzoxMiIsMF0"
@@ -421,16 +423,27 @@ class ReadMessagesAnswer(BaseModel):
 
 class SubscriptionRequest(RequestBody):
     """`dead_letter_topic` takes messages that were redelivered `max_redeliveries` times (16 by default) and returned
-    once more."""
+    once more. A message that is not acknowledged `ack_timeout_ms` after it was delivered returns. A message that
+    returns by that, or by a negative acknowledgement, is redelivered after `redelivery_delay_ms`; with
+    `max_redelivery_delay_ms` this delay doubles with each further return, up to that."""
 
     model_config = example(
-        initial="earliest", type="shared", dead_letter_topic="orders-dead", max_redeliveries=DEFAULT_MAX_REDELIVERIES
+        initial="earliest",
+        type="shared",
+        dead_letter_topic="orders-dead",
+        max_redeliveries=DEFAULT_MAX_REDELIVERIES,
+        ack_timeout_ms=60_000,
+        redelivery_delay_ms=1_000,
+        max_redelivery_delay_ms=60_000,
     )
 
     initial: Literal["earliest", "latest"]
     type: SubscriptionType
     dead_letter_topic: Annotated[Name, Field(min_length=1, max_length=512)] | None = None
     max_redeliveries: Annotated[int, Field(ge=0, le=1000)] | None = None
+    ack_timeout_ms: Annotated[int, Field(ge=1, le=MAX_REDELIVERY_MS)] | None = None
+    redelivery_delay_ms: Annotated[int, Field(ge=1, le=MAX_REDELIVERY_MS)] | None = None
+    max_redelivery_delay_ms: Annotated[int, Field(ge=1, le=MAX_REDELIVERY_MS)] | None = None
 
 
 SUBSCRIPTION_SEGMENT = {
@@ -499,6 +512,9 @@ class SubscriptionInfo(BaseModel):
     type: SubscriptionType
     dead_letter_topic: str | None = None
     max_redeliveries: int | None = None
+    ack_timeout_ms: int | None = None
+    redelivery_delay_ms: int | None = None
+    max_redelivery_delay_ms: int | None = None
     consumers: list[str]
     blocked: list[str] = []
     segments: list[SubscriptionSegment]
@@ -518,6 +534,9 @@ class SubscriptionSummary(BaseModel):
     type: SubscriptionType
     dead_letter_topic: str | None = None
     max_redeliveries: int | None = None
+    ack_timeout_ms: int | None = None
+    redelivery_delay_ms: int | None = None
+    max_redelivery_delay_ms: int | None = None
     created_ms: int
 
 
@@ -562,7 +581,7 @@ class ReceivedMessage(ReadMessage):
 class ReceiveAnswer(BaseModel):
     """Without messages, `others_hold` tells whether any are left that other consumers or open transactions have, or
     that are due for other consumers; otherwise nothing is left now. It is null in an answer with messages, and with
-    `max` 0."""
+    `max` 0. `ack_timeout_ms` is the subscription's: what is not acknowledged in that time is redelivered."""
 
     model_config = example(
         messages=[
@@ -578,10 +597,12 @@ class ReceiveAnswer(BaseModel):
             }
         ],
         others_hold=None,
+        ack_timeout_ms=None,
     )
 
     messages: list[ReceivedMessage]
     others_hold: bool | None = None
+    ack_timeout_ms: int | None = None
 
 
 MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
@@ -43,7 +43,7 @@ from participants.api.subscription_requests import (
     subscription_router,
 )
 from participants.broker.broker import Broker
-from participants.subscription.definitions import Definition, Definitions
+from participants.subscription.definitions import SETTINGS, Definition, Definitions
 from participants.topic.messages import Messages
 from participants.topic.seeking import Target
 from participants.topic.subscription import Subscription
@@ -135,7 +135,11 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         given = await served.receive(
             request.consumer, request.max, request.wait_ms, shown, session_timeout_ms=request.session_timeout_ms
         )
-        return ReceiveAnswer(messages=[each.message for each in given.messages], others_hold=given.others_hold)
+        return ReceiveAnswer(
+            messages=[each.message for each in given.messages],
+            others_hold=given.others_hold,
+            ack_timeout_ms=served.definition.record.ack_timeout_ms,
+        )
 
     @api.delete(
         "/consumers/{consumer}",
@@ -184,6 +188,9 @@ async def _record(broker: Broker, topic: str, request: SubscriptionRequest, call
         caller.require("produce", dead_letter_topic)
         await _assure_topic(broker, dead_letter_topic, caller)
         max_redeliveries = DEFAULT_MAX_REDELIVERIES if max_redeliveries is None else max_redeliveries
+    delay_ms, max_delay_ms = request.redelivery_delay_ms, request.max_redelivery_delay_ms
+    if max_delay_ms is not None and (delay_ms is None or max_delay_ms < delay_ms):
+        raise errors.invalid_field("max_redelivery_delay_ms", "needs a redelivery_delay_ms, and is at least as long")
     return SubscriptionRecord(
         incarnation=1,
         type=request.type,
@@ -191,6 +198,9 @@ async def _record(broker: Broker, topic: str, request: SubscriptionRequest, call
         created_ms=broker.clock(),
         dead_letter_topic=dead_letter_topic,
         max_redeliveries=max_redeliveries,
+        ack_timeout_ms=request.ack_timeout_ms,
+        redelivery_delay_ms=delay_ms,
+        max_redelivery_delay_ms=max_delay_ms,
     )
 
 
@@ -209,14 +219,11 @@ async def _assure_topic(broker: Broker, name: str, caller: Principal) -> None:
 
 def _summary(definition: Definition) -> SubscriptionSummary:
     record = definition.record
-    return SubscriptionSummary(
-        name=definition.name,
-        initial=record.initial,
-        type=record.type,
-        dead_letter_topic=record.dead_letter_topic,
-        max_redeliveries=record.max_redeliveries,
-        created_ms=record.created_ms,
-    )
+    return SubscriptionSummary(name=definition.name, created_ms=record.created_ms, **_settings(definition))
+
+
+def _settings(definition: Definition) -> dict[str, Any]:
+    return {field: getattr(definition.record, field) for field in SETTINGS}
 
 
 async def _info(subscription: Subscription, shown: str | None) -> SubscriptionInfo:
@@ -228,10 +235,7 @@ async def _info(subscription: Subscription, shown: str | None) -> SubscriptionIn
     return SubscriptionInfo(
         topic=definition.topic,
         name=definition.name,
-        initial=definition.record.initial,
-        type=definition.record.type,
-        dead_letter_topic=definition.record.dead_letter_topic,
-        max_redeliveries=definition.record.max_redeliveries,
+        **_settings(definition),
         consumers=subscription.consumers,
         blocked=[name for name in subscription.consumers if most_held is not None and held[name] >= most_held],
         segments=segments,

@@ -23,6 +23,12 @@ from metastore.types import AtVersion, Record
 from metatxn.wire import errors
 from participants.subscription.places import START, Place
 
+SETTINGS = (
+    *("type", "initial", "dead_letter_topic", "max_redeliveries"),
+    *("ack_timeout_ms", "redelivery_delay_ms", "max_redelivery_delay_ms"),
+)
+"""What the creator of a subscription has asked for, by the names of the fields."""
+
 
 @dataclass(frozen=True, slots=True)
 class Definition:
@@ -205,8 +211,7 @@ class Definitions:
 
 
 def _check_same(topic: str, name: str, known: SubscriptionRecord, wanted: SubscriptionRecord) -> None:
-    fields = ("type", "initial", "dead_letter_topic", "max_redeliveries")
-    different = [field for field in fields if getattr(known, field) != getattr(wanted, field)]
+    different = [field for field in SETTINGS if getattr(known, field) != getattr(wanted, field)]
     if different:
         raise errors.AlreadyExists(
             f"topic {topic} has a subscription {name} with another {', '.join(different)}",

@@ -1,14 +1,17 @@
 """The unacknowledged messages that one subscription has read from a segment: which consumer has each, and how often it
 was delivered.
 
-There is no I/O and no clock. Messages are read once, in order, up to `next_read`. Everything before that is
-acknowledged, or outstanding in one of these states:
+There is no I/O and no clock: the time is passed in, in seconds. Messages are read once, in order, up to `next_read`.
+Everything before that is acknowledged, or outstanding in one of these states:
 
-    held by a consumer ──returned──▶ waiting for redelivery    ──▶ held …
-         │       ▲                        │
-         └───────┴──── PENDING_ACK ───────┘      decided by `PendingAcks`, not here: it is neither held nor waiting
+    held by a consumer ──returned──▶ delayed ──ripe──▶ waiting for redelivery ──▶ held …
+         │       ▲                      │                    │
+         └───────┴──── PENDING_ACK ─────┴────────────────────┘    decided by `PendingAcks`, not here: it is neither
+                                                                  held, delayed nor waiting
 
-A message that was returned more often than `max_redeliveries` does not wait: `returned` reports it as dead.
+What a consumer has held for the ack timeout returns by itself (`ripen`), and what returns may be delayed first, by the
+back-off of its subscription. A message that was returned more often than `max_redeliveries` does not wait: `returned`
+reports it as dead.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from sortedcontainers import SortedDict, SortedSet
 
 from metatxn.wire.position import Position
 from participants.subscription.places import Place, Span
+from participants.subscription.redelivery import Redelivery
 
 MAX_OUTSTANDING = 50_000
 """The most unacknowledged messages of one segment. No more are read then, which bounds the memory."""
@@ -39,16 +43,20 @@ class Delivery:
     """How often it returned only because an earlier message of its key did."""
     key: int | None = None
     """The hash of its key, where consumers get messages by key."""
+    at_s: float | None = None
+    """While it is held: when it returns by itself. Otherwise it is delayed: when it may be delivered again."""
 
 
 class Deliveries:
-    def __init__(self, start: Place, max_redeliveries: int | None) -> None:
+    def __init__(self, start: Place, redelivery: Redelivery) -> None:
         self.next_read = start
-        self._max_redeliveries = max_redeliveries
+        self._redelivery = redelivery
         self._outstanding: SortedDict[Place, Delivery] = SortedDict()
         self._waiting: SortedSet[Place] = SortedSet()
         self._held: dict[int, set[Place]] = {}
         """Keyed by consumer."""
+        self._timed: SortedSet[tuple[float, Place]] = SortedSet()
+        """The messages to which something happens at a time, see `Delivery.at_s`."""
 
     def __len__(self) -> int:
         """The number of outstanding messages."""
@@ -93,11 +101,11 @@ class Deliveries:
         """The messages of one entry that wait for redelivery, in order."""
         return list(self._waiting.irange(Place.at(position), Place.behind(position), inclusive=(True, False)))
 
-    def give(self, place: Place, size: int, consumer: int) -> int:
+    def give(self, place: Place, size: int, consumer: int, now_s: float) -> int:
         """Deliver a message to `consumer`. Returns how often it was delivered before."""
         delivery = self._outstanding.setdefault(place, Delivery(size, 0))
         delivery.times += 1
-        self._hold(place, delivery, consumer)
+        self._hold(place, delivery, consumer, at_s=self._redelivery.returns_at(now_s))
         return delivery.times - 1
 
     def pass_over(self, place: Place, size: int) -> None:
@@ -117,7 +125,7 @@ class Deliveries:
         """These messages are PENDING_ACK: their consumer keeps them, but nobody receives them until the transaction
         ends."""
         for place in self._within(span):
-            if place in self._waiting:
+            if self._has_returned(place):
                 self._hold(place, self._outstanding[place], None)
 
     def places_in(self, span: Span) -> list[Place]:
@@ -149,23 +157,64 @@ class Deliveries:
     def has_dead(self, span: Span) -> bool:
         return any(self._outstanding[place].dead for place in self._within(span))
 
-    def returned(self, places: Iterable[Place]) -> list[Place]:
-        """Return messages, which then wait for redelivery. Returns those that were delivered too often and are dead
-        from now on."""
+    def returned(self, places: Iterable[Place], failed_s: float | None = None) -> list[Place]:
+        """Return messages, which then wait for redelivery. With `failed_s` their consumers have failed to process them
+        at that time, so that they are delayed. Returns those that were delivered too often and are dead from now
+        on."""
         dead = []
         for place in places:
             delivery = self._outstanding.get(place)
             if delivery is None or delivery.dead:
                 continue
             counted = delivery.times - delivery.withdrawn
-            if self._max_redeliveries is not None and counted > self._max_redeliveries:
+            most = self._redelivery.max_redeliveries
+            if most is not None and counted > most:
                 delivery.dead = True
                 dead.append(place)
-            self._hold(place, delivery, None, waiting=not delivery.dead)
+            delayed = failed_s is not None and not delivery.dead
+            at_s = self._redelivery.due_at(failed_s, counted) if delayed and failed_s is not None else None
+            self._hold(place, delivery, None, waiting=not delivery.dead, at_s=at_s)
         return dead
 
-    def _hold(self, place: Place, delivery: Delivery, consumer: int | None, *, waiting: bool = False) -> None:
-        """Assign the message to this consumer, or to nobody; then it may wait for redelivery."""
+    @property
+    def next_s(self) -> float | None:
+        """When there is something to `ripen`."""
+        return self._timed[0][0] if self._timed else None
+
+    def ripen(self, now_s: float) -> list[Place]:
+        """What was delayed until now waits for redelivery. Returns what consumers have held for the ack timeout; they
+        still hold it, for as long again."""
+        overdue = []
+        while self._timed and self._timed[0][0] <= now_s:
+            place = self._timed[0][1]
+            delivery = self._outstanding[place]
+            if delivery.consumer is None:
+                self._hold(place, delivery, None, waiting=True)
+            else:
+                self._hold(place, delivery, delivery.consumer, at_s=self._redelivery.returns_at(now_s))
+                overdue.append(place)
+        return overdue
+
+    def _has_returned(self, place: Place) -> bool:
+        """Whether the message waits for redelivery, or is delayed until it may."""
+        delivery = self._outstanding[place]
+        return place in self._waiting or (delivery.consumer is None and delivery.at_s is not None)
+
+    def _hold(
+        self,
+        place: Place,
+        delivery: Delivery,
+        consumer: int | None,
+        *,
+        waiting: bool = False,
+        at_s: float | None = None,
+    ) -> None:
+        """Assign the message to this consumer, or to nobody; then it may wait for redelivery, from `at_s` on."""
+        if delivery.at_s is not None:
+            self._timed.discard((delivery.at_s, place))
+        if at_s is not None:
+            self._timed.add((at_s, place))
+        delivery.at_s = at_s
         if delivery.consumer is not None:
             held = self._held[delivery.consumer]
             held.discard(place)
@@ -174,7 +223,7 @@ class Deliveries:
         if consumer is not None:
             self._held.setdefault(consumer, set()).add(place)
         delivery.consumer = consumer
-        if waiting:
+        if waiting and at_s is None:
             self._waiting.add(place)
         else:
             self._waiting.discard(place)

@@ -107,6 +107,7 @@ class Dispatch:
         self._on_dead = on_dead
         self._reading = asyncio.Lock()
         self._home = NO_HOME
+        self._timer: asyncio.TimerHandle | None = None
         self.refused_more = False
         """A consumer that holds as much as it may was refused more: whoever waits is told when something is
         acknowledged."""
@@ -153,6 +154,8 @@ class Dispatch:
             except errors.MetatxnError:
                 if not given:
                     raise  # raised next time: delivered messages must reach the consumer
+            finally:
+                self._set_timer()
         # A message that is returned while an entry is read may be delivered to this very consumer again. In one
         # transaction it would count twice, because the second acknowledgement succeeds like the first.
         return list({each.message.message_id: each for each in given}.values())
@@ -209,11 +212,11 @@ class Dispatch:
         if not indexes:
             return []
         size = message_count(frame)
-        share = len(frame.data) // size
+        share, now_s = len(frame.data) // size, asyncio.get_running_loop().time()
         messages = read_messages(self._segment.id, frame, indexes)
         places = (Place.at(frame.position)._replace(message=index) for index in indexes)
         given = [
-            DeliveredMessage(_received(message, self._deliveries.give(place, size, taker.session)), share)
+            DeliveredMessage(_received(message, self._deliveries.give(place, size, taker.session, now_s)), share)
             for message, place in zip(messages, places, strict=True)
         ]
         self._segment.traffic.went_out(len(given), share * len(given))
@@ -257,7 +260,7 @@ class Dispatch:
                 p for p in wanted if (known := self._deliveries.get(p)) is not None and known.consumer is not None
             ]
         back = [place for place in places if self._pending.holder(place) is None]
-        withdrawn = self.give_back(back)
+        withdrawn = self.give_back(back, failed=True)
         return Redelivered(len(back) + len(withdrawn), [self._message_id(place) for place in withdrawn])
 
     def holders_of(self, ids: Iterable[tuple[Position, int]] | None = None) -> set[TxnId]:
@@ -281,12 +284,31 @@ class Dispatch:
                 self._deliveries.let_go(place)
         self.give_back(back)
 
-    def give_back(self, places: Iterable[Place]) -> list[Place]:
-        """Return messages. Returns the others that return with them."""
-        if dead := self._deliveries.returned(places):
+    def give_back(self, places: Iterable[Place], *, failed: bool = False) -> list[Place]:
+        """Return messages, which are delayed if their consumers have `failed` to process them. Returns the others that
+        return with them."""
+        if dead := self._deliveries.returned(places, asyncio.get_running_loop().time() if failed else None):
             self._on_dead(dead)
+        self._set_timer()
         self._segment.changed.notify()
         return []
+
+    def _set_timer(self) -> None:
+        """Act when the first of the messages was held for too long, or delayed for long enough."""
+        self.close()
+        if (at_s := self._deliveries.next_s) is not None:
+            self._timer = asyncio.get_running_loop().call_at(at_s, self._on_time)
+
+    def _on_time(self) -> None:
+        with suppress(errors.MetatxnError):  # whoever serves the segment now redelivers everything
+            self._assert_serving()
+            overdue = self._deliveries.ripen(asyncio.get_running_loop().time())
+            self.give_back([place for place in overdue if self._pending.holder(place) is None], failed=True)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _message_id(self, place: Place) -> str:
         return str(MessageId(self._segment.id, place.position, place.message))

@@ -23,6 +23,7 @@ from sortedcontainers import SortedSet
 from metatxn.wire.position import Position
 from participants.subscription.deliveries import Deliveries, Delivery
 from participants.subscription.places import Place, Span
+from participants.subscription.redelivery import Redelivery
 
 LOOK_AHEAD = 2_000
 """The most messages of one segment that were read and not delivered to anybody yet. No more are read then."""
@@ -30,7 +31,8 @@ LOOK_AHEAD = 2_000
 
 @dataclass(slots=True)
 class _Key:
-    """The unacknowledged messages of a key; those of them that wait; and how many of the others each consumer has."""
+    """The unacknowledged messages of a key; those of them that wait, also while they are delayed; and how many of the
+    others each consumer has."""
 
     places: SortedSet[Place] = field(default_factory=SortedSet)
     waiting: SortedSet[Place] = field(default_factory=SortedSet)
@@ -38,8 +40,8 @@ class _Key:
 
 
 class KeyedDeliveries(Deliveries):
-    def __init__(self, start: Place, max_redeliveries: int | None) -> None:
-        super().__init__(start, max_redeliveries)
+    def __init__(self, start: Place, redelivery: Redelivery) -> None:
+        super().__init__(start, redelivery)
         self._keys: dict[int, _Key] = {}
         self._ahead: set[Place] = set()
 
@@ -57,7 +59,7 @@ class KeyedDeliveries(Deliveries):
 
     def waits(self, span: Span) -> bool:
         """See `Deliveries`. What has returned may already be at another consumer's turn, so it does wait."""
-        return any(place in self._waiting for place in self._within(span))
+        return any(self._has_returned(place) for place in self._within(span))
 
     # -- reading ahead -----------------------------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class KeyedDeliveries(Deliveries):
             for key, end in last.items()
             if key is not None
             for place in self._keys[key].places.irange(None, end)
-            if place not in self._waiting
+            if not self._has_returned(place)
         }
 
     # -- taking back -------------------------------------------------------------------------------------------
@@ -165,12 +167,20 @@ class KeyedDeliveries(Deliveries):
             if not key.places:
                 del self._keys[number]
 
-    def _hold(self, place: Place, delivery: Delivery, consumer: int | None, *, waiting: bool = False) -> None:
+    def _hold(
+        self,
+        place: Place,
+        delivery: Delivery,
+        consumer: int | None,
+        *,
+        waiting: bool = False,
+        at_s: float | None = None,
+    ) -> None:
         assert delivery.key is not None
-        key, waited = self._keys[delivery.key], place in self._waiting
+        key, waited = self._keys[delivery.key], self._has_returned(place)
         if not waited:
             self._release(key, delivery.consumer)
-        super()._hold(place, delivery, consumer, waiting=waiting)
+        super()._hold(place, delivery, consumer, waiting=waiting, at_s=at_s)
         if waiting:
             key.waiting.add(place)
         else:

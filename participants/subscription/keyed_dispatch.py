@@ -111,11 +111,12 @@ class KeyedDispatch(Dispatch):
         if len(self._deliveries) < before:
             self._segment.changed.notify()  # a key may be free, or the segment at its end
 
-    def give_back(self, places: Iterable[Place]) -> list[Place]:
+    def give_back(self, places: Iterable[Place], *, failed: bool = False) -> list[Place]:
         asked = list(places)
         later = [place for place in self._deliveries.later(asked) if self._pending.holder(place) is None]
         self._deliveries.withdraw(later)
-        super().give_back([*asked, *later])
+        super().give_back(later)  # nothing is known against them: they only follow those that were asked for
+        super().give_back(asked, failed=failed)
         return later
 
     def holders_before(self, spans: Iterable[Span]) -> set[TxnId]:

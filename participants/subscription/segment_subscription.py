@@ -52,6 +52,7 @@ from participants.subscription.keyed_dispatch import KeyedDispatch
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import Place, Span, message_span
+from participants.subscription.redelivery import Redelivery
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared_refusal, refusal
 
@@ -108,7 +109,7 @@ class SegmentSubscription:
         self.pending = pending
         keyed = definition.record.type == "key_shared"
         self.deliveries = (KeyedDeliveries if keyed else Deliveries)(
-            cursor.mark_delete, definition.record.max_redeliveries
+            cursor.mark_delete, Redelivery.of(definition.record)
         )
         self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
         """Called with messages that were delivered too often. They are `buried` once they are published elsewhere."""
@@ -512,6 +513,7 @@ class SegmentSubscription:
     def close(self) -> None:
         """Close the subscription. Its tasks belong to the segment and end with it."""
         self._headers.close()
+        self.dispatch.close()
 
     @property
     def is_gone(self) -> bool:

@@ -7,6 +7,7 @@ Found by `make chaos` (mix `frozen`, seed 203).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from metatxn.wire.position import Position
 from tests.over_httpx import OverHttpx
 
 URL = "http://broker.test"
+TXN_ID = "0" * 31 + "1"
 Settle = Callable[[metatxn.Consumer, metatxn.Message], None]
 
 
@@ -27,9 +29,12 @@ class Home:
 
     opened_again: str | None = None
     """A segment whose broker knows of nobody who was given anything."""
+    ack_timeout_ms: int | None = None
 
     def __init__(self, *answers: list[str]) -> None:
         self._answers = list(answers)
+        self.asked_for: list[int] = []
+        """How many messages each request wanted."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/cluster"):
@@ -37,16 +42,59 @@ class Home:
             return httpx.Response(200, json=processes | {"revision": 1})
         if request.url.path.endswith("/receive"):
             names = self._answers.pop(0) if self._answers else []
-            messages = [{"message_id": name, "value": name, "publish_ms": 1, "redelivery_count": 0} for name in names]
-            return httpx.Response(200, json={"messages": messages})
+            self.asked_for.append(json.loads(request.content)["max"])
+            count = len(self.asked_for) - 1 if self.ack_timeout_ms is not None else 0
+            given = {"publish_ms": 1, "redelivery_count": count}
+            messages = [{"message_id": name, "value": name, **given} for name in names]
+            return httpx.Response(200, json={"messages": messages, "ack_timeout_ms": self.ack_timeout_ms})
+        if request.url.path.endswith("/txns"):
+            header = {"txn_id": TXN_ID, "state": "OPEN", "timeout_ms": 1000, "created_ms": 1}
+            return httpx.Response(200, json=header)
         if request.url.path.endswith("/acks") and self.opened_again is not None:
             said = {"status": 409, "title": "", "detail": "", "code": "TXN_CONFLICT", "retriable": False}
             said |= {"definite": True, "action": "", "never_given": True, "segment": self.opened_again}
             return httpx.Response(409, json=said, headers={"Content-Type": "application/problem+json"})
         return httpx.Response(200, json={"redelivered": 0})
 
+    def client(self) -> metatxn.Client:
+        return metatxn.connect(URL, transport=OverHttpx(httpx.MockTransport(self)))
+
     def consumer(self) -> metatxn.Consumer:
-        return metatxn.connect(URL, transport=OverHttpx(httpx.MockTransport(self))).consumer("t", "s")
+        return self.client().consumer("t", "s")
+
+
+def test_before_it_times_out_a_message_is_not_handed_out_again() -> None:
+    home = Home(["a"], ["a", "b"])
+    home.ack_timeout_ms = 3_600_000
+    assert received(home.consumer()) == ["a", "b"]
+
+
+def test_what_has_timed_out_comes_again_and_is_not_acknowledged_twice_in_one_transaction() -> None:
+    """The answer with the second delivery was under way when the first one was acknowledged."""
+    home = Home(["a"], ["a"])
+    home.ack_timeout_ms = 1
+    consumer = home.consumer()
+    client = home.client()
+    txn = client.begin(1_000)
+    first = consumer.receive(1)
+    assert first is not None
+    consumer.acknowledge(first, txn)
+    consumer.acknowledge(first, txn)
+    second = consumer.receive(1)
+    assert second is not None and second.message_id == first.message_id
+    with pytest.raises(metatxn.TransactionConflict, match="delivered twice"):
+        consumer.acknowledge(second, txn)
+    with pytest.raises(metatxn.InvalidTransactionState):
+        txn.commit()
+
+
+def test_with_an_ack_timeout_nothing_is_fetched_before_the_program_wants_it() -> None:
+    home, patient = Home(["a"], ["b"]), Home(["a"], ["b"])
+    home.ack_timeout_ms = 60_000
+    for each in (home, patient):
+        consumer = each.consumer()
+        assert consumer.receive(1) is not None and len(consumer.receive_many(7, 1)) == 1
+    assert home.asked_for == [1, 7] and patient.asked_for == [1, 100]
 
 
 def received(consumer: metatxn.Consumer) -> list[str]:

@@ -160,9 +160,15 @@ class Client:
     # -- subscriptions -----------------------------------------------------------------------------------------
 
     async def subscribe(
-        self, topic: str, name: str, kind: str, dead_letters: str | None = None, max_redeliveries: int | None = None
+        self,
+        topic: str,
+        name: str,
+        kind: str,
+        dead_letters: str | None = None,
+        max_redeliveries: int | None = None,
+        **times_ms: int,
     ) -> None:
-        body: dict[str, Any] = {"initial": "earliest", "type": kind}
+        body: dict[str, Any] = {"initial": "earliest", "type": kind} | times_ms
         if dead_letters is not None:
             body |= {"dead_letter_topic": dead_letters, "max_redeliveries": max_redeliveries}
         await self._at_subscription(topic, name, "PUT", "", body)

@@ -22,6 +22,9 @@ class SubscriptionRecord(JsonRecord):
     created_ms: int
     dead_letter_topic: str | None = None
     max_redeliveries: int | None = None
+    ack_timeout_ms: int | None = None
+    redelivery_delay_ms: int | None = None
+    max_redelivery_delay_ms: int | None = None
     starts: dict[str, str] | None = None
     deleted: bool | None = None
 

@@ -13,6 +13,16 @@ _TEST_DELIVERIES = "tests/metatxn/test_random_deliveries.py"
 
 CLIENT = (
     Mutant(
+        "two-deliveries-in-one-transaction",
+        "a message that was delivered twice counts once in a transaction",
+        "metatxn/transaction.py",
+        "message_id), delivery) != delivery:",
+        "message_id), delivery) is None:",
+        tests=(
+            "tests/metatxn/test_redelivery.py::test_what_has_timed_out_comes_again_and_is_not_acknowledged_twice_in_one_transaction",
+        ),
+    ),
+    Mutant(
         "closed-client-leaves-its-transactions-open",
         "a client that is closed aborts what it has open",
         "metatxn/client.py",
@@ -318,8 +328,8 @@ CLIENT = (
         "held-message-comes-twice",
         "what a consumer holds is not handed out again",
         "metatxn/consumer.py",
-        "if each.message_id not in self._held",
-        "if each.message_id",
+        " if self._held.get(each.message_id, since) <= since}",
+        "}",
         tests=("tests/metatxn/test_redelivery.py::test_what_is_held_is_not_handed_out_again",),
     ),
     Mutant(

@@ -8,7 +8,8 @@ given, though others have what lies before it, and do so message by message only
 Some acknowledge on a subscription of which nobody was ever given anything.
 
 Where there is a dead-letter topic, an input that was given back too often has a dead letter instead of its output.
-The subscription's name is also as long as it may be.
+The subscription's name is also as long as it may be. In half of the seeds messages time out under their consumers, or
+wait after they were returned.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ NEVER_READ = "unread"
 MOVED = "moved"
 """A subscription that is moved again and again."""
 LONGEST_NAME = 256
+TIMES_MS = (
+    {"ack_timeout_ms": 2_000},
+    {"ack_timeout_ms": 5_000, "redelivery_delay_ms": 100, "max_redelivery_delay_ms": 4_000},
+    {"redelivery_delay_ms": 3_000},
+)
+"""Shorter than many transactions, and than the quiet in which the last packer believes that nothing is left."""
 
 
 class Consume(Workload):
@@ -55,7 +62,10 @@ class Consume(Workload):
             await self.client(random).create_topic(broker, self.letters, random.choice((1, 2)))
             self.cluster.topics.append(self.letters)
             redeliveries = random.choice((0, 1, 3))
-        await self.client(random).subscribe(self.orders, self.subscription, self.kind, self.letters, redeliveries)
+        times_ms = random.choice((*({},) * 3, *TIMES_MS))
+        await self.client(random).subscribe(
+            self.orders, self.subscription, self.kind, self.letters, redeliveries, **times_ms
+        )
         await self.client(random).subscribe(self.orders, NEVER_READ, "shared")
         await self.client(random).subscribe(self.orders, MOVED, "shared")
 
