@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from metatxn.cli.completion import complete_key
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, short_id, when
 
 app = typer.Typer(help="Take over, show and delete transaction keys.", no_args_is_help=True, rich_markup_mode=None)
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", autocompletion=complete_key)]
 LIST_COLUMNS = ("KEY", "OWNER", "EPOCH", "TXN_ID", "LAST_VERSION", "UPDATED")
 OwnerOption = Annotated[str | None, typer.Option(help="The principal that owns the key.")]
 

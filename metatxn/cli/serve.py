@@ -139,6 +139,7 @@ def dev(
     """Run a coordinator and a broker in one process. They use SQLite, and run until Ctrl-C."""
     set_up_logs(log_level)
     exposed = exposure.open(host)
+    services.load("broker")  # if it is not installed, nothing is left behind
     make_data_directory(data_dir)
     settings = {
         "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
@@ -244,6 +245,7 @@ def broker(
         "pending_ack_stores": by_namespace("--pending-ack-store", pending_ack_store),
     }
     if data_dir is not None:
+        services.load("broker")  # if it is not installed, nothing is left behind
         make_data_directory(data_dir)
 
     async def run(stack: AsyncExitStack) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from metatxn.cli.completion import complete_subscription
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, size_text, when
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(epilog="Example: metatxn subscription redrive orders billing --limit 100")(redrive)
-NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
+NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", autocompletion=complete_subscription)]
 LIST_COLUMNS = ("SUBSCRIPTION", "TYPE", "INITIAL", "DEAD_LETTERS", "CREATED")
 
 

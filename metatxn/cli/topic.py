@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 import metatxn
 from metatxn.cli.blockers import Blocker, blockers, details, note, print_blockers
+from metatxn.cli.completion import complete_segment, complete_topic, complete_txn
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import (
@@ -40,7 +41,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.")]
+TopicArgument = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.", autocompletion=complete_topic),
+]
 
 
 Details = Mapping[str, SegmentDetail | None]
@@ -132,7 +136,9 @@ def produce(
     key: Annotated[
         str | None, typer.Option(help="The key of all values. Messages with the same key keep their order.")
     ] = None,
-    txn: Annotated[str | None, typer.Option(metavar="TXN_ID", help="Send inside this transaction.")] = None,
+    txn: Annotated[
+        str | None, typer.Option(metavar="TXN_ID", help="Send inside this transaction.", autocompletion=complete_txn)
+    ] = None,
     text: Annotated[bool, typer.Option("--text", help="The values are plain text instead of JSON.")] = False,
     properties: Annotated[
         list[str] | None,
@@ -254,7 +260,10 @@ def consumed_messages(
 
 
 SegmentArgument = Annotated[
-    str, typer.Argument(metavar="SEGMENT", help="The segment's id, as `metatxn topic show` prints it.")
+    str,
+    typer.Argument(
+        metavar="SEGMENT", help="The segment's id, as `metatxn topic show` prints it.", autocompletion=complete_segment
+    ),
 ]
 
 
@@ -280,7 +289,12 @@ def split(
 def merge(
     session: ServiceOptions,
     segment: SegmentArgument,
-    other: Annotated[str, typer.Argument(metavar="SEGMENT", help="The segment's neighbour in the hash range.")],
+    other: Annotated[
+        str,
+        typer.Argument(
+            metavar="SEGMENT", help="The segment's neighbour in the hash range.", autocompletion=complete_segment
+        ),
+    ],
 ) -> None:
     """Seal two neighbours, and let one child take over the keys of both."""
     with session.connect() as client:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import metatxn
+from metatxn.cli.completion import complete_txn
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows, short_id, when
@@ -36,6 +37,7 @@ TxnIdArgument = Annotated[
     str,
     typer.Argument(
         metavar="TXN_ID",
+        autocompletion=complete_txn,
         help="As `metatxn txn begin` prints it: 32 hexadecimal digits, of which leading zeros may be left out.",
     ),
 ]
