@@ -137,6 +137,7 @@ class Cluster:
         """No more faults: everything that is frozen goes on, what is full has space, clocks agree, all serve."""
         self.world.faults.on = False
         self.store.down = self.store.full = False
+        self.store.cut_off.clear()
         self.world.trace.note("world", "healing")
         for device in self.devices.values():
             device.full = device.crowded = False

@@ -13,11 +13,12 @@ from metastore.keys import escape, unescape
 from metastore.txn import paths
 from metastore.types import Changes
 from metatxn.wire.names import namespace_of
+from tests.simulation.checkers.refusals import topic_of
 from tests.simulation.client import parse_position
 from tests.simulation.history import Dropped, Expired, History
 from tests.simulation.store import StoreServer
 
-SETTINGS = ("retention_ms", "retention_bytes", "retention", "ttl_ms")
+SETTINGS = ("retention_ms", "retention_bytes", "retention", "ttl_ms", "backlog", "backlog_ms", "backlog_bytes")
 
 
 class Witness:
@@ -53,10 +54,21 @@ class Witness:
         segment = unescape(key.removeprefix(paths.CURSORS).partition("/")[0])
         ledger, entry, _ = map(int, place.split(":"))
         before, self._marks[segment] = self._marks.get(segment, (0, -1)), (ledger, entry)
-        topic = segment.removeprefix("segment://").rpartition("/")[0]
-        ttl_ms = self.policy(topic).get("ttl_ms", -1)
-        trimmed = self._history.trimmed.get(segment, (0, -1))
-        self._history.expired.append(Expired(segment, before, (ledger, entry), self._clock(), ttl_ms, trimmed))
+        topic = topic_of(segment)
+        policy = self.policy(topic)
+        evicts = policy.get("backlog") == "evict"
+        self._history.expired.append(
+            Expired(
+                segment,
+                before,
+                (ledger, entry),
+                self._clock(),
+                policy.get("ttl_ms", -1),
+                self._history.trimmed.get(segment, (0, -1)),
+                policy.get("backlog_ms", -1) if evicts else -1,
+                policy.get("backlog_bytes", -1) if evicts else -1,
+            )
+        )
 
     def _write_down(
         self, topic: str, segment: str, before: tuple[int, int], first: tuple[int, int], revision: int

@@ -31,6 +31,7 @@ class Rates:
     store_slow: float = 0.0  # up to seconds instead of milliseconds
     store_aimed: float = 0.0  # added to late, slow and lost replies, for the one kind of record that is aimed at
     store_outages_per_minute: float = 0.0
+    cut_off_from_store_per_minute: float = 0.0  # one process alone
     compactions_per_minute: float = 0.0
     sessions_lost_per_minute: float = 0.0
     store_full_per_minute: float = 0.0
@@ -76,6 +77,7 @@ MOST = Rates(
     store_slow=0.08,
     store_aimed=0.25,
     store_outages_per_minute=2.0,
+    cut_off_from_store_per_minute=3.0,
     compactions_per_minute=10.0,
     sessions_lost_per_minute=3.0,
     store_full_per_minute=2.0,

@@ -244,7 +244,8 @@ class Returned:
 @dataclass(frozen=True, slots=True)
 class Expired:
     """Of a subscription that nobody uses, everything from `before` up to `mark` counts as acknowledged from now on, as
-    the store says. `ttl_ms` is then the policy's, -1 if there is none; what is before `trimmed` is gone."""
+    the store says. `ttl_ms` is then the policy's, -1 if there is none; what is before `trimmed` is gone. So are
+    `evicts_ms` and `evicts_bytes`, if the policy evicts."""
 
     segment: str
     before: tuple[int, int]
@@ -252,6 +253,8 @@ class Expired:
     at: float
     ttl_ms: int
     trimmed: tuple[int, int]
+    evicts_ms: int = -1
+    evicts_bytes: int = -1
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""Who makes the faults that are no property of a single call: outages, compactions, kills, power cuts, freezes, clocks
-that jump, stores and disks that are full."""
+"""Who makes the faults that are no property of a single call: outages of the store, for all or for one process,
+compactions, kills, power cuts, freezes, clocks that jump, stores and disks that are full."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Nemesis:
     def start(self) -> None:
         for name, strike in {
             "store_outages_per_minute": lambda: self._cluster.store.outage(self._random.choice((0.2, 1.5, 8.0))),
+            "cut_off_from_store_per_minute": self._cut_off,
             "compactions_per_minute": self._cluster.store.compact,
             "sessions_lost_per_minute": lambda: self._cluster.store.lose_session(self._random.choice),
             "store_full_per_minute": lambda: self._cluster.store.fill(self._random.choice((0.2, 1.5, 8.0))),
@@ -57,6 +58,11 @@ class Nemesis:
         victim = self._random.choice(self._victims())
         if not victim.frozen:
             self._world.freeze(victim, self._random.choice((0.5, 4.0, 15.0, 40.0)) * self._random.random())
+
+    def _cut_off(self) -> None:
+        """Often for longer than a session lasts: then another process takes over what this one still serves."""
+        victim = self._random.choice(list(self._cluster.roles))
+        self._cluster.store.cut_off_for(victim, self._random.choice((0.2, 1.5, 8.0, 25.0)))
 
     def _fill_a_disk(self) -> None:
         device = self._cluster.devices[self._random.choice(BROKERS)]

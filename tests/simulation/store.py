@@ -77,7 +77,8 @@ class _Told(ChangeLog):
 
 
 class StoreServer:
-    """The truth, and the leases. `down` while nobody reaches it; `full` while it takes nothing that needs space."""
+    """The truth, and the leases. `down` while nobody reaches it; `full` while it takes nothing that needs space.
+    `cut_off` are the processes that do not reach it though others do."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -86,6 +87,7 @@ class StoreServer:
         self.truth._log = self._log
         self.down = False
         self.full = False
+        self.cut_off: set[str] = set()
         self._leases: dict[str, _Lease] = {}
 
     @property
@@ -113,6 +115,22 @@ class StoreServer:
             self.world.trace.note("store", "up")
 
         self.world.later(seconds, up)
+
+    def cut_off_for(self, owner: str, seconds: float) -> None:
+        """One process, whose other connections hold: those who ask it get answers, and its leases end meanwhile."""
+        if owner in self.cut_off:
+            return
+        self.cut_off.add(owner)
+        self.world.trace.note("store", f"out of reach of {owner} for {seconds:.3f} s")
+
+        def reached() -> None:
+            self.cut_off.discard(owner)
+            self.world.trace.note("store", f"reached by {owner}")
+
+        self.world.later(seconds, reached)
+
+    def answers(self, owner: str) -> bool:
+        return not self.down and owner not in self.cut_off
 
     def fill(self, seconds: float) -> None:
         self.full = True
@@ -187,7 +205,7 @@ class _Call(Generic[T]):
     def depart(self) -> None:
         world, server = self.store.world, self.store.server
         now = world.loop.time()
-        if server.down:
+        if not server.answers(self.store.owner):
             if now >= self.deadline:
                 self._fail(StoreUnavailable("nobody has answered the connection"))
             else:
@@ -219,7 +237,7 @@ class _Call(Generic[T]):
 
     def _arrive(self) -> None:
         world = self.store.world
-        if self.store.server.down:
+        if not self.store.server.answers(self.store.owner):
             self._lose()
             return
         error: MetastoreError | None = None
@@ -296,7 +314,7 @@ class SimulatedStore(StoredIndexes):
 
     def watch(self, prefix: str, from_revision: Revision) -> Watch:
         self._assert_open()
-        watch = SimulatedWatch(self.server, prefix, from_revision)
+        watch = SimulatedWatch(self.server, self.owner, prefix, from_revision)
         self._watches.append(watch)
         return watch
 
@@ -348,8 +366,9 @@ class SimulatedStore(StoredIndexes):
 class SimulatedWatch(Watch):
     """The truth's own watch, at the end of a line that is slow, breaks, and says things twice."""
 
-    def __init__(self, server: StoreServer, prefix: str, from_revision: Revision) -> None:
+    def __init__(self, server: StoreServer, owner: str, prefix: str, from_revision: Revision) -> None:
         self._server = server
+        self._owner = owner
         self._faults = server.world.faults
         self._prefix = prefix
         self._next = from_revision
@@ -366,7 +385,7 @@ class SimulatedWatch(Watch):
                 self._arriving = await anext(self._feed)
             await asyncio.sleep(self._faults.delay_s("watch_slow", 0.001, 8.0))
             item, self._arriving = self._arriving, None
-            if self._server.down or self._faults.happens("watch_broken"):
+            if not self._server.answers(self._owner) or self._faults.happens("watch_broken"):
                 await self._connect_again()
                 continue
             if self._faults.happens("watch_reset"):
@@ -384,7 +403,7 @@ class SimulatedWatch(Watch):
         """What was on its way is lost with the connection, and asked for again."""
         await self._feed.close()
         await asyncio.sleep(self._faults.delay_s("watch_slow", 0.05, 8.0))
-        while self._server.down:
+        while not self._server.answers(self._owner):
             await asyncio.sleep(_CONNECT_AGAIN_S)
         await self._follow_from(self._next)
 

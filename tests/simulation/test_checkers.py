@@ -416,8 +416,11 @@ def test_what_has_expired_is_not_acknowledged_in_a_transaction(segment: str) -> 
     assert bool(list(CHECKERS["refused only for what was so"](history))) == (segment == MARKS_SEGMENT)
 
 
-def test_what_is_old_may_expire() -> None:
-    for differs in {}, {"ttl_ms": -1, "trimmed": (1, 2)}, {"mark": (1, 3), "ttl_ms": 7_000}:
+EVICTED: dict[str, Any] = {"ttl_ms": -1, "evicts_ms": -1, "evicts_bytes": 500}
+
+
+def test_what_is_old_or_too_much_may_expire() -> None:
+    for differs in {}, {"ttl_ms": -1, "trimmed": (1, 2)}, {"mark": (1, 3), "ttl_ms": 7_000}, EVICTED:
         history = true_story()
         expired(**differs)(history)
         assert judge(history) == []
@@ -481,6 +484,8 @@ LIES: dict[str, list[Lie]] = {
         dropped(revision=15),
         expired(ttl_ms=9_000),
         expired(ttl_ms=-1),
+        expired(ttl_ms=-1, evicts_ms=9_000),
+        expired(ttl_ms=-1, evicts_bytes=10_000),
     ],
     "frees what the policy frees": [not_freed],
     "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for, kept_for_nothing],

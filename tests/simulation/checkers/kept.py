@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tests.simulation.checkers.refusals import topic_of
 from tests.simulation.history import Dropped, Expired, History, Write
 
 UNLIMITED = -1
+MOST_BYTES_OF_AN_ENTRY = 300
 
 
 def check(history: History) -> Iterable[str]:
@@ -33,13 +35,22 @@ def check(history: History) -> Iterable[str]:
 
 
 def _expired_early(history: History, expired: Expired) -> Iterable[str]:
+    if expired.evicts_bytes != UNLIMITED and _most_bytes(history, expired) >= expired.evicts_bytes:
+        return
+    allowed = [each for each in (expired.ttl_ms, expired.evicts_ms) if each != UNLIMITED]
     for write in history.writes:
         if write.segment != expired.segment or write.position is None or write.txn_id in history.aborted:
             continue
         if max(expired.before, expired.trimmed) <= write.position < expired.mark:
             age_s = expired.at - write.begun + history.clocks_differ_s
-            if expired.ttl_ms == UNLIMITED or age_s * 1000 < expired.ttl_ms:
+            if not allowed or age_s * 1000 < min(allowed):
                 yield f"{expired}, and {write} was at most {age_s:.3f} s old"
+
+
+def _most_bytes(history: History, expired: Expired) -> int:
+    """At most so much had been written to the topic by then."""
+    topic = topic_of(expired.segment)
+    return MOST_BYTES_OF_AN_ENTRY * sum(write.topic == topic and write.begun < expired.at for write in history.writes)
 
 
 def _by_the_policy(history: History, dropped: Dropped, gone: Iterable[Write]) -> Iterable[str]:

@@ -29,6 +29,17 @@ CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 TTL_MS = (3_000, 10_000, None, None)
 """It stays as it is until the end: what expires is compared with the policy at that moment."""
+BACKLOGS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"backlog_bytes": 2_000},
+    {"backlog_ms": 5_000},
+    {"backlog": "evict", "backlog_bytes": 500},
+    {"backlog": "evict", "backlog_bytes": 3_000},
+    {"backlog": "evict", "backlog_ms": 5_000},
+)
+"""Stay as they are for the same reason."""
+NO_BACKLOG = {"backlog_bytes": None, "backlog_ms": None}
 LEVELS = ("topic", "topic", "namespaces/public/default", "cluster")
 FREED_WITHIN_S = 150.0
 """Each pass closes or drops at most what a segment has open or is over by then, and large lists of ledgers close theirs
@@ -53,7 +64,8 @@ class Keeping(Workload):
             if random.random() < 0.5:
                 await self.client(random).subscribe(topic, UNUSED, "shared")
                 self.unused.append(topic)
-            await self.client(random).set_policy("topic", topic, _drawn(random) | {"ttl_ms": random.choice(TTL_MS)})
+            stays = {"ttl_ms": random.choice(TTL_MS)} | random.choice(BACKLOGS)
+            await self.client(random).set_policy("topic", topic, _drawn(random) | stays)
 
     def start(self) -> None:
         for number in range(AUTHORS):
@@ -71,9 +83,10 @@ class Keeping(Workload):
         if random.random() < 0.5:
             bounds["ttl_ms"] = 1_000
         for topic in self.topics:
-            policy = bounds | {"retention": "hard" if hard else "acknowledged", "roll_ms": 1_000}
+            policy = bounds | NO_BACKLOG | {"retention": "hard" if hard else "acknowledged", "roll_ms": 1_000}
             await client.set_policy("topic", topic, policy)
         await self._until_freed(empty=hard and by == "retention_ms", expired="ttl_ms" in bounds)
+        await self._until_nobody_is_held()
         for topic in self.topics:  # nothing goes while it is read
             await client.set_policy("topic", topic, {"retention_ms": -1, "retention_bytes": -1})
         await super().read_everything()
@@ -94,6 +107,23 @@ class Keeping(Workload):
                 self.history.not_freed = left
                 return
             await asyncio.sleep(2)
+
+    async def _until_nobody_is_held(self) -> None:
+        """No bound is exceeded any more, so every topic takes messages again."""
+        loop, last = asyncio.get_running_loop(), Author(self, "last", self.world.generator("last"))
+        deadline = loop.time() + FREED_WITHIN_S
+        for topic in self.topics:
+            while True:
+                try:
+                    await last.write(topic, "page-0", 0, producer=last.name)
+                    break
+                except Refused as refused:
+                    if refused.code != "RATE_LIMITED":
+                        raise
+                    if loop.time() > deadline:
+                        self.history.not_freed.append(f"{topic} takes no messages: {refused}")
+                        break
+                    await asyncio.sleep(1)
 
     async def _not_empty(self, client: Client) -> list[SegmentPlace]:
         """The segments that take messages, and still have some: all of them are old by now."""
