@@ -54,8 +54,8 @@ GATEWAYS = (
         "offset-of-a-former-generation",
         "5.21: every committed offset checks the generation of the group",
         _OFFSETS,
-        "                batch = self._store.batch().check(AtVersion(group.key, group.version))\n                stored",
-        "                batch = self._store.batch()\n                stored",
+        "                batch = self._store.batch().check(AtVersion(group.key, group.version))\n                st",
+        "                batch = self._store.batch()\n                st",
         tests=(f"{_COMMITS}::test_nothing_of_an_earlier_generation_can_be_committed",),
     ),
     Mutant(
