@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants docs clean
+.PHONY: help setup packages check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -135,6 +135,9 @@ spark-matrix: setup  ## Everything that can fail under a Spark job, on both stor
 	$(BIN)/python -m pip install --quiet --editable '.[matrix]'
 	$(if $(SPARK),$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK) 'pyspark==$(SPARK)')
 	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest $(addprefix tests/spark_connector/test_,failure_matrix.py connect.py shipping.py)
+
+dashboards: $(STAMP)  ## Write Grafana's dashboards to ops/grafana
+	$(BIN)/python scripts/dashboards.py
 
 docs: $(STAMP)  ## The pages as a site in build/site, where every link and anchor has to lead somewhere
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
