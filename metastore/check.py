@@ -8,7 +8,7 @@ there. So a finding is never an artefact of two reads.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from metastore.api import MetadataStore
 from metastore.keys import prefix_end
@@ -37,9 +37,13 @@ async def dump(store: MetadataStore, prefix: str = "", page: int = PAGE) -> Asyn
 class StoreCheck:
     """One check of `store`. `records` counts what has been examined so far."""
 
-    def __init__(self, store: MetadataStore, page: int = PAGE) -> None:
+    def __init__(
+        self, store: MetadataStore, page: int = PAGE, *, examined: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """`examined` is told after each page how many records have been examined."""
         self._store = store
         self._page = page
+        self._examined = examined
         self.records = 0
 
     async def findings(self) -> AsyncIterator[Finding]:
@@ -59,6 +63,7 @@ class StoreCheck:
             for finding in await self._confirmed(key):
                 yield finding
         self.records += len(page)
+        self._examined(self.records)
 
     async def _suspects(self, page: list[Record]) -> list[str]:
         """The keys of the page that look wrong in reads of several revisions."""

@@ -15,6 +15,7 @@ from metatxn.cli import services
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import JsonLines, Output, print_line, print_note, print_rows, printable
+from metatxn.cli.progress import Progress
 from metatxn.cli.recover import EXAMPLE, recover
 
 EMPTY = "the store is empty: is --store the right one?"
@@ -61,8 +62,6 @@ class PrintedFinding(Protocol):
 
 
 class RunningCheck(Protocol):
-    records: int
-
     def findings(self) -> AsyncIterator[PrintedFinding]: ...
 
 
@@ -80,17 +79,17 @@ def dump(
         raise CliError(f"--prefix: every key begins with a slash. Give /{prefix}.")
     show = print_record_as_json if output_of(context, output) is Output.JSON else print_record
 
-    printed = 0
+    progress = Progress("records")
 
     async def run(opened: services.Store) -> None:
-        nonlocal printed
         records: AsyncIterator[PrintedRecord] = services.load("store_dump")(opened, prefix)
         async for record in records:
             show(record)
-            printed += 1
+            progress.at(progress.done + 1)
 
-    looking_into(store, run)
-    if not printed and not prefix:
+    with progress:
+        looking_into(store, run)
+    if not progress.done and not prefix:
         print_note(EMPTY)
 
 
@@ -102,19 +101,19 @@ def check(
     set_up_logs(log_level)
     as_json = output_of(context, output) is Output.JSON
     rows: list[tuple[str, str, str]] = []
-    checked = 0
     items = JsonLines() if as_json else None
+    progress = Progress("records", beside_output=as_json)
 
     async def run(opened: services.Store) -> None:
-        nonlocal checked
-        checking: RunningCheck = services.load("store_check")(opened)
+        checking: RunningCheck = services.load("store_check")(opened, examined=progress.at)
         async for finding in checking.findings():
             rows.append((printable(finding.key), finding.problem, finding.action))
             if items is not None:
                 items.print({"key": finding.key, "problem": finding.problem, "action": finding.action})
-        checked = checking.records
 
-    looking_into(store, run)
+    with progress:
+        looking_into(store, run)
+    checked = progress.done
     if items is not None:
         items.end()
     elif rows:

@@ -31,6 +31,7 @@ from metatxn.cli.output import (
     when,
 )
 from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
+from metatxn.cli.progress import Progress
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.txn import full_id, named_values
 from metatxn.wire.broker import SchemaField, SegmentDetail, TopicInfo, TopicSchema
@@ -212,10 +213,11 @@ def consume(
             messages = consumed_messages(
                 consumer, client.attach(full_id(txn)) if txn is not None else None, follow, limit
             )
+        progress = stack.enter_context(Progress("messages"))
         if follow:
-            follow_messages(session, messages)
+            follow_messages(session, progress.over(messages))
             return
-        found = list(messages)
+        found = list(progress.over(messages))
         if session.json:
             print_json([as_object(message) for message in found])
         else:

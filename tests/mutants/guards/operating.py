@@ -72,4 +72,12 @@ OPERATING = (
         "return chosen.get(name, given)",
         tests=("tests/metatxn/test_cli_settings.py::test_a_profile_gives_what_no_option_and_no_variable_gives",),
     ),
+    Mutant(
+        "progress-in-a-file",
+        "only a terminal shows how far a command is",
+        "metatxn/cli/progress.py",
+        "self._shows = sys.stderr.isatty() and",
+        "self._shows = sys.stderr.writable() and",
+        tests=("tests/metatxn/test_cli_progress.py::test_only_a_person_who_sees_nothing_else_sees_it",),
+    ),
 )

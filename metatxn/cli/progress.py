@@ -1,0 +1,53 @@
+"""How far a command has come, on one line of standard error that is overwritten, for a person who sees nothing else.
+
+It is shown only if standard error is a terminal and the output goes somewhere else, such as into a file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Self, TypeVar
+
+FIRST_AFTER_S = 1.0
+EVERY_S = 0.2
+_CLEAR = "\r\x1b[K"
+
+T = TypeVar("T")
+
+
+class Progress:
+    """Inside its `with`, `at` or `over` say how far it is. Nothing is shown in the first second, and the line is
+    gone at the end."""
+
+    def __init__(self, what: str, *, beside_output: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._shows = sys.stderr.isatty() and not (beside_output and sys.stdout.isatty())
+        self._next = clock() + FIRST_AFTER_S
+        self._shown = False
+        self.done = 0
+
+    def at(self, done: int) -> None:
+        """So many are done."""
+        self.done = done
+        if self._shows and self._clock() >= self._next:
+            print(f"{_CLEAR}{self.done:,} {self._what}", end="", file=sys.stderr, flush=True)
+            self._next = self._clock() + EVERY_S
+            self._shown = True
+
+    def over(self, items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            yield item
+            self.at(self.done + 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            print(_CLEAR, end="", file=sys.stderr, flush=True)
