@@ -10,7 +10,8 @@ from typing import Any
 from metastore.txn.records.topics import TopicRecord
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_SEGMENTS
-from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
+from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, topic_id
 from metatxn_gateways.kafka.producers import EPOCH, Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
@@ -23,7 +24,6 @@ NODE = 1
 """The number of this broker. Every other broker calls itself so, too, and shows only what it serves."""
 NO_TIME = timedelta(0)
 _EARLIEST, _LATEST = -2, -1
-_TRANSACTION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,17 @@ class Address:
 
 class Calls:
     def __init__(
-        self, broker: Broker, partitions: Partitions, producers: Producers, address: Callable[[], Address]
+        self,
+        broker: Broker,
+        partitions: Partitions,
+        producers: Producers,
+        coordination: Coordination,
+        address: Callable[[], Address],
     ) -> None:
         self._broker = broker
         self._partitions = partitions
         self._producers = producers
+        self._coordination = coordination
         self._address = address
 
     # -- the cluster -------------------------------------------------------------------------------------------
@@ -67,7 +73,7 @@ class Calls:
             code = code_of(error, KafkaCode.LEADER_NOT_AVAILABLE)
             return response.make(
                 "MetadataResponseTopic",
-                error_code=_error(code),
+                error_code=error_code(code),
                 name=name,
                 topic_id=None,
                 is_internal=False,
@@ -78,7 +84,7 @@ class Calls:
         partitions = [self._partition(response, number, each) for number, each in enumerate(topic.segments)]
         return response.make(
             "MetadataResponseTopic",
-            error_code=_error(KafkaCode.NONE),
+            error_code=error_code(KafkaCode.NONE),
             name=kafka_name(topic.name),
             topic_id=topic_id(topic),
             is_internal=False,
@@ -91,7 +97,7 @@ class Calls:
         code = KafkaCode.NONE if segment is not None else KafkaCode.LEADER_NOT_AVAILABLE
         return response.make(
             "MetadataResponsePartition",
-            error_code=_error(code),
+            error_code=error_code(code),
             partition_index=number,
             leader_id=NODE if segment is not None else -1,
             leader_epoch=segment.ownership.generation if segment is not None else -1,
@@ -101,16 +107,14 @@ class Calls:
         )
 
     async def find_coordinator(self, request: CallRequest, response: CallResponse) -> Any:
-        """This broker, for transactions. There are no groups yet."""
-        offered = request.key_type == _TRANSACTION
-        code = KafkaCode.NONE if offered else KafkaCode.COORDINATOR_NOT_AVAILABLE
-        at = self._address() if offered else Address("", -1)
+        """This broker, for transactions and for groups."""
+        at = self._address()
         found: dict[str, Any] = {
-            "node_id": NODE if offered else -1,
+            "node_id": NODE,
             "host": at.host,
             "port": at.port,
-            "error_code": _error(code),
-            "error_message": None if offered else "groups are not offered",
+            "error_code": error_code(KafkaCode.NONE),
+            "error_message": None,
             "throttle_time": NO_TIME,
         }
         if request.coordinator_keys is None:
@@ -140,7 +144,7 @@ class Calls:
         return response.make(
             "ListOffsetsPartitionResponse",
             partition_index=wanted.partition_index,
-            error_code=_error(code),
+            error_code=error_code(code),
             timestamp=at_ms,
             offset=offset,
             leader_epoch=epoch,
@@ -174,7 +178,7 @@ class Calls:
         return response.make(
             "InitProducerIdResponse",
             throttle_time=NO_TIME,
-            error_code=_error(code),
+            error_code=error_code(code),
             producer_id=producer_id,
             producer_epoch=EPOCH if code is KafkaCode.NONE else -1,
         )
@@ -189,7 +193,7 @@ class Calls:
                 response.make(
                     "AddPartitionsToTxnPartitionResult",
                     partition_index=partition,
-                    partition_error_code=_error(codes[each.name, partition]),
+                    partition_error_code=error_code(codes[each.name, partition]),
                 )
                 for partition in each.partitions
             ]
@@ -229,9 +233,10 @@ class Calls:
                 request.transactional_id, request.producer_id, request.producer_epoch
             )
             await self._producers.end(producer, commit=request.committed)
+            self._coordination.ended(producer.groups)
         except REFUSALS as error:
             code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
-        return response.make("EndTxnResponse", throttle_time=NO_TIME, error_code=_error(code))
+        return response.make("EndTxnResponse", throttle_time=NO_TIME, error_code=error_code(code))
 
     # -- topics ------------------------------------------------------------------------------------------------
 
@@ -247,7 +252,7 @@ class Calls:
                 response.make(
                     "CreatableTopicResult",
                     name=each.name,
-                    error_code=_error(code),
+                    error_code=error_code(code),
                     error_message=why,
                     num_partitions=number,
                     replication_factor=1 if number > 0 else -1,
@@ -286,11 +291,5 @@ class Calls:
                 self._broker.forget_topic(topic.name)
             except REFUSALS as error:
                 code = code_of(error)
-            results.append(response.make("DeletableTopicResult", name=name, error_code=_error(code)))
+            results.append(response.make("DeletableTopicResult", name=name, error_code=error_code(code)))
         return response.make("DeleteTopicsResponse", throttle_time=NO_TIME, responses=tuple(results))
-
-
-def _error(code: KafkaCode) -> Any:
-    from kio.schema.errors import ErrorCode
-
-    return ErrorCode(int(code))

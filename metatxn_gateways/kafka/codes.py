@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from metastore.errors import MetastoreError
 from metatxn.service.http import from_store
@@ -92,3 +93,10 @@ def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_F
         case errors.InvalidArgument():
             return KafkaCode.INVALID_REQUEST
     return KafkaCode.INVALID_PRODUCER_EPOCH if isinstance(error, _ENDED) else unavailable
+
+
+def error_code(code: KafkaCode) -> Any:
+    """As kio writes it. It is loaded late, because that takes long."""
+    from kio.schema.errors import ErrorCode
+
+    return ErrorCode(int(code))

@@ -74,6 +74,17 @@ class Partitions:
 
         return await self._broker.in_layout(own_name(name), look)
 
+    async def segment_id(self, name: str, partition: int) -> str:
+        """Of a partition, wherever it is served. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+
+        async def look() -> str:
+            topic = await self.topic(name)
+            if not 0 <= partition < len(topic.segments):
+                raise errors.NotFound(f"topic {name} has no partition {partition}")
+            return topic.segments[partition]
+
+        return await self._broker.in_layout(own_name(name), look)
+
     # -- places of offsets, which never change -------------------------------------------------------------------
 
     async def place_of(self, segment: Segment, offset: int) -> Position:

@@ -42,6 +42,7 @@ class TransactionalProducer:
     txn_id: TxnId | None = None
     ended: bool | None = None
     segments: dict[str, Segment] = field(default_factory=dict)
+    groups: set[str] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -109,6 +110,7 @@ class Producers:
                 assert begun.header.txn_id is not None, "only a version can be committed before"
                 producer.txn_id, producer.ended = TxnId.parse(begun.header.txn_id), None
                 producer.segments.clear()
+                producer.groups.clear()
             producer.segments.update((segment.id, segment) for segment in segments)
 
     async def end(self, producer: TransactionalProducer, *, commit: bool) -> None:

@@ -40,6 +40,7 @@ class CallResponse:
     """Makes the structures of one response, without the fields that its version does not have."""
 
     def __init__(self, api_key: int, version: int) -> None:
+        self.version = version
         self._module = _module(api_key, version, EntityType.response)
         self._write = _writer(api_key, version)
 

@@ -7,6 +7,7 @@ See DECISIONS.md for what is mapped to what.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,8 +20,11 @@ from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.calls import NO_TIME, Address, Calls
 from metatxn_gateways.kafka.codes import KafkaCode
+from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.cutting import Cutter
 from metatxn_gateways.kafka.fetch import Fetch
+from metatxn_gateways.kafka.group_calls import GroupCalls
+from metatxn_gateways.kafka.offsets import CommittedOffsets
 from metatxn_gateways.kafka.partitions import Partitions
 from metatxn_gateways.kafka.produce import Produce, Turns
 from metatxn_gateways.kafka.producers import Producers
@@ -36,13 +40,21 @@ OFFERED: dict[int, range] = {
     FETCH: fetch.VERSIONS,
     2: range(1, 7),  # ListOffsets
     3: range(1, 13),  # Metadata
+    8: range(2, 10),  # OffsetCommit
+    9: range(1, 9),  # OffsetFetch
     10: range(5),  # FindCoordinator
+    11: range(10),  # JoinGroup
+    12: range(5),  # Heartbeat
+    13: range(6),  # LeaveGroup
+    14: range(6),  # SyncGroup
     API_VERSIONS: range(5),
     19: range(2, 6),  # CreateTopics
     20: range(1, 5),  # DeleteTopics
     22: range(5),  # InitProducerId
     24: range(4),  # AddPartitionsToTxn
+    25: range(4),  # AddOffsetsToTxn
     26: range(4),  # EndTxn
+    28: range(5),  # TxnOffsetCommit
 }
 """What ApiVersions tells, and nothing else is answered."""
 
@@ -86,6 +98,7 @@ class KafkaListener:
         self._host = host
         self._server = FrameServer(self._connect, host, port)
         self._calls: dict[int, _Call] = {}
+        self._coordination: Coordination | None = None
 
     @property
     def url(self) -> str:
@@ -99,21 +112,36 @@ class KafkaListener:
         self._partitions = partitions = Partitions(broker)
         producers = Producers(self._store, Transactions(self._store, broker.clock))
         host = urlsplit(self._service.url).hostname or self._host
-        calls = Calls(broker, partitions, producers, lambda: Address(host, self._server.port))
+        loop = asyncio.get_running_loop()
+        offsets = CommittedOffsets(self._store, broker.clock)
+        self._coordination = coordination = Coordination(offsets, lambda: int(loop.time() * 1000))
+        calls = Calls(broker, partitions, producers, coordination, lambda: Address(host, self._server.port))
+        groups = GroupCalls(partitions, producers, coordination)
         self._produce, self._fetch = Produce(partitions, producers), Fetch(partitions)
         self._calls = {
             2: calls.list_offsets,
             3: calls.metadata,
+            8: groups.offset_commit,
+            9: groups.offset_fetch,
             10: calls.find_coordinator,
+            11: groups.join_group,
+            12: groups.heartbeat,
+            13: groups.leave_group,
+            14: groups.sync_group,
             19: calls.create_topics,
             20: calls.delete_topics,
             22: calls.init_producer_id,
             24: calls.add_partitions_to_txn,
+            25: groups.add_offsets_to_txn,
             26: calls.end_txn,
+            28: groups.txn_offset_commit,
         }
         await self._server.start()
+        coordination.start()
 
     async def stop(self) -> None:
+        if self._coordination is not None:
+            await self._coordination.stop()
         await self._server.stop()
 
     def _connect(self) -> Handler:

@@ -34,14 +34,16 @@ class Gateway:
     def __init__(self, world: World) -> None:
         self.world = world
         self.transactions = Transactions(world.store, world.now_ms, 7)
+        self.port = 0
 
     async def start(self, process: BrokerProcess) -> Gateway:
         self.process = process
         self.broker = process.broker
         self.http = process.http
         self.create = partial(process.create, format="kafka")
-        self.listener = KafkaListener(self.world.store, service=Serving(process.broker), port=0)
+        self.listener = KafkaListener(self.world.store, service=Serving(process.broker), port=self.port)
         await self.listener.start()
+        self.port = int(self.listener.url.rpartition(":")[2])
         return self
 
     async def stop(self) -> None:
@@ -59,6 +61,22 @@ class Gateway:
 
     def producer(self, **options: Any) -> Producer:
         return Producer({"bootstrap.servers": self.listener.url, "linger.ms": 0, **options})
+
+    def consumer(self, group: str, **options: Any) -> Consumer:
+        """A member of a group."""
+        settings = {
+            "bootstrap.servers": self.listener.url,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "heartbeat.interval.ms": 100,
+            "session.timeout.ms": 6_000,
+            "fetch.wait.max.ms": 10,
+            "reconnect.backoff.ms": 10,
+            "reconnect.backoff.max.ms": 100,
+        }
+        return Consumer({**settings, **options})
 
     def read(self, topic: str, isolation: str, offset: int = 0, partition: int = 0) -> tuple[list[Record], int]:
         """Everything from an offset on, and where the client's position is at the end."""

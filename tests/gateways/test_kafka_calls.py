@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import io
+import re
 import struct
 from datetime import timedelta
 from typing import Any
@@ -265,3 +266,107 @@ def test_a_listener_that_cannot_authenticate_is_not_opened_to_others(tmp_path: A
 
 def _any_authenticator() -> Authenticator:
     return Authenticator.__new__(Authenticator)
+
+
+async def code_in(gateway: Gateway, api_key: int, version: int, kind: str, **values: Any) -> tuple[Any, int]:
+    """The answer, and the one error code in it."""
+    answer = await asked(gateway, api_key, version, made(api_key, version, kind, **values))
+    found = re.findall(r"error_code=<ErrorCode\.\w+: (-?\d+)>", repr(answer))
+    return answer, max(map(int, found))
+
+
+async def test_groups_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:
+    await gateway.create("t")
+    for version in OFFERED[11]:
+        group = {"group_id": f"g{version}", "group_instance_id": None}
+        second = timedelta(seconds=6)
+        protocol = made(11, version, "JoinGroupRequestProtocol", name="range", metadata=b"m")
+        wanted = {"session_timeout": second, "rebalance_timeout": second, "protocol_type": "consumer", "reason": None}
+        joining = {**group, **wanted, "protocols": (protocol,)}
+        joined, code = await code_in(gateway, 11, version, "JoinGroupRequest", member_id="", **joining)
+        if version >= 4:
+            assert code == KafkaCode.MEMBER_ID_REQUIRED
+            joined, code = await code_in(
+                gateway, 11, version, "JoinGroupRequest", member_id=joined.member_id, **joining
+            )
+        assert (code, joined.generation_id, joined.leader) == (0, 1, joined.member_id)
+        assert [each.metadata for each in joined.members] == [b"m"]
+        member = {**group, "generation_id": 1, "member_id": joined.member_id}
+        older = min(version, OFFERED[14][-1])
+        part = made(14, older, "SyncGroupRequestAssignment", member_id=joined.member_id, assignment=b"a")
+        protocols = {"protocol_type": "consumer", "protocol_name": "range", "assignments": (part,)}
+        synced, code = await code_in(gateway, 14, older, "SyncGroupRequest", **member, **protocols)
+        assert (code, synced.assignment) == (0, b"a")
+        older = min(version, OFFERED[12][-1])
+        assert (await code_in(gateway, 12, older, "HeartbeatRequest", **member))[1] == 0
+        older = min(version, OFFERED[13][-1])
+        leaving: dict[str, Any] = {"group_id": f"g{version}", "member_id": joined.member_id}
+        if older >= 3:
+            identity = {"member_id": joined.member_id, "group_instance_id": None, "reason": None}
+            leaving["members"] = (made(13, older, "MemberIdentity", **identity),)
+        assert (await code_in(gateway, 13, older, "LeaveGroupRequest", **leaving))[1] == 0
+        assert (await code_in(gateway, 12, 4, "HeartbeatRequest", **member))[1] == KafkaCode.UNKNOWN_MEMBER_ID
+
+
+def offsets_request(api_key: int, version: int, kind: str, offset: int, partition: int = 0) -> tuple[Any, ...]:
+    """The topics of a request that commits."""
+    given = {"committed_offset": offset, "committed_leader_epoch": 4, "committed_metadata": "m"}
+    part = made(api_key, version, f"{kind}Partition", partition_index=partition, **given)
+    return (made(api_key, version, f"{kind}Topic", name="t", partitions=(part,)),)
+
+
+async def fetched_offset(gateway: Gateway, version: int, *, stable: bool = True) -> tuple[int, int]:
+    """The error code and the offset of the one partition of the group."""
+    plural = "s" if version >= 8 else ""
+    request: dict[str, Any] = {"group_id": "g", "require_stable": stable}
+    name = "OffsetFetchRequestTopic" + plural
+    request["topics"] = topics = (made(9, version, name, name="t", partition_indexes=(0,)),)
+    if version >= 8:
+        request["groups"] = (made(9, version, "OffsetFetchRequestGroup", group_id="g", topics=topics),)
+    answer, code = await code_in(gateway, 9, version, "OffsetFetchRequest", **request)
+    ((part,),) = [each.partitions for each in (answer.groups[0] if version >= 8 else answer).topics]
+    return code, part.committed_offset
+
+
+async def test_offsets_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:
+    await gateway.create("t")
+    alone = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
+    for version in OFFERED[8]:
+        topics = offsets_request(8, version, "OffsetCommitRequest", version)
+        values = {**alone, "retention_time": timedelta(milliseconds=-1), "topics": topics}
+        assert (await code_in(gateway, 8, version, "OffsetCommitRequest", **values))[1] == 0
+        for fetching in OFFERED[9]:
+            assert await fetched_offset(gateway, fetching) == (0, version)
+        unknown = offsets_request(8, version, "OffsetCommitRequest", 1, partition=9)
+        values["topics"] = unknown
+        refused = (await code_in(gateway, 8, version, "OffsetCommitRequest", **values))[1]
+        assert refused == KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+    everything, code = await code_in(
+        gateway, 9, 7, "OffsetFetchRequest", group_id="g", topics=None, require_stable=True
+    )
+    assert (code, [each.name for each in everything.topics]) == (0, ["t"])
+
+
+async def test_offsets_in_transactions_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:
+    await gateway.create("t")
+    timeout = {"transactional_id": "x", "transaction_timeout": timedelta(seconds=60)}
+    begun, _ = await code_in(gateway, 22, 4, "InitProducerIdRequest", **timeout, producer_id=-1, producer_epoch=-1)
+    holder = {"transactional_id": "x", "producer_id": begun.producer_id, "producer_epoch": 0, "group_id": "g"}
+    for version in OFFERED[28]:
+        older = min(version, OFFERED[25][-1])
+        assert (await code_in(gateway, 25, older, "AddOffsetsToTxnRequest", **holder))[1] == 0
+        topics = offsets_request(28, version, "TxnOffsetCommitRequest", version)
+        member = {"generation_id": -1, "member_id": "", "group_instance_id": None}
+        values = {**holder, **member, "topics": topics}
+        assert (await code_in(gateway, 28, version, "TxnOffsetCommitRequest", **values))[1] == 0
+        assert await fetched_offset(gateway, 7) == (KafkaCode.UNSTABLE_OFFSET_COMMIT, -1)
+        assert await fetched_offset(gateway, 7, stable=False) == (0, version - 1)
+        end = {key: holder[key] for key in ("transactional_id", "producer_id", "producer_epoch")}
+        assert (await code_in(gateway, 26, 3, "EndTxnRequest", **end, committed=True))[1] == 0
+        assert await fetched_offset(gateway, 7) == (0, version)
+        if version >= 3:
+            values |= {"member_id": "nobody", "generation_id": 7}
+            assert (await code_in(gateway, 25, older, "AddOffsetsToTxnRequest", **holder))[1] == 0
+            refused = await code_in(gateway, 28, version, "TxnOffsetCommitRequest", **values)
+            assert refused[1] == KafkaCode.UNKNOWN_MEMBER_ID
+            assert (await code_in(gateway, 26, 3, "EndTxnRequest", **end, committed=False))[1] == 0

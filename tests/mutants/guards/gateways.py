@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _CALLS = "tests/gateways/test_kafka_calls.py"
 _PRODUCE = "metatxn_gateways/kafka/produce.py"
 _COMMITS = "tests/gateways/test_kafka_offsets.py"
+_GROUPS = "tests/gateways/test_kafka_groups.py"
 _OFFSETS = "metatxn_gateways/kafka/offsets.py"
 
 GATEWAYS = (
@@ -54,8 +55,9 @@ GATEWAYS = (
         "offset-of-a-former-generation",
         "5.21: every committed offset checks the generation of the group",
         _OFFSETS,
-        "                batch = self._store.batch().check(AtVersion(group.key, group.version))\n                st",
-        "                batch = self._store.batch()\n                st",
+        "                batch = self._store.batch().check(AtVersion(group.key, group.version))\n"
+        "                stored",
+        "                batch = self._store.batch()\n                stored",
         tests=(f"{_COMMITS}::test_nothing_of_an_earlier_generation_can_be_committed",),
     ),
     Mutant(
@@ -89,5 +91,29 @@ GATEWAYS = (
         "    batch.check(FirstVersion(paths.header(txn_id)), Absent(paths.prepared(txn_id)))\n    if before",
         "    if before",
         tests=(f"{_COMMITS}::test_no_offset_joins_a_transaction_that_is_decided_or_prepared",),
+    ),
+    Mutant(
+        "former-life-of-an-instance-goes-on",
+        "5.21: the earlier life of an instance is fenced",
+        "metatxn_gateways/kafka/groups.py",
+        "            if holder is not None and holder != member_id:\n",
+        "            if False:\n",
+        tests=(f"{_GROUPS}::test_an_instance_that_comes_again_keeps_its_assignment_and_fences_its_earlier_life",),
+    ),
+    Mutant(
+        "silent-members-stay",
+        "5.21: a member whose session is over is none any more",
+        "metatxn_gateways/kafka/groups.py",
+        "            self.leave(member, now_ms)\n",
+        "            pass\n",
+        tests=(f"{_GROUPS}::test_a_member_that_is_silent_or_leaves_is_replaced",),
+    ),
+    Mutant(
+        "members-commit-for-an-earlier-generation",
+        "5.21: a member commits for its own generation",
+        "metatxn_gateways/kafka/groups.py",
+        "        self.assert_generation(generation)\n        if self.state is GroupState.COMPLETING:\n",
+        "        if self.state is GroupState.COMPLETING:\n",
+        tests=(f"{_GROUPS}::test_only_members_of_the_generation_commit",),
     ),
 )

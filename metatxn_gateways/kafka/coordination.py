@@ -1,0 +1,205 @@
+"""The consumer groups that this process coordinates: their members in memory, their generations in the store.
+
+Whoever wrote a group's record last coordinates it (DESIGN §5.21). What was committed is in `offsets`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+
+import structlog
+
+from metastore.background import in_background
+from metastore.clock import Clock
+from metastore.types import Record
+from metatxn.wire.ids import TxnId
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError
+from metatxn_gateways.kafka.groups import ConsumerGroup, GroupState, Joined, Joining
+from metatxn_gateways.kafka.offsets import CommittedOffsets, GivenOffset, GroupMoved
+
+log = structlog.get_logger()
+MAX_NAME_LENGTH = 200
+MIN_SESSION_TIMEOUT_MS = 6_000
+MAX_SESSION_TIMEOUT_MS = 1_800_000
+LOOK_INTERVAL_S = 0.1
+SWEEP_INTERVAL_S = 10.0
+
+
+class Coordination:
+    """Used only from the event loop of its process."""
+
+    def __init__(self, offsets: CommittedOffsets, clock: Clock) -> None:
+        self.offsets = offsets
+        self._clock = clock
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._loading = asyncio.Lock()
+        self._ended: set[str] = set()
+        self._has_ended = asyncio.Event()
+        self._background: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._background = [
+            in_background(self._look_forever(), "sessions of consumer groups"),
+            in_background(self._settle_forever(), "offsets of ended transactions"),
+            in_background(self._sweep_forever(), "sweep of offsets"),
+        ]
+
+    async def stop(self) -> None:
+        storing = [group.storing for group in self._groups.values() if group.storing is not None]
+        for task in (*self._background, *storing):
+            task.cancel()
+        await asyncio.gather(*self._background, *storing, return_exceptions=True)
+        for name in list(self._groups):
+            self._lose(name, KafkaCode.NOT_COORDINATOR)
+
+    # -- members -----------------------------------------------------------------------------------------------
+
+    async def join(self, name: str, wanted: Joining, client: str, *, needs_id: bool) -> Joined:
+        """Raises `MemberIdRequired`, the other refusals of `ConsumerGroup.join`, INVALID_GROUP_ID,
+        INVALID_SESSION_TIMEOUT and the store's errors."""
+        if not MIN_SESSION_TIMEOUT_MS <= wanted.session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
+            raise KafkaError(KafkaCode.INVALID_SESSION_TIMEOUT)
+        group = await self._loaded(name)
+        new_id = f"{wanted.instance or client}-{uuid.uuid4()}"
+        answer = group.join(wanted, new_id, self._clock(), needs_id=needs_id)
+        if isinstance(answer, Joined):
+            return answer
+        self._advance(group)
+        return await answer
+
+    async def sync(
+        self, name: str, generation: int, member_id: str, instance: str | None, assignments: Mapping[str, bytes]
+    ) -> tuple[ConsumerGroup, bytes]:
+        group = self._known(name)
+        answer = group.sync(group.member(member_id, instance), generation, assignments, self._clock())
+        return group, answer if isinstance(answer, bytes) else await answer
+
+    def heartbeat(self, name: str, generation: int, member_id: str, instance: str | None) -> None:
+        group = self._known(name)
+        member = group.member(member_id, instance)
+        group.assert_generation(generation)
+        group.heard_of(member, self._clock())
+        if group.state is GroupState.PREPARING:
+            raise KafkaError(KafkaCode.REBALANCE_IN_PROGRESS)
+
+    def leave(self, name: str, member_id: str, instance: str | None) -> None:
+        group = self._known(name)
+        if instance is not None and not member_id:
+            member_id = group.instances.get(instance, "")
+        if group.pending.pop(member_id, None) is None:
+            group.leave(group.member(member_id, instance), self._clock())
+        self._advance(group)
+
+    def look(self) -> None:
+        """Let the time take effect: sessions end, and generations begin without those that did not join."""
+        now_ms = self._clock()
+        for group in list(self._groups.values()):
+            group.expire(now_ms)
+            self._advance(group)
+            if group.state is GroupState.EMPTY and not group.pending:
+                del self._groups[group.name]  # the store knows its generation
+
+    # -- offsets -----------------------------------------------------------------------------------------------
+
+    async def commit(
+        self, name: str, generation: int, member_id: str, instance: str | None, offsets: Mapping[str, GivenOffset]
+    ) -> None:
+        group = await self._loaded(name)
+        group.assert_may_commit(generation, member_id, instance, self._clock())
+        record = group.record
+        try:
+            await self.offsets.commit(record, name, offsets)
+        except GroupMoved:
+            self._moved(group, record)
+            raise
+
+    async def commit_in(
+        self,
+        txn_id: TxnId,
+        name: str,
+        generation: int,
+        member_id: str,
+        instance: str | None,
+        offsets: Mapping[str, GivenOffset],
+    ) -> None:
+        group = await self._loaded(name)
+        group.assert_may_commit_in_transaction(generation, member_id, instance)
+        record = group.record
+        try:
+            await self.offsets.commit_in(txn_id, record, name, offsets)
+        except GroupMoved:
+            self._moved(group, record)
+            raise
+
+    def ended(self, names: set[str]) -> None:
+        """A transaction with offsets of these groups was decided here."""
+        self._ended |= names
+        self._has_ended.set()
+
+    # -- generations -------------------------------------------------------------------------------------------
+
+    async def _loaded(self, name: str) -> ConsumerGroup:
+        if not 0 < len(name) <= MAX_NAME_LENGTH:
+            raise KafkaError(KafkaCode.INVALID_GROUP_ID)
+        async with self._loading:
+            if (known := self._groups.get(name)) is None:
+                known = self._groups[name] = ConsumerGroup(name, await self.offsets.group(name))
+        return known
+
+    def _known(self, name: str) -> ConsumerGroup:
+        """One without members is not known."""
+        if (known := self._groups.get(name)) is None:
+            raise KafkaError(KafkaCode.UNKNOWN_MEMBER_ID)
+        return known
+
+    def _advance(self, group: ConsumerGroup) -> None:
+        if group.is_ready(self._clock()):
+            group.storing = in_background(self._begin_generation(group), f"generation of {group.name}")
+
+    async def _begin_generation(self, group: ConsumerGroup) -> None:
+        try:
+            record = await self.offsets.begin_generation(group.record)
+        except REFUSALS as error:
+            log.info("consumer group is given up", group=group.name, why=str(error))
+            moved = isinstance(error, GroupMoved)
+            self._lose(group.name, KafkaCode.NOT_COORDINATOR if moved else KafkaCode.COORDINATOR_NOT_AVAILABLE)
+            return
+        group.storing = None
+        group.complete(record, self._clock())
+        log.info("consumer group has a generation", group=group.name, generation=group.generation)
+
+    def _moved(self, group: ConsumerGroup, record: Record) -> None:
+        """Unless it was this process that has begun the next generation meanwhile."""
+        if group.storing is None and group.record is record and self._groups.get(group.name) is group:
+            self._lose(group.name, KafkaCode.NOT_COORDINATOR)
+
+    def _lose(self, name: str, code: KafkaCode) -> None:
+        self._groups.pop(name).lose(code)
+
+    # -- in the background -------------------------------------------------------------------------------------
+
+    async def _look_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.look()
+
+    async def _settle_forever(self) -> None:
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            names, self._ended = sorted(self._ended), set()
+            for name in names:
+                try:
+                    await self.offsets.settle(name)
+                except REFUSALS as error:
+                    log.info("offsets are settled later", group=name, why=str(error))
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            try:
+                await self.offsets.sweep()
+            except REFUSALS as error:
+                log.info("offsets are swept later", why=str(error))
+            await asyncio.sleep(SWEEP_INTERVAL_S)
