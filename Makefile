@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -103,6 +103,10 @@ bench-compaction: setup  ## The compacted view of a compacted topic, beside one 
 
 bench-lifecycle: setup  ## What a long life of aborts, splits and merges leaves behind (the whole, in hours: TRANSACTIONS=1000000 CHANGES=200)
 	$(BIN)/python -m benchmarks.lifecycle $(if $(TRANSACTIONS),--transactions $(TRANSACTIONS)) $(if $(CHANGES),--changes $(CHANGES)) $(if $(RUNS),--runs $(RUNS))
+
+soak: setup  ## Constant load for 20 minutes: do store, disk, memory or the time of a commit still grow? (HOURS=2)
+	$(BIN)/python -m pip install --quiet --editable '.[soak]'
+	$(BIN)/python -m benchmarks.soak --minutes $(if $(HOURS),$$(( 60 * $(HOURS) )),20)
 
 bench-client: setup  ## The client library: CPU of a small transaction, of 10,000 begins at once, and of starting
 	$(BIN)/python -m benchmarks.client

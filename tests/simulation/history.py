@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import zip_longest
+from math import inf
 from typing import Any
 
 from metastore.txn import paths
@@ -290,6 +291,8 @@ class History:
     again: dict[str, set[str]] = field(default_factory=dict)
     """By topic, the entries that a subscription delivered after it was moved to the beginning in the end."""
     delivered: list[Delivered] = field(default_factory=list)
+    ack_timeout_s: float = inf
+    """Of that subscription."""
     returned: list[Returned] = field(default_factory=list)
     taken: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """What consumers of such a subscription have acknowledged, by transaction; and when they were told that it is."""

@@ -137,4 +137,4 @@ class _Story:
             for txn_id, ids in history.taken.items()
             if txn_id in decisions and decisions[txn_id].revision <= delivered.at_revision
         )
-        return not returned and not ended and delivered.answered < other.asked + SESSION_S
+        return not returned and not ended and delivered.answered < other.asked + min(SESSION_S, history.ack_timeout_s)

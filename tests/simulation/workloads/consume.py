@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from math import inf
 from typing import Any
 
 from tests.simulation.client import PATIENCE_S, Doubtful, Refused, payload_of
@@ -63,6 +64,7 @@ class Consume(Workload):
             self.cluster.topics.append(self.letters)
             redeliveries = random.choice((0, 1, 3))
         times_ms = random.choice((*({},) * 3, *TIMES_MS))
+        self.history.ack_timeout_s = times_ms.get("ack_timeout_ms", inf) / 1000
         await self.client(random).subscribe(
             self.orders, self.subscription, self.kind, self.letters, redeliveries, **times_ms
         )
