@@ -480,13 +480,14 @@ class AsyncClient:
         ack_timeout_ms: int | None = None,
         redelivery_delay_ms: int | None = None,
         max_redelivery_delay_ms: int | None = None,
+        isolation: Literal["read_committed", "read_uncommitted"] | None = None,
     ) -> AsyncConsumer:
         """A consumer of a subscription. If it does not exist, it is created: shared, from the earliest message on,
         unless other settings are given. Raises `AlreadyExists` if settings are given, and a subscription of this name
         has others."""
         given = (type, initial, dead_letter_topic, max_redeliveries)
         times = (ack_timeout_ms, redelivery_delay_ms, max_redelivery_delay_ms)
-        as_it_is = all(each is None for each in (*given, *times))
+        as_it_is = all(each is None for each in (*given, *times, isolation))
         with contextlib.suppress(AlreadyExists) if as_it_is else contextlib.nullcontext():
             await self.create_subscription(
                 topic,
@@ -498,6 +499,7 @@ class AsyncClient:
                 ack_timeout_ms=ack_timeout_ms,
                 redelivery_delay_ms=redelivery_delay_ms,
                 max_redelivery_delay_ms=max_redelivery_delay_ms,
+                isolation=isolation or "read_committed",
             )
         return self.consumer(topic, subscription, name, session_timeout_s)
 
@@ -513,12 +515,14 @@ class AsyncClient:
         ack_timeout_ms: int | None = None,
         redelivery_delay_ms: int | None = None,
         max_redelivery_delay_ms: int | None = None,
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
     ) -> None:
         """Create a subscription if it does not exist. Raises `AlreadyExists` if one of this name has other settings.
 
         A message that was returned more than `max_redeliveries` times goes to the dead-letter topic. One that is not
         acknowledged within `ack_timeout_ms` returns by itself. What returns by that, or by a negative acknowledgement,
-        is delivered again after `redelivery_delay_ms`, doubled with each return up to `max_redelivery_delay_ms`."""
+        is delivered again after `redelivery_delay_ms`, doubled with each return up to `max_redelivery_delay_ms`.
+        With `read_uncommitted`, consumers also get messages of transactions that are open or aborted."""
         body = {
             "type": type,
             "initial": initial,
@@ -527,6 +531,7 @@ class AsyncClient:
             "ack_timeout_ms": ack_timeout_ms,
             "redelivery_delay_ms": redelivery_delay_ms,
             "max_redelivery_delay_ms": max_redelivery_delay_ms,
+            "isolation": None if isolation == "read_committed" else isolation,
         }
         path = subscription_path(topic, subscription)
         call = Call(

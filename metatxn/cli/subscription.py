@@ -41,6 +41,11 @@ class SubscriptionKind(StrEnum):
     KEY_SHARED = "key_shared"
 
 
+class SubscriptionIsolation(StrEnum):
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
 @app.command(epilog="Example: metatxn subscription create orders billing --type shared --dead-letters orders-dead")
 @takes_session
 def create(
@@ -72,6 +77,10 @@ def create(
     max_redelivery_delay: Annotated[
         str | None, typer.Option(metavar="DURATION", help="With each return that delay doubles, up to this.")
     ] = None,
+    isolation: Annotated[
+        SubscriptionIsolation,
+        typer.Option(help="Whether consumers also get messages of open and aborted transactions."),
+    ] = SubscriptionIsolation.READ_COMMITTED,
 ) -> None:
     """Create a subscription, or find one that already has these settings."""
     with session.connect() as client:
@@ -85,6 +94,7 @@ def create(
             ack_timeout_ms=duration_ms("--ack-timeout", ack_timeout),
             redelivery_delay_ms=duration_ms("--redelivery-delay", redelivery_delay),
             max_redelivery_delay_ms=duration_ms("--max-redelivery-delay", max_redelivery_delay),
+            isolation=isolation.value,
         )
         show_subscription(session, client.subscription(topic, subscription))
 
@@ -197,6 +207,8 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: C
     fields: dict[str, str | None] = {"subscription": found.name, "topic": found.topic}
     fields |= {"type": found.type, "initial": found.initial}
     consumers = ", ".join(consumer_text(found, name) for name in found.consumers) or None
+    if found.isolation != "read_committed":
+        fields |= {"isolation": found.isolation}
     fields |= {"dead letters": found.dead_letter_topic}
     if (redelivery := redelivery_text(found)) is not None:
         fields |= {"redelivered": redelivery}

@@ -425,7 +425,8 @@ class SubscriptionRequest(RequestBody):
     """`dead_letter_topic` takes messages that were redelivered `max_redeliveries` times (16 by default) and returned
     once more. A message that is not acknowledged `ack_timeout_ms` after it was delivered returns. A message that
     returns by that, or by a negative acknowledgement, is redelivered after `redelivery_delay_ms`; with
-    `max_redelivery_delay_ms` this delay doubles with each further return, up to that."""
+    `max_redelivery_delay_ms` this delay doubles with each further return, up to that. With `isolation`
+    `read_uncommitted` consumers also get messages of transactions that are open or aborted."""
 
     model_config = example(
         initial="earliest",
@@ -444,6 +445,7 @@ class SubscriptionRequest(RequestBody):
     ack_timeout_ms: Annotated[int, Field(ge=1, le=MAX_REDELIVERY_MS)] | None = None
     redelivery_delay_ms: Annotated[int, Field(ge=1, le=MAX_REDELIVERY_MS)] | None = None
     max_redelivery_delay_ms: Annotated[int, Field(ge=1, le=MAX_REDELIVERY_MS)] | None = None
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
 
 
 SUBSCRIPTION_SEGMENT = {
@@ -515,6 +517,7 @@ class SubscriptionInfo(BaseModel):
     ack_timeout_ms: int | None = None
     redelivery_delay_ms: int | None = None
     max_redelivery_delay_ms: int | None = None
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     consumers: list[str]
     blocked: list[str] = []
     segments: list[SubscriptionSegment]
@@ -537,6 +540,7 @@ class SubscriptionSummary(BaseModel):
     ack_timeout_ms: int | None = None
     redelivery_delay_ms: int | None = None
     max_redelivery_delay_ms: int | None = None
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     created_ms: int
 
 

@@ -201,6 +201,7 @@ async def _record(broker: Broker, topic: str, request: SubscriptionRequest, call
         ack_timeout_ms=request.ack_timeout_ms,
         redelivery_delay_ms=delay_ms,
         max_redelivery_delay_ms=max_delay_ms,
+        isolation=None if request.isolation == "read_committed" else request.isolation,
     )
 
 
@@ -223,7 +224,8 @@ def _summary(definition: Definition) -> SubscriptionSummary:
 
 
 def _settings(definition: Definition) -> dict[str, Any]:
-    return {field: getattr(definition.record, field) for field in SETTINGS}
+    found = {field: getattr(definition.record, field) for field in SETTINGS}
+    return found | {"isolation": definition.record.isolation or "read_committed"}
 
 
 async def _info(subscription: Subscription, shown: str | None) -> SubscriptionInfo:

@@ -25,7 +25,7 @@ from participants.subscription.places import START, Place
 
 SETTINGS = (
     *("type", "initial", "dead_letter_topic", "max_redeliveries"),
-    *("ack_timeout_ms", "redelivery_delay_ms", "max_redelivery_delay_ms"),
+    *("ack_timeout_ms", "redelivery_delay_ms", "max_redelivery_delay_ms", "isolation"),
 )
 """What the creator of a subscription has asked for, by the names of the fields."""
 
@@ -43,6 +43,11 @@ class Definition:
     def last_dropped(self) -> int:
         """The last incarnation that was dropped, or 0."""
         return self.record.incarnation - (0 if self.record.deleted else 1)
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether its consumers see messages of transactions that are open or aborted."""
+        return self.record.isolation == "read_uncommitted"
 
     def start_on(self, segment: str) -> Place:
         """The place where the subscription begins on a segment. On a segment that was created later this is never

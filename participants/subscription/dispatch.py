@@ -26,6 +26,7 @@ from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import PendingAckStore
 from participants.subscription.places import START, Place, Span, entry_span
 from participants.subscription.ranges import RangeSet
+from participants.subscription.view import View
 
 READ_BYTES = 1 << 20
 LOOK_BYTES = 1 << 16
@@ -92,6 +93,7 @@ class Dispatch:
         pending: PendingAckStore,
         deliveries: Deliveries,
         message_counts: MessageCounts,
+        view: View,
         *,
         assert_serving: Callable[[], None],
         on_dead: Callable[[Sequence[Place]], None],
@@ -103,6 +105,7 @@ class Dispatch:
         self._pending = pending
         self._deliveries = deliveries
         self._message_counts = message_counts
+        self._view = view
         self._assert_serving = assert_serving
         self._on_dead = on_dead
         self._reading = asyncio.Lock()
@@ -175,7 +178,7 @@ class Dispatch:
             max(self._deliveries.next_read, self._cursor.mark_delete), Place.behind(self._segment.ledgers.start)
         )
         try:
-            page = await self._segment.reader.read_committed(at.read_after, READ_BYTES)
+            page = await self._view.page(at.read_after, READ_BYTES)
         except errors.PositionTrimmed:
             return True  # it was trimmed meanwhile; continue after it
         for frame in page.frames:
@@ -242,7 +245,7 @@ class Dispatch:
         if position <= self._segment.ledgers.start or position.entry < 0:
             return None
         try:
-            page = await self._segment.reader.read_committed(position.before, 1)
+            page = await self._view.page(position.before, 1)
         except errors.PositionTrimmed:
             return None
         frame = page.frames[0] if page.frames else None
@@ -326,7 +329,7 @@ class Dispatch:
         start = self._segment.ledgers.start
         self._skip_to(START, Place.behind(start))
         at = max(self._deliveries.next_read, self._cursor.mark_delete)
-        unread = RangeSet(self._cursor.gaps(Span(at, Place.behind(self._segment.buffer.max_read_position))))
+        unread = RangeSet(self._cursor.gaps(Span(at, Place.behind(self._view.end))))
         pieces: list[tuple[TxnId | None, Span]] = [(None, span) for span in unread]
         found = Counts(self._cursor.mark_delete.last_before, backlog=len(self._deliveries))
         for known in self._pending:
@@ -346,10 +349,15 @@ class Dispatch:
         return found
 
     @property
+    def end(self) -> Position:
+        """The last entry that consumers can see now."""
+        return self._view.end
+
+    @property
     def backlog_bytes(self) -> int:
         """The size of the entries after the mark-delete position, up to the horizon."""
         ledgers = self._segment.ledgers
-        after, up_to = max(self._cursor.mark_delete.last_before, ledgers.start), self._segment.buffer.max_read_position
+        after, up_to = max(self._cursor.mark_delete.last_before, ledgers.start), self._view.end
         return ledgers.bytes_between(after, up_to) if after < up_to else 0
 
     async def oldest_ms(self) -> int | None:
@@ -357,7 +365,7 @@ class Dispatch:
         at = max(self._cursor.mark_delete.last_before, self._segment.ledgers.start)
         with suppress(errors.PositionTrimmed):
             while True:
-                page = await self._segment.reader.read_committed(at, LOOK_BYTES)
+                page = await self._view.page(at, LOOK_BYTES)
                 if page.frames or page.end:
                     return page.frames[0].publish_ms if page.frames else None
                 at = page.next
@@ -370,7 +378,7 @@ class Dispatch:
 
     def _has_unread(self) -> bool:
         at = max(self._deliveries.next_read, self._cursor.mark_delete)
-        return at < Place.behind(self._segment.buffer.max_read_position) and not self._deliveries.full
+        return at < Place.behind(self._view.end) and not self._deliveries.full
 
     def blocking(self) -> Blocking | None:
         """What keeps messages from being delivered; only where they are delivered by key."""

@@ -53,6 +53,7 @@ from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import Place, Span, message_span
 from participants.subscription.redelivery import Redelivery
+from participants.subscription.view import View
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared_refusal, refusal
 
@@ -121,6 +122,7 @@ class SegmentSubscription:
             pending,
             self.deliveries,
             message_counts,
+            View(segment, uncommitted=definition.uncommitted),
             assert_serving=self._assert_serving,
             on_dead=lambda places: self.on_dead(self, places),
         )
@@ -177,7 +179,7 @@ class SegmentSubscription:
 
         Raises INVALID_ARGUMENT for a later place.
         """
-        if place > self.segment.buffer.max_read_position:
+        if place > self.dispatch.end:
             problem = f"positions: {place} of segment {self.segment.id} is after everything that can be read"
             raise errors.InvalidArgument(problem, field="positions")
         last = self.segment.ledgers.shown(place)

@@ -25,6 +25,7 @@ from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import OpenPendingAcks
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.view import View
 from participants.txn.header_mirror import HeaderMirror
 
 log = structlog.get_logger()
@@ -51,7 +52,10 @@ class SegmentSubscriptions:
         self.consumers: dict[str, Callable[[], int]] = {}
         """How many consumers they have, by name, for metrics."""
         self._opening = asyncio.Lock()
-        self._message_counts = MessageCounts(segment.reader.read_committed)
+        self._message_counts = {
+            uncommitted: MessageCounts(View(segment, uncommitted=uncommitted).page) for uncommitted in (False, True)
+        }
+        """For subscriptions that see uncommitted messages, and for the others."""
 
     def __iter__(self) -> Iterator[SegmentSubscription]:
         return iter(list(self._open.values()))
@@ -87,7 +91,7 @@ class SegmentSubscriptions:
                 mirror=self._mirror,
                 op_numbers=self._op_numbers,
                 metrics=self._metrics,
-                message_counts=self._message_counts,
+                message_counts=self._message_counts[definition.uncommitted],
             )
             try:
                 await found.adopt()
@@ -169,7 +173,8 @@ class SegmentSubscriptions:
             await subscription.reconcile()
 
     def compacted(self) -> None:
-        self._message_counts.forget()
+        for counts in self._message_counts.values():
+            counts.forget()
 
     def close(self) -> None:
         for subscription in self:

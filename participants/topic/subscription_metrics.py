@@ -34,7 +34,7 @@ class SubscriptionLag:
     def add(self, part: SegmentSubscription) -> None:
         ledgers = part.segment.ledgers
         after = max(part.cursor.mark_delete.last_before, ledgers.start)
-        up_to = part.segment.buffer.max_read_position
+        up_to = part.dispatch.end
         if after < up_to:
             self.entries += ledgers.entries_between(after, up_to)
         self.size_bytes += part.dispatch.backlog_bytes

@@ -166,9 +166,9 @@ class Client:
         kind: str,
         dead_letters: str | None = None,
         max_redeliveries: int | None = None,
-        **times_ms: int,
+        **settings: int | str,
     ) -> None:
-        body: dict[str, Any] = {"initial": "earliest", "type": kind} | times_ms
+        body: dict[str, Any] = {"initial": "earliest", "type": kind} | settings
         if dead_letters is not None:
             body |= {"dead_letter_topic": dead_letters, "max_redeliveries": max_redeliveries}
         await self._at_subscription(topic, name, "PUT", "", body)

@@ -289,6 +289,8 @@ class History:
     letters: dict[str, Counter[str]] = field(default_factory=dict)
     """Of the first topic of such a pair, by the ids of its entries: how many dead letters there are in the end."""
     again: dict[str, set[str]] = field(default_factory=dict)
+    early: dict[str, set[str]] = field(default_factory=dict)
+    """By topic, what an uncommitted subscription has delivered."""
     """By topic, the entries that a subscription delivered after it was moved to the beginning in the end."""
     delivered: list[Delivered] = field(default_factory=list)
     ack_timeout_s: float = inf

@@ -299,6 +299,10 @@ def delivered_after_all(history: History) -> None:
     history.again[TOPIC] = set()
 
 
+def never_delivered_early(history: History) -> None:
+    history.early[TOPIC] = set()
+
+
 def version_again(history: History) -> None:
     again = history.decisions[T2].header.model_copy(update={"version": 1})
     history.decisions[T2] = Decision(again, 20)
@@ -459,7 +463,10 @@ LIES: dict[str, list[Lie]] = {
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
     "no request tries for ever": [endless_request],
-    "acknowledged exactly when there is an output": [input_without_output, letter_again, delivered_after_all],
+    "acknowledged exactly when there is an output": [
+        *(input_without_output, letter_again, delivered_after_all),
+        never_delivered_early,
+    ],
     "order per key, at one consumer": [
         given_before_the_one_before,
         given_while_another_has_the_key,

@@ -25,6 +25,8 @@ class SubscriptionRecord(JsonRecord):
     ack_timeout_ms: int | None = None
     redelivery_delay_ms: int | None = None
     max_redelivery_delay_ms: int | None = None
+    isolation: Literal["read_uncommitted"] | None = None
+    """Absent: `read_committed`."""
     starts: dict[str, str] | None = None
     deleted: bool | None = None
 

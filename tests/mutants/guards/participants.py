@@ -419,6 +419,24 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "uncommitted-stops-at-the-horizon",
+        "an uncommitted subscription knows of messages behind the horizon",
+        "participants/subscription/view.py",
+        "return buffer.last_durable if self._uncommitted else",
+        "return buffer.last_durable if self._uncommitted is None else",
+        tests=("tests/participants/subscription/test_isolation.py::test_each_isolation_counts_for_itself",),
+    ),
+    Mutant(
+        "isolated-sees-what-is-open",
+        "a subscription delivers what is not committed only if it says so",
+        "participants/subscription/view.py",
+        "read = reader.read_uncommitted if self._uncommitted else reader.read_committed",
+        "read = reader.read_uncommitted",
+        tests=(
+            "tests/participants/subscription/test_isolation.py::test_what_is_open_or_aborted_is_delivered_acknowledged_and_counted",
+        ),
+    ),
+    Mutant(
         "deposed-cursor-is-written",
         "who was deposed, or whose subscription was dropped, writes no cursor",
         "participants/subscription/cursor_store.py",
@@ -432,7 +450,7 @@ PARTICIPANTS = (
         "acknowledged-before-it-is-shown",
         "a place is acknowledged up to where readers have been shown something",
         "participants/subscription/segment_subscription.py",
-        "if place > self.segment.buffer.max_read_position:",
+        "if place > self.dispatch.end:",
         "if place > self.segment.buffer.last_durable:",
         tests=(
             "tests/participants/subscription/test_cumulative_acks.py::test_nothing_is_acknowledged_that_readers_were_not_shown",

@@ -334,14 +334,14 @@ async def test_a_look_reads_the_backlog_once_and_then_only_what_is_new(
     for start in range(0, 1000, 5):
         await consuming.publish(*range(start, start + 5))
     segment = await consuming.segment()
-    reads, read = 0, subscriptions_of(segment)._message_counts._read
+    reads, read = 0, subscriptions_of(segment)._message_counts[False]._read
 
     async def counted(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         return await read(*arguments)
 
-    monkeypatch.setattr(subscriptions_of(segment)._message_counts, "_read", counted)
+    monkeypatch.setattr(subscriptions_of(segment)._message_counts[False], "_read", counted)
     assert await counts(consuming) == (1000, 0, {})
     assert reads > 20, "or the pages are too large for this test"
     pages, reads = reads, 0
@@ -350,7 +350,7 @@ async def test_a_look_reads_the_backlog_once_and_then_only_what_is_new(
         assert await counts(consuming) == (1001 + number, 0, {})
     assert await counts(consuming, "t") == (1010, 0, {}), "what one subscription had counted serves the others"
     assert reads <= 3 * 11 < pages * 11
-    assert len(subscriptions_of(segment)._message_counts._sums) <= 17
+    assert len(subscriptions_of(segment)._message_counts[False]._sums) <= 17
     while await consuming.receive():
         pass
     reads = 0

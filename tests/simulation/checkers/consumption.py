@@ -1,6 +1,7 @@
 """Acknowledged exactly when its output is there: every input has one output, and no output is of something else.
 
-What a subscription delivers after it was moved to the beginning is what can be read.
+What a subscription delivers after it was moved to the beginning is what can be read. One that is not isolated has
+delivered all of that, and perhaps more.
 
 An input that was given back too often may have one dead letter instead; and both, when the broker that had written the
 letter died before it could acknowledge the input.
@@ -30,3 +31,7 @@ def check(history: History) -> Iterable[str]:
         differ = sorted(again ^ {seen.id for seen in history.visible_in(topic)})
         if differ:
             yield f"moved to the beginning of {topic}, a subscription differs from a read in {differ[:9]}"
+    for topic, early in history.early.items():
+        missed = sorted({seen.id for seen in history.visible_in(topic)} - early)
+        if missed:
+            yield f"an uncommitted subscription of {topic} has never delivered {missed[:9]}"

@@ -35,6 +35,8 @@ GUESSING = 0.1
 NEVER_READ = "unread"
 MOVED = "moved"
 """A subscription that is moved again and again."""
+EARLY = "early"
+"""A subscription that is not isolated."""
 LONGEST_NAME = 256
 TIMES_MS = (
     {"ack_timeout_ms": 2_000},
@@ -70,6 +72,8 @@ class Consume(Workload):
         )
         await self.client(random).subscribe(self.orders, NEVER_READ, "shared")
         await self.client(random).subscribe(self.orders, MOVED, "shared")
+        await self.client(random).subscribe(self.orders, EARLY, self.kind, isolation="read_uncommitted")
+        self.history.early[self.orders] = set()
 
     def start(self) -> None:
         for number in range(PRODUCERS):
@@ -77,6 +81,7 @@ class Consume(Workload):
         for number in range(CONSUMERS):
             self.employ(f"packer-{number}", Packer)
         self.employ("mover", Mover)
+        self.employ("hasty", Hasty)
 
     async def drain(self) -> None:
         """One more consumer packs what the others have left, once what they hold has returned."""
@@ -92,6 +97,10 @@ class Consume(Workload):
     async def read_everything(self) -> None:
         await super().read_everything()
         await self._consume_again()
+        client = self.client(self.world.generator("late"))
+        while given := await client.receive(self.orders, EARLY, "late", 100):
+            self.history.early[self.orders].update(payload_of(message)["id"] for message in given)
+            await client.acknowledge(self.orders, EARLY, [each["message_id"] for each in given], None)
         if self.letters is not None:
             client = self.client(self.world.generator("final letters"))
             found = self.history.letters[self.orders] = Counter()
@@ -126,6 +135,25 @@ class Mover(Actor):
         await self.client.seek(
             orders, MOVED, self.random.choice(("earliest", "latest")), force=self.random.random() < 0.5
         )
+
+
+class Hasty(Actor):
+    """Does not wait for decisions."""
+
+    pause_s = 2.0
+    _life = 0
+
+    async def act(self) -> None:
+        assert isinstance(self.workload, Consume)
+        orders = self.workload.orders
+        try:
+            given = await self.client.receive(orders, EARLY, f"{self.name}/{self._life}", 5)
+        except Doubtful:
+            self._life += 1
+            raise
+        self.history.early[orders].update(payload_of(message)["id"] for message in given)
+        if given:
+            await self.client.acknowledge(orders, EARLY, [each["message_id"] for each in given], None)
 
 
 class Shop(Actor):
