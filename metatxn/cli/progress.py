@@ -18,7 +18,7 @@ _CLEAR = "\r\x1b[K"
 T = TypeVar("T")
 
 
-class Progress:
+class ProgressLine:
     """Inside its `with`, `at` or `over` say how far it is. Nothing is shown in the first second, and the line is
     gone at the end."""
 

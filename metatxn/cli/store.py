@@ -15,7 +15,7 @@ from metatxn.cli import services
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import JsonLines, Output, print_line, print_note, print_rows, printable
-from metatxn.cli.progress import Progress
+from metatxn.cli.progress import ProgressLine
 from metatxn.cli.recover import EXAMPLE, recover
 
 EMPTY = "the store is empty: is --store the right one?"
@@ -79,7 +79,7 @@ def dump(
         raise CliError(f"--prefix: every key begins with a slash. Give /{prefix}.")
     show = print_record_as_json if output_of(context, output) is Output.JSON else print_record
 
-    progress = Progress("records")
+    progress = ProgressLine("records")
 
     async def run(opened: services.Store) -> None:
         records: AsyncIterator[PrintedRecord] = services.load("store_dump")(opened, prefix)
@@ -102,7 +102,7 @@ def check(
     as_json = output_of(context, output) is Output.JSON
     rows: list[tuple[str, str, str]] = []
     items = JsonLines() if as_json else None
-    progress = Progress("records", beside_output=as_json)
+    progress = ProgressLine("records", beside_output=as_json)
 
     async def run(opened: services.Store) -> None:
         checking: RunningCheck = services.load("store_check")(opened, examined=progress.at)

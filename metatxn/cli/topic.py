@@ -31,7 +31,7 @@ from metatxn.cli.output import (
     when,
 )
 from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
-from metatxn.cli.progress import Progress
+from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.txn import full_id, named_values
 from metatxn.wire.broker import SchemaField, SegmentDetail, TopicInfo, TopicSchema
@@ -213,7 +213,7 @@ def consume(
             messages = consumed_messages(
                 consumer, client.attach(full_id(txn)) if txn is not None else None, follow, limit
             )
-        progress = stack.enter_context(Progress("messages"))
+        progress = stack.enter_context(ProgressLine("messages"))
         if follow:
             follow_messages(session, progress.over(messages))
             return

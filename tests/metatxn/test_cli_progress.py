@@ -13,7 +13,7 @@ import pytest
 from metastore.backends.sqlite import SqliteStore
 from metastore.check import StoreCheck
 from metastore.txn.store import INDEXES
-from metatxn.cli.progress import FIRST_AFTER_S, Progress
+from metatxn.cli.progress import FIRST_AFTER_S, ProgressLine
 
 
 class Stream(io.StringIO):
@@ -30,7 +30,7 @@ def shown(seconds: list[float], *, errors: bool = True, output: bool = False, be
     now = 0.0
     lines: list[str] = []
     with redirect_stderr(Stream(terminal=errors)) as written, redirect_stdout(Stream(terminal=output)) as printed:
-        with Progress("records", beside_output=beside_output, clock=lambda: now) as progress:
+        with ProgressLine("records", beside_output=beside_output, clock=lambda: now) as progress:
             for number in progress.over(range(len(seconds))):
                 now = seconds[number]
                 lines.append(written.getvalue().rpartition("\x1b[K")[2])
