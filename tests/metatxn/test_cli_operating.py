@@ -136,7 +136,7 @@ def test_how_far_a_subscription_is_behind(
 
     assert behind() == (2, True, published[0])
     consumer = client.consumer(topic, "s", name="worker")
-    assert consumer.receive(0) is not None
+    assert len(consumer.receive_many(2, 0)) == 2
     printed = cli("subscription", "show", topic, "s").stdout
     assert "worker (2 held)" in printed and "2 messages, " in printed and "the oldest published " in printed
     consumer.close()
