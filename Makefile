@@ -48,17 +48,17 @@ check: $(STAMP)  ## Lint, formatting, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: setup  ## Set up, check, and run every test (WORKERS=5)
+test: setup  ## Set up, check, and run every test (WORKERS=4)
 	$(MAKE) --no-print-directory --jobs=2 check suite
 
 suite: $(CLASSES)
-	$(BIN)/python -m pytest -n $(or $(WORKERS),5) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 
 quick: setup  ## In a minute: the tests that start no process (no Spark, etcd or ZooKeeper) and do not take long
 	METATXN_TESTS=quick $(BIN)/python -m pytest -q -n $(or $(WORKERS),2)
 
 test-all: export METATXN_TESTS = all
-test-all: test  ## The same, every sweep as a whole: the hours before a release (WORKERS=5)
+test-all: test  ## The same, every sweep as a whole: the hours before a release (WORKERS=4)
 
 $(CLASSES): $(STAMP)
 	scripts/install-debian-packages java

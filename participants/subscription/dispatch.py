@@ -22,11 +22,11 @@ from participants.segment.segment import Segment
 from participants.subscription.cursor import Cursor
 from participants.subscription.deliveries import Deliveries
 from participants.subscription.home import NO_HOME, Home
+from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import PendingAckStore
 from participants.subscription.places import START, Place, Span, entry_span
 from participants.subscription.ranges import RangeSet
-from participants.subscription.view import View
 
 READ_BYTES = 1 << 20
 LOOK_BYTES = 1 << 16
@@ -93,7 +93,7 @@ class Dispatch:
         pending: PendingAckStore,
         deliveries: Deliveries,
         message_counts: MessageCounts,
-        view: View,
+        view: IsolatedView,
         *,
         assert_serving: Callable[[], None],
         on_dead: Callable[[Sequence[Place]], None],

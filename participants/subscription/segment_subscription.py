@@ -47,13 +47,13 @@ from participants.subscription.definitions import Definition
 from participants.subscription.deletion import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_keys
 from participants.subscription.deliveries import Deliveries
 from participants.subscription.dispatch import Dispatch, Redelivered
+from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.keyed_deliveries import KeyedDeliveries
 from participants.subscription.keyed_dispatch import KeyedDispatch
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import Place, Span, message_span
 from participants.subscription.redelivery import Redelivery
-from participants.subscription.view import View
 from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared_refusal, refusal
 
@@ -122,7 +122,7 @@ class SegmentSubscription:
             pending,
             self.deliveries,
             message_counts,
-            View(segment, uncommitted=definition.uncommitted),
+            IsolatedView(segment, uncommitted=definition.uncommitted),
             assert_serving=self._assert_serving,
             on_dead=lambda places: self.on_dead(self, places),
         )

@@ -21,11 +21,11 @@ from participants.segment.segment import Segment
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.deletion import delete_incarnations
+from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import OpenPendingAcks
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
-from participants.subscription.view import View
 from participants.txn.header_mirror import HeaderMirror
 
 log = structlog.get_logger()
@@ -53,7 +53,8 @@ class SegmentSubscriptions:
         """How many consumers they have, by name, for metrics."""
         self._opening = asyncio.Lock()
         self._message_counts = {
-            uncommitted: MessageCounts(View(segment, uncommitted=uncommitted).page) for uncommitted in (False, True)
+            uncommitted: MessageCounts(IsolatedView(segment, uncommitted=uncommitted).page)
+            for uncommitted in (False, True)
         }
         """For subscriptions that see uncommitted messages, and for the others."""
 

@@ -192,22 +192,24 @@ class LocalShare:
                     subscription=part.definition.name,
                 )
 
-    async def _check(self, request: AckRequest, acks: Iterable[tuple[SegmentSubscription, list[Ack]]]) -> None:
+    async def _check(self, request: AckRequest, acks: Sequence[tuple[SegmentSubscription, list[Ack]]]) -> None:
         """Raises as `SegmentSubscription.check` does. Nothing is awaited after the last check.
 
         The header of a transaction that conflicts is read before anybody is refused because of it: a successor whose
-        connect aborted it acknowledges the same messages at once, and may be faster than the watch event.
+        connect aborted it acknowledges the same messages at once, and may be faster than the watch event. Each segment
+        has its own reservations.
         """
-        asked = {request.txn_id}
+        asked: set[tuple[SegmentSubscription, TxnId | None]] = set()
         while True:
             try:
                 for part, wanted in acks:
                     part.check(request.txn_id, wanted, request.for_all)
                 return
             except AckRefused as refused:
-                if refused.holder is None or refused.holder in asked:
+                conflict = refused.part, refused.holder
+                if refused.holder in (None, request.txn_id) or conflict in asked:
                     raise
-                asked.add(refused.holder)
+                asked.add(conflict)
                 if not await refused.part.freed_by_abort(refused.holder):
                     raise
 

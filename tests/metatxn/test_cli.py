@@ -112,7 +112,7 @@ def test_a_prepared_transaction_is_listed_as_such(cli: Run, ask: Callable[..., A
     header, *lines = cli("txn", "list", "--owner", owner, "--state", "open").stdout.splitlines()
     assert header.split()[-1] == "PREPARED"
     assert {line.split()[0]: line.split()[-1] for line in lines} == {open_: "-", prepared: "yes"}
-    assert [txn.get("prepared") for txn in ask("txn", "list", "--owner", owner)] == [None, True]
+    assert [txn.get("prepared") for txn in ask("txn", "list", "--owner", owner)] == [True, None], "the newest first"
 
 
 def test_values_from_standard_input(ask: Callable[..., Any], topic: str) -> None:

@@ -421,7 +421,7 @@ PARTICIPANTS = (
     Mutant(
         "uncommitted-stops-at-the-horizon",
         "an uncommitted subscription knows of messages behind the horizon",
-        "participants/subscription/view.py",
+        "participants/subscription/isolated_view.py",
         "return buffer.last_durable if self._uncommitted else",
         "return buffer.last_durable if self._uncommitted is None else",
         tests=("tests/participants/subscription/test_isolation.py::test_each_isolation_counts_for_itself",),
@@ -429,7 +429,7 @@ PARTICIPANTS = (
     Mutant(
         "isolated-sees-what-is-open",
         "a subscription delivers what is not committed only if it says so",
-        "participants/subscription/view.py",
+        "participants/subscription/isolated_view.py",
         "read = reader.read_uncommitted if self._uncommitted else reader.read_committed",
         "read = reader.read_uncommitted",
         tests=(
@@ -501,6 +501,17 @@ PARTICIPANTS = (
         "if ended or items >= PIECE_ITEMS or end",
         "if ended or end",
         tests=("tests/participants/broker/test_large_entries.py",),
+    ),
+    Mutant(
+        "aborted-holder-is-asked-for-once",
+        "5.10: nobody is refused because of a transaction that is aborted, in any segment",
+        "participants/subscription/share.py",
+        "conflict = refused.part, refused.holder\n",
+        "conflict = acks[0][0], refused.holder\n",
+        tests=(
+            "tests/participants/subscription/test_individual_acks.py"
+            "::test_a_predecessor_that_held_messages_of_several_segments_is_gone_from_all_of_them",
+        ),
     ),
     Mutant(
         "seek-does-not-ask-for-holders",

@@ -14,12 +14,15 @@ import pytest
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.states import ExpiredBy
+from metatxn.wire.names import MessageId
 from participants.subscription import segment_subscription
 from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.extent import usually
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.devices import on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
+from tests.participants.segment.world import World
+from tests.participants.subscription.by_key import put
 from tests.participants.subscription.consuming import Consuming
 
 CURSOR = puts(paths.CURSORS)
@@ -267,6 +270,21 @@ async def test_a_successor_is_not_refused_for_what_its_aborted_predecessors_held
     await consuming.commit(successor)
     assert await consuming.values() == []
     assert await consuming.findings() == []
+
+
+async def test_a_predecessor_that_held_messages_of_several_segments_is_gone_from_all_of_them(world: World) -> None:
+    """One request acknowledges them, and each segment learns of the abort by itself."""
+    consuming = await Consuming.start(world, segments=2)
+    await consuming.subscribe(kind="failover")
+    ids = await put(consuming, *((str(number), number) for number in range(20)))
+    assert len({MessageId.parse(each).segment for each in ids}) == 2
+    predecessor = await world.begin()
+    await consuming.acked(ids, predecessor)
+    world.store.events_flow.clear()
+    await world.abort(predecessor)
+    await consuming.acked(ids, await world.begin())
+    world.store.events_flow.set()
+    await consuming.process.stop()
 
 
 async def test_a_prepared_transaction_takes_no_acks(consuming: Consuming) -> None:

@@ -7,7 +7,7 @@ from participants.segment.reading import Page
 from participants.segment.segment import Segment
 
 
-class View:
+class IsolatedView:
     """Committed entries up to the horizon; or, `uncommitted`, every durable entry, whatever becomes of its
     transaction."""
 
