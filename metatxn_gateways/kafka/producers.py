@@ -94,7 +94,9 @@ class Producers:
             if held is None or len(session) != 3 or session[:2] != ["kafka", str(producer_id)]:
                 raise KafkaError(KafkaCode.PRODUCER_FENCED)
             txn_id = TxnId.parse(held.txn_id) if held.txn_id is not None else None
-            known = self._remember(TransactionalProducer(producer_id, key, held.epoch, int(session[2]), txn_id))
+            known = self._transactional.get(producer_id)  # another request of it may have been faster
+            if known is None:
+                known = self._remember(TransactionalProducer(producer_id, key, held.epoch, int(session[2]), txn_id))
         if known.key != key or epoch != EPOCH:
             raise KafkaError(KafkaCode.PRODUCER_FENCED)
         return known

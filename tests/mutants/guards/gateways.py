@@ -28,6 +28,14 @@ GATEWAYS = (
         tests=(f"{_CALLS}::test_after_a_restart_a_producer_goes_on_where_its_durable_batches_end",),
     ),
     Mutant(
+        "producer-after-a-restart-is-two",
+        "5.20: requests of one producer that come together after a restart find one transaction",
+        "metatxn_gateways/kafka/producers.py",
+        "            known = self._transactional.get(producer_id)  # another request of it may have been faster\n",
+        "",
+        tests=("tests/gateways/test_kafka_producers.py",),
+    ),
+    Mutant(
         "offsets-settled-by-an-old-index",
         "5.21: what was decided earlier is not missing when a decision is settled",
         _OFFSETS,
