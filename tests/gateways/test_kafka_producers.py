@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from metatxn_gateways.kafka import producers
+from metastore.txn.key_records import read_key
 from metatxn_gateways.kafka.codes import KafkaCode
 from tests.gateways.conftest import Gateway
 from tests.gateways.test_kafka_calls import asked, batch, code_in, made
 
 
 async def test_requests_at_the_same_time_find_one_producer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, late, waits, calls = producers.read_key, asyncio.Event(), asyncio.Event(), 0
+    late, waits, calls = asyncio.Event(), asyncio.Event(), 0
 
     async def read_late(*place: Any) -> Any:
         nonlocal calls
         calls += 1
-        first, found = calls == 1, await read(*place)
+        first, found = calls == 1, await read_key(*place)
         if first:
             waits.set()
             await late.wait()
@@ -35,7 +35,7 @@ async def test_requests_at_the_same_time_find_one_producer(gateway: Gateway, mon
     begun, _ = await code_in(gateway, 22, 4, "InitProducerIdRequest", **values, producer_id=-1, producer_epoch=-1)
     holder = {"transactional_id": "x", "producer_id": begun.producer_id, "producer_epoch": 0}
     await gateway.crash()
-    monkeypatch.setattr(producers, "read_key", read_late)
+    monkeypatch.setattr("metatxn_gateways.kafka.producers.read_key", read_late)
     offsets = asyncio.ensure_future(code_in(gateway, 25, 3, "AddOffsetsToTxnRequest", **holder, group_id="g"))
     await waits.wait()
     topic = made(24, 3, "AddPartitionsToTxnTopic", name="t", partitions=(0,))
