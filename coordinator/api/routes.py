@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -16,14 +16,18 @@ from coordinator.ownership import owned, visible_owner
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
+from metatxn.service import audit
 from metatxn.service.answers import json_response, model_response
+from metatxn.service.audited import address_of, audited
 from metatxn.service.direct import DirectRoute
 from metatxn.service.http import UNQUOTED, Caller, PathText, from_store
 from metatxn.service.openapi import problems
+from metatxn.service.security.principal import Principal
 from metatxn.service.strict import StrictRoute
 from metatxn.wire.coordinator import (
     MAX_NUMBER,
     TXN_ID_FIELD,
+    AbortItem,
     AbortRequest,
     BatchAnswer,
     BatchRequest,
@@ -131,6 +135,12 @@ def _item(answer: ItemAnswer) -> dict[str, Any]:
     return {"status": problem.status, "problem": problem.model_dump(mode="json", exclude_none=True)}
 
 
+def _record_force(txn_id: TxnId, status: int, caller: Principal, request: Request) -> None:
+    address = address_of(request.scope)
+    about = {"txn_id": str(txn_id)}
+    audit.record("transaction.abort_by_force", about, status, principal=caller.name, address=address)
+
+
 def transaction_routes(transactions: Transactions) -> APIRouter:
     """The routes of one transaction, and of many of them in a batch."""
     router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=DirectRoute)
@@ -159,14 +169,17 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         return model_response(begun.header, 201 if begun.created else 200)
 
     @router.post("/batch", response_model=BatchAnswer, response_model_exclude_none=True, responses=problems(*ALWAYS))
-    async def batch(body: BatchRequest, caller: Caller) -> Response:
+    async def batch(body: BatchRequest, caller: Caller, request: Request) -> Response:
         """Begin, commit and abort up to 1,000 transactions, each answered like a single request, in the same order.
 
         Items that touch the same transaction are done in the order of the list; the others share requests to the store.
         If one item is malformed, the whole request is refused and has no effect.
         """
-        answers = await run_batch(transactions, body.items, caller=caller)
-        return json_response({"items": [_item(answer) for answer in answers]})
+        answers = [_item(answer) for answer in await run_batch(transactions, body.items, caller=caller)]
+        for item, answer in zip(body.items, answers, strict=True):
+            if isinstance(item, AbortItem) and item.force:
+                _record_force(item.txn_id, answer["status"], caller, request)
+        return json_response({"items": answers})
 
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:
@@ -179,6 +192,7 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         return await transactions.commit(txn_id, body.writers if body else None, caller=caller)
 
     @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=problems(*ENDS))
+    @audited("transaction.abort_by_force", only_if="force")
     async def abort(txn_id: TxnIdPath, caller: Caller, body: AbortRequest | None = None) -> TransactionHeader:
         """Abort. A repeated abort succeeds, and so does aborting a transaction that has timed out or was fenced."""
         body = body or AbortRequest()
@@ -262,6 +276,7 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
         response_model_exclude_none=True,
         responses=problems(*WRITES, ErrorCode.NOT_ALLOWED),
     )
+    @audited("transaction_key.connect")
     async def connect(key: KeyPath, body: ConnectRequest, caller: Caller) -> ConnectAnswer:
         """Become the only connection of a key: the epoch is incremented, and the open transaction of the previous
         connection is aborted.
@@ -281,6 +296,7 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
         return await keys.get(key, query.owner)
 
     @router.delete(admin + "/{key}", response_model_exclude_none=True, responses=problems(*WRITES, ErrorCode.NOT_FOUND))
+    @audited("transaction_key.delete", query=("owner",))
     async def delete_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> DeletedTransactionKey:
         """Delete a key, and abort the transaction that it holds. Its epochs never repeat, and committed versions stay
         committed."""

@@ -10,7 +10,9 @@ reader's terminal.
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import structlog
@@ -22,8 +24,14 @@ from metatxn.cli.output import printable
 
 LogOption = Annotated[str, typer.Option(help="debug, info, warning or error. Logs go to standard error.")]
 
+AuditOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append the audit log here. [default: the log, at --log-level info]"),
+]
+_AUDIT = "metatxn.audit"
 
-def set_up_logs(level: str) -> None:
+
+def set_up_logs(level: str, audit_log: Path | None = None) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise CliError(f"--log-level: {level!r} is not a log level. Use debug, info, warning or error.")
@@ -43,7 +51,27 @@ def set_up_logs(level: str) -> None:
         )
     )
     logging.basicConfig(level=number, handlers=[of_libraries])
+    if audit_log is not None:
+        append_audit_log(audit_log)
     logging.getLogger("grpc").setLevel(max(number, logging.INFO))  # at debug it logs a line for every call to etcd
+
+
+def append_audit_log(path: Path) -> None:
+    """Write the audit log there, whatever the level of the log is. If the file is moved away, the next line begins a
+    new one. Raises `CliError`."""
+    try:
+        appended = logging.handlers.WatchedFileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"--audit-log: {error}. Give a file that is writable.") from error
+    only_json = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_as_json()]
+    appended.setFormatter(structlog.stdlib.ProcessorFormatter(processors=only_json))
+    audit = logging.getLogger(_AUDIT)
+    for former in audit.handlers[:]:
+        audit.removeHandler(former)
+        former.close()
+    audit.addHandler(appended)
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
 
 
 def _for_people() -> list[Processor]:

@@ -13,7 +13,7 @@ import typer
 
 from metatxn.cli import services
 from metatxn.cli.exposure import ExposureOptions, takes_exposure
-from metatxn.cli.logs import LogOption, set_up_logs
+from metatxn.cli.logs import AuditOption, LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line
 
@@ -134,10 +134,11 @@ def dev(
     disk_watermark: WatermarkOption = None,
     kafka_port: KafkaPortOption = None,
     log_level: LogOption = "warning",
+    audit_log: AuditOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run a coordinator and a broker in one process. They use SQLite, and run until Ctrl-C."""
-    set_up_logs(log_level)
+    set_up_logs(log_level, audit_log)
     exposed = exposure.open(host)
     services.load("broker")  # if it is not installed, nothing is left behind
     make_data_directory(data_dir)
@@ -183,10 +184,11 @@ def coordinator(
     coordinator_id: CoordinatorIdOption = None,
     advertise_url: AdvertiseOption = None,
     log_level: LogOption = "warning",
+    audit_log: AuditOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run a coordinator until Ctrl-C. It stores nothing itself, so any number of them may serve one store."""
-    set_up_logs(log_level)
+    set_up_logs(log_level, audit_log)
     exposed = exposure.open(host)
     settings = {
         "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
@@ -233,10 +235,11 @@ def broker(
     pending_ack_store: PendingAckOption = None,
     kafka_port: KafkaPortOption = None,
     log_level: LogOption = "warning",
+    audit_log: AuditOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run a broker until Ctrl-C."""
-    set_up_logs(log_level)
+    set_up_logs(log_level, audit_log)
     exposed = exposure.open(host)
     if (data_dir is None) == (storage is None):
         raise CliError("a broker keeps its ledgers in one place. Give either --data-dir or --storage.")

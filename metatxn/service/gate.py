@@ -23,11 +23,12 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from metatxn.service.answers import problem_response
+from metatxn.service.audited import Audit
 from metatxn.service.departure import ASKED
 from metatxn.service.limits import Limits, RateLimit
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.authentication import Authenticator
-from metatxn.service.security.principal import ANYONE, Principal
+from metatxn.service.security.principal import ANYONE
 from metatxn.wire import errors
 from metatxn.wire.problems import Problem, problem_of
 
@@ -51,6 +52,7 @@ class Gate:
         limits: Limits,
         authenticator: Authenticator | None,
         metrics: RequestMetrics,
+        audit: Audit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
@@ -58,6 +60,7 @@ class Gate:
         self._authenticator = authenticator
         self._rate = RateLimit(limits.requests_per_second) if limits.requests_per_second else None
         self._metrics = metrics
+        self._audit = audit or Audit()
         self._clock = clock
         self._under_way = 0
 
@@ -73,11 +76,13 @@ class Gate:
             raise
         finally:
             self._metrics.end(measured, scope["method"])
+            caller = scope.get(CALLER, ANYONE).name
+            self._audit.end(scope, measured.route, measured.status, caller, scope.get(BODY, b""))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             _check_head(scope, self._limits)
-            scope[CALLER] = self._admit(scope)
+            self._admit(scope)
             self._enter()
         except Refused as refused:
             await refused.answer(scope, receive, send)
@@ -89,22 +94,24 @@ class Gate:
 
     # -- who ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, scope: Scope) -> Principal:
+    def _admit(self, scope: Scope) -> None:
+        """Sets the caller, also of a request that is refused because it lacks a right."""
         address = f"address {scope['client'][0] if scope.get('client') else ''}"
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")  # as the routes see it
         if self._authenticator is None or path in _OPEN_PATHS or path.startswith(_OPEN_ASSETS):
             self._count(address)
-            return ANYONE
+            scope[CALLER] = ANYONE
+            return
         try:
             caller = self._authenticator.principal(scope["headers"])
         except errors.MetatxnError as error:
             self._count(address)
             log.info("request refused", path=path, client=address, reason=error.detail)
             raise Refused(problem_of(error), {"WWW-Authenticate": "Bearer"}) from None
+        scope[CALLER] = caller
         self._count(f"principal {caller.name}")
         if path.startswith(ADMIN_PATHS) and not caller.superuser:
             raise Refused(problem_of(caller.lacks("the right admin", right="admin")))
-        return caller
 
     # -- how much ----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metastore.errors import InvalidBatch, MetastoreError, OutcomeUnknown, StoreFull
 from metatxn.service.answers import problem_response
+from metatxn.service.audited import Audit
 from metatxn.service.exposure import Exposure
 from metatxn.service.gate import CALLER, Gate
 from metatxn.service.openapi import documented_app
@@ -140,7 +141,10 @@ def create_app(
     app.add_middleware(Shortcuts, served=app)
     app.add_middleware(RawPath)
     requests = requests or RequestMetrics(CollectorRegistry())
-    app.add_middleware(Gate, limits=exposure.limits, authenticator=exposure.authenticator, metrics=requests)
+    audit = Audit(app.router.routes)
+    app.add_middleware(
+        Gate, limits=exposure.limits, authenticator=exposure.authenticator, metrics=requests, audit=audit
+    )
 
     @app.exception_handler(errors.MetatxnError)
     async def service_error(request: Request, error: errors.MetatxnError) -> Response:

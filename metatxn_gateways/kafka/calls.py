@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from metastore.txn.records.topics import TopicRecord
+from metatxn.service import audit
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_SEGMENTS
-from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code, status_of
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, topic_id
 from metatxn_gateways.kafka.producers import EPOCH, Producers
@@ -243,11 +244,14 @@ class Calls:
     async def create_topics(self, request: CallRequest, response: CallResponse) -> Any:
         results = []
         for each in request.topics:
-            code, why, number = KafkaCode.NONE, None, -1
+            code, why, number, status = KafkaCode.NONE, None, -1, 201
             try:
                 number = await self._create(each, validate_only=bool(request.validate_only))
             except REFUSALS as error:
                 code, why = code_of(error), str(error)
+                status = status_of(error)
+            if not request.validate_only:
+                audit.record("topic.create", {"topic": each.name}, status)
             results.append(
                 response.make(
                     "CreatableTopicResult",
@@ -284,12 +288,13 @@ class Calls:
         assert isinstance(upkeep, LayoutUpkeep)
         results = []
         for name in request.topic_names:
-            code = KafkaCode.NONE
+            code, status = KafkaCode.NONE, 204
             try:
                 topic = await self._partitions.topic(name)
                 await upkeep.deletion.delete(topic.name)
                 self._broker.forget_topic(topic.name)
             except REFUSALS as error:
-                code = code_of(error)
+                code, status = code_of(error), status_of(error)
+            audit.record("topic.delete", {"topic": name}, status)
             results.append(response.make("DeletableTopicResult", name=name, error_code=error_code(code)))
         return response.make("DeleteTopicsResponse", throttle_time=NO_TIME, responses=tuple(results))

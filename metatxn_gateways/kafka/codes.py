@@ -95,6 +95,13 @@ def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_F
     return KafkaCode.INVALID_PRODUCER_EPOCH if isinstance(error, _ENDED) else unavailable
 
 
+def status_of(error: Exception) -> int:
+    """What REST would have answered for one of `REFUSALS`, for the audit log."""
+    if isinstance(error, KafkaError):
+        return errors.InvalidArgument.status
+    return (from_store(error) if isinstance(error, MetastoreError) else error).status  # type: ignore[attr-defined,no-any-return]
+
+
 def error_code(code: KafkaCode) -> Any:
     """As kio writes it. It is loaded late, because that takes long."""
     from kio.schema.errors import ErrorCode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from metatxn.service.audited import audited
 from metatxn.service.http import Caller, PathText, problems
 from metatxn.wire import errors
 from metatxn.wire.broker import (
@@ -30,6 +31,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         responses=problems(404, 422, 503, 504),
         dependencies=[on_topic("admin")],
     )
+    @audited("topic.delete")
     async def delete_topic(topic: TopicPath) -> None:
         """Delete a topic with all of its messages, subscriptions and pending operations. Transactions that wrote there
         end as if they had not."""
@@ -41,6 +43,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         responses=problems(307, 404, 409, 422, 503, 504),
         dependencies=[on_segment("admin")],
     )
+    @audited("segment.split", body=("at",))
     async def split_segment(segment: PathText, request: SplitRequest) -> ChildrenAnswer:
         """Seal a segment and replace it by two children that divide its hash range. Its messages stay readable."""
         return ChildrenAnswer(children=list(await layout.split(segment, request.at)))
@@ -51,6 +54,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         responses=problems(307, 404, 409, 422, 503, 504),
         dependencies=[on_segment("admin")],
     )
+    @audited("segment.merge", body=("with",))
     async def merge_segments(segment: PathText, request: MergeRequest, caller: Caller) -> ChildrenAnswer:
         """Seal a segment and its neighbour and replace them by one child. Their messages stay readable."""
         caller.require("admin", topic_of_segment(request.other))
@@ -62,6 +66,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         responses=problems(307, 404, 409, 422, 503, 504),
         dependencies=[on_segment("admin")],
     )
+    @audited("segment.seal")
     async def seal_segment(segment: PathText, request: SealRequest) -> ChildrenAnswer:
         """Seal a segment permanently: it accepts no more messages, and no segment takes over. Its messages stay
         readable."""
@@ -74,6 +79,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         responses=problems(307, 404, 409, 422, 503, 504),
         dependencies=[on_segment("admin")],
     )
+    @audited("segment.delete")
     async def delete_segment(segment: PathText) -> None:
         """Drop what is left in a sealed segment that has children, and remove it from the topic. It is refused while
         something needs the segment: a subscription that has not acknowledged all of it, a transaction with operations
@@ -86,6 +92,7 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         responses=problems(307, 404, 422, 503, 504),
         dependencies=[on_segment("admin")],
     )
+    @audited("segment.trim", body=("before",))
     async def trim_segment(segment: PathText, request: TrimRequest) -> TrimAnswer:
         """Drop the entries below a position and what is remembered of their transactions. Entries that readers could
         not see yet (above `max_read_position`) are never dropped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
+from metatxn.service.audited import audited
 from metatxn.service.http import problems
 from metatxn.wire.policies import PolicyInfo, TopicPolicy
 from participants.api.rights import (
@@ -15,6 +16,8 @@ from participants.api.rights import (
     seeing_topic,
 )
 from participants.broker.broker import Broker
+
+_SETTINGS = (*TopicPolicy.model_fields,)
 
 
 def add_policy_routes(api: APIRouter, broker: Broker) -> None:
@@ -40,6 +43,7 @@ def _topic_policy_routes(api: APIRouter, broker: Broker) -> None:
         responses=problems(404, 422, 503, 504),
         dependencies=[on_topic("admin")],
     )
+    @audited("policy.change", body=_SETTINGS)
     async def set_topic_policy(topic: TopicPath, request: TopicPolicy) -> PolicyInfo:
         """Change a topic's policy. What is not named stays as it is, and null removes a setting."""
         return await broker.policies.change_topic(topic, request.changes())
@@ -55,6 +59,7 @@ def _namespace_policy_routes(api: APIRouter, broker: Broker) -> None:
         return await broker.policies.of_namespace(f"{tenant}/{namespace}")
 
     @api.patch(path, tags=["policies"], responses=problems(422, 503, 504), dependencies=needed)
+    @audited("policy.change", body=_SETTINGS)
     async def set_namespace_policy(tenant: NamespacePart, namespace: NamespacePart, request: TopicPolicy) -> PolicyInfo:
         """Change the policy of a namespace. What is not named stays as it is, and null removes a setting."""
         return await broker.policies.change_namespace(f"{tenant}/{namespace}", request.changes())
@@ -70,6 +75,7 @@ def _cluster_policy_routes(api: APIRouter, broker: Broker) -> None:
         return await broker.policies.of_cluster()
 
     @api.patch(path, tags=["policies"], responses=problems(422, 503, 504), dependencies=needed)
+    @audited("policy.change", body=_SETTINGS)
     async def set_cluster_policy(request: TopicPolicy) -> PolicyInfo:
         """Change the policy of the cluster. What is not named stays as it is, and null removes a setting."""
         return await broker.policies.change_cluster(request.changes())

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator
 
 from metastore.types import Revision
+from metatxn.service.audited import audited
 from metatxn.service.direct import DirectRoute
 from metatxn.service.gate import BODY
 from metatxn.service.http import Caller, PathText, problems
@@ -114,6 +115,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
 
 def _topic_routes(api: APIRouter, broker: Broker) -> None:
     @api.post("/v1/topics", status_code=201, tags=["topics"], responses=problems(409, 422, 503, 504))
+    @audited("topic.create", body=("segments", "format"), topic="name")
     async def create_topic(request: CreateTopicRequest, caller: Caller) -> TopicInfo:
         """Create a topic of one or more hash-range segments, in the storage of this broker."""
         try:

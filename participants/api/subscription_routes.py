@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from metastore.txn.records.subscriptions import SubscriptionRecord
+from metatxn.service.audited import audited
 from metatxn.service.http import Caller, problems
 from metatxn.service.security.principal import Principal
 from metatxn.wire import errors, names
@@ -86,6 +87,7 @@ def _add_list_route(api: APIRouter, broker: Broker) -> None:
 
 def _add_definition_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
     @api.put("", responses=problems(ErrorCode.NOT_FOUND, ErrorCode.ALREADY_EXISTS, 307, 422, 503, 504))
+    @audited("subscription.create")
     async def create_subscription(
         topic: TopicPath, subscription: NamePath, request: SubscriptionRequest, caller: Caller, shown: Shown
     ) -> SubscriptionInfo:
@@ -106,6 +108,7 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         "/seek",
         responses=problems(ErrorCode.NOT_FOUND, ErrorCode.TXN_CONFLICT, 307, 422, 503, 504),
     )
+    @audited("subscription.seek", body=("to", "at_ms", "positions", "force"))
     async def seek_subscription(
         topic: TopicPath, subscription: NamePath, request: SeekRequest, caller: Caller, shown: Shown
     ) -> SeekAnswer:
@@ -120,6 +123,7 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
 
 def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:
     @api.delete("", status_code=204, response_class=Response, responses=problems(ErrorCode.NOT_FOUND, 422, 503, 504))
+    @audited("subscription.drop")
     async def drop_subscription(topic: TopicPath, subscription: NamePath, shown: Shown) -> Response:
         """Drop a subscription and all of its records. Open transactions lose their acknowledgements on it."""
         await subscriptions.drop(topic, subscription, shown)

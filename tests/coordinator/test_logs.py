@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,9 +37,10 @@ async def forced_abort(url: str) -> str:
     return txn_id
 
 
-async def test_every_line_is_an_object() -> None:
-    """Also of libraries; with the transaction's id, and with the reason as it was given."""
-    with CoordinatorProcess("memory://", "--log-level", "debug") as process:
+async def test_every_line_is_an_object(tmp_path: Path) -> None:
+    """Also of libraries; with the transaction's id, and with the reason as it was given. The audit log has its file."""
+    audited = tmp_path / "audit.log"
+    with CoordinatorProcess("memory://", "--log-level", "debug", "--audit-log", str(audited)) as process:
         txn_id = await forced_abort(process.url)
         process.signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait) == 0
@@ -50,6 +52,8 @@ async def test_every_line_is_an_object() -> None:
         ("abort by force", REASON),
         ("transaction decided", REASON),
     ]
+    (by_force,) = [json.loads(line) for line in audited.read_text().splitlines()]
+    assert by_force["verb"] == "transaction.abort_by_force" and by_force["object"] == {"txn_id": txn_id}
     (broken,) = [line for line in lines if line.get("logger") == "uvicorn.error" and line["level"] == "warning"]
     assert "Invalid HTTP" in broken["event"]
 
@@ -73,4 +77,6 @@ async def test_a_terminal_is_shown_lines_and_given_no_commands() -> None:
             shown += part
     (line,) = [line for line in shown.decode().splitlines() if "abort by force" in line]
     assert txn_id in line and repr(REASON) in line
+    (audited,) = [line for line in shown.decode().splitlines() if "transaction.abort_by_force" in line]
+    assert txn_id in audited
     assert "\x1b]0;" not in shown.decode()

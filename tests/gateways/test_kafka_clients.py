@@ -6,9 +6,11 @@ Method: confluent-kafka over loopback against a broker in this process. DESIGN Â
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
@@ -36,6 +38,26 @@ async def test_messages_are_produced_consumed_and_found_by_time(gateway: Gateway
         assert "t" not in admin.list_topics(timeout=PATIENCE_S).topics
 
     await asyncio.to_thread(work)
+
+
+async def test_changes_of_topics_are_in_the_audit_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "metatxn.audit")
+
+    def work() -> None:
+        admin = AdminClient({"bootstrap.servers": gateway.listener.url})
+        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(PATIENCE_S)
+        admin.delete_topics(["t"])["t"].result(PATIENCE_S)
+        with pytest.raises(KafkaException):
+            admin.delete_topics(["t"])["t"].result(PATIENCE_S)
+
+    await asyncio.to_thread(work)
+    lines: list[Any] = [each.msg for each in caplog.records if each.name == "metatxn.audit"]
+    topic = {"topic": "public/default/t"}
+    assert [(line["verb"], line["object"], line["outcome"]) for line in lines] == [
+        ("topic.create", topic, "allowed"),
+        ("topic.delete", topic, "allowed"),
+        ("topic.delete", topic, "failed"),
+    ]
 
 
 async def test_rest_reads_what_librdkafka_wrote(gateway: Gateway) -> None:

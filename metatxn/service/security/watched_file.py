@@ -9,7 +9,11 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from metatxn.service import audit
+
 LOOK_EVERY_S = 1.0
+CHANGED, INVALID = 200, 422
+"""What a request with this content would have been answered."""
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -56,9 +60,11 @@ class WatchedFile(Generic[T]):
             self._value = self._read()
         except InvalidSecurityFile as error:
             log.error("security file refused, the old content remains in force", error=str(error))
+            audit.record("rights.change", {"file": str(self._path)}, INVALID)
             return
         self.version += 1
         log.info("security file read again", path=str(self._path))
+        audit.record("rights.change", {"file": str(self._path)}, CHANGED)
 
     def _state(self) -> tuple[int, ...] | None:
         try:

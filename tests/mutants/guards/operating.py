@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 _CONSENT = "metatxn/cli/consent.py"
 _TEST_CONSENT = "tests/metatxn/test_cli_consent.py"
+_AUDITED = "metatxn/service/audited.py"
+_TEST_AUDIT = "tests/service/test_audit.py"
 
 OPERATING = (
     Mutant(
@@ -79,5 +81,38 @@ OPERATING = (
         "self._shows = sys.stderr.isatty() and",
         "self._shows = sys.stderr.writable() and",
         tests=("tests/metatxn/test_cli_progress.py::test_only_a_person_who_sees_nothing_else_sees_it",),
+    ),
+    Mutant(
+        "refused-at-the-gate-unseen",
+        "the audit log tells what the gate refused",
+        _AUDITED,
+        "if route is None and status == errors.NotAllowed.status:",
+        "if route is not None and status == errors.NotAllowed.status:",
+        tests=(f"{_TEST_AUDIT}::test_keys_and_what_the_gate_refuses",),
+    ),
+    Mutant(
+        "whole-query-in-audit-log",
+        "the audit log shows no member of a query that is not listed",
+        _AUDITED,
+        "_listed(asked, mark.query)",
+        "asked",
+        tests=(f"{_TEST_AUDIT}::test_keys_and_what_the_gate_refuses",),
+    ),
+    Mutant(
+        "force-hidden-by-encoding",
+        "an abort by force is told of, whatever encoding its body has",
+        _AUDITED,
+        "json.loads(body) if body",
+        'json.loads(body.decode("utf-8", "strict")) if body',
+        others=(Edit(_AUDITED, "return status < 300 if sent is None", "return False if sent is None"),),
+        tests=(f"{_TEST_AUDIT}::test_ends_by_force_however_they_are_asked_for",),
+    ),
+    Mutant(
+        "unknown-told-as-failed",
+        "what may have happened is not told as failed",
+        "metatxn/service/audit.py",
+        "if status in _UNKNOWN:",
+        "if status in _UNKNOWN[:1]:",
+        tests=(f"{_TEST_AUDIT}::test_a_bug_leaves_the_outcome_unknown",),
     ),
 )
