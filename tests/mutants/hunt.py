@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ TESTS_S = 240
 """How long a mutant's own tests may take."""
 TESTS_BESIDE_S = 60
 """How long to look for a test that catches what the simulation has to catch: what takes longer is no quick answer."""
+_STOPPED_WITHIN_S = 60
 _KEPT = ROOT / "build" / "mutants"
 _PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "spark_connector")
 _COPIED = (*_PACKAGES, "tests", "pyproject.toml")
@@ -132,12 +134,24 @@ def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | 
     """None when all pass, or none has failed within `at_most_s`; one that waits for ever fails after half of that."""
     patience = ("--timeout", str(at_most_s // 2), "--timeout-method", "signal")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *patience, *tests]
+    run = subprocess.Popen(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        run = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False, timeout=at_most_s)
+        told, errors = run.communicate(timeout=at_most_s)
     except subprocess.TimeoutExpired:
+        _interrupt(run)
         return None
     if run.returncode == 0:
         return None
-    failed = _FAILED.search(run.stdout)
-    assert failed, f"these tests did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+    failed = _FAILED.search(told)
+    assert failed, f"these tests did not run:\n{told[-2000:]}{errors[-2000:]}"
     return failed[1]
+
+
+def _interrupt(run: subprocess.Popen[str]) -> None:
+    """Fixtures stop the servers that they have started, as after Ctrl-C."""
+    run.send_signal(signal.SIGINT)
+    try:
+        run.communicate(timeout=_STOPPED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        run.communicate()
