@@ -35,6 +35,7 @@ class KeyedDispatch(Dispatch):
     async def take(self, taker: Taker, limit: int, max_bytes: int) -> list[DeliveredMessage]:
         if self._held_before is None:
             self._held_before = await self._keys_held_before()
+            self._forget_decided()
         self._present = taker.present
         was_full = self._deliveries.full
         try:
@@ -98,10 +99,12 @@ class KeyedDispatch(Dispatch):
 
     def _holder_before(self, key: int) -> TxnId | None:
         """The undecided transaction that holds the key since before the segment was opened."""
+        return next((txn_id for txn_id, keys in (self._held_before or {}).items() if key in keys), None)
+
+    def _forget_decided(self) -> None:
         held = self._held_before or {}
         for txn_id in [txn_id for txn_id in held if self._pending.get(txn_id) is None]:
             del held[txn_id]
-        return next((txn_id for txn_id, keys in held.items() if key in keys), None)
 
     # -- taking back -------------------------------------------------------------------------------------------
 
@@ -112,6 +115,8 @@ class KeyedDispatch(Dispatch):
             self._segment.changed.notify()  # a key may be free, or the segment at its end
 
     def give_back(self, places: Iterable[Place], *, failed: bool = False) -> list[Place]:
+        """Also called at the end of each transaction, with what returns of it, if anything."""
+        self._forget_decided()
         asked = list(places)
         later = [place for place in self._deliveries.later(asked) if self._pending.holder(place) is None]
         self._deliveries.withdraw(later)

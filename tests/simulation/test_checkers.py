@@ -420,6 +420,14 @@ def test_what_has_expired_is_not_acknowledged_in_a_transaction(segment: str) -> 
     assert bool(list(CHECKERS["refused only for what was so"](history))) == (segment == MARKS_SEGMENT)
 
 
+@pytest.mark.parametrize("letters", [Counter(), Counter({"given up": 1})], ids=["none", "one"])
+def test_what_is_a_dead_letter_is_not_acknowledged_in_a_transaction(letters: Counter[str]) -> None:
+    history = true_story()
+    history.asked.append(refused("acks", "TXN_CONFLICT", (8, 9), txn_id=T1, topic=TOPIC, subscription="s"))
+    history.letters[TOPIC] = letters
+    assert bool(list(CHECKERS["refused only for what was so"](history))) == (not letters)
+
+
 EVICTED: dict[str, Any] = {"ttl_ms": -1, "evicts_ms": -1, "evicts_bytes": 500}
 
 

@@ -25,6 +25,14 @@ PARTICIPANTS = (
         tests=(f"{_TEST_BY_KEY}::test_what_returns_takes_the_later_ones_of_its_key_along",),
     ),
     Mutant(
+        "held-keys-outlive-the-decision",
+        "5.10: a key is held by a transaction until its decision, and then the transaction is forgotten",
+        "participants/subscription/keyed_dispatch.py",
+        "        self._forget_decided()\n        asked = list(places)\n",
+        "        asked = list(places)\n",
+        tests=(f"{_TEST_BY_KEY}::test_a_transaction_that_held_keys_is_forgotten_though_nobody_asks_for_messages",),
+    ),
+    Mutant(
         "by-key-before-an-abort-was-heard-of",
         "5.10: what is before it under its key, and was acknowledged in an aborted transaction, returns first",
         "participants/subscription/share.py",

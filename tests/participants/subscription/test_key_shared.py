@@ -22,6 +22,7 @@ from tests.extent import WHOLE
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.subscription.by_key import Model, key_of, put
 from tests.participants.subscription.consuming import Consuming
+from tests.simulation.memory import transactions_in
 
 
 async def blocking(consuming: Consuming) -> tuple[str | None, str | None] | None:
@@ -96,6 +97,24 @@ async def test_what_is_acknowledged_in_an_open_transaction_holds_its_key_also_wh
     await consuming.abort(txn)
     found = [*await waiting, *await consuming.values(consumer="b"), *await consuming.values(consumer="c")]
     assert sorted(found) == [0, 1, 2] and found.index(0) < found.index(1)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_transaction_that_held_keys_is_forgotten_though_nobody_asks_for_messages(
+    consuming: Consuming, commits: bool
+) -> None:
+    """Found by the simulation."""
+    await consuming.subscribe(kind="key_shared")
+    ids = await put(consuming, ("k", 0))
+    txn = await consuming.world.begin()
+    assert await consuming.values() == [0]
+    await consuming.acked(ids, txn)
+    await consuming.crash()
+    assert await consuming.values() == []
+    assert transactions_in(consuming.process.broker, [str(txn)])
+    await (consuming.commit if commits else consuming.abort)(txn)
+    found = transactions_in(consuming.process.broker, [str(txn)])
+    assert not [place for place in found if "attached" in place]
 
 
 async def test_what_returns_takes_the_later_ones_of_its_key_along(consuming: Consuming) -> None:

@@ -106,11 +106,11 @@ def _given_up(history: History, asked: Asked) -> bool:
 
 def _held(history: History, asked: Asked) -> bool:
     """Another transaction has what was to be acknowledged, and may still commit; or somebody has acknowledged it, or
-    the policy has; or was given it by nobody who remembers."""
+    the policy has, or it was given up; or was given it by nobody who remembers."""
     if asked.never_given:
         return _may_be_forgotten(history, asked)
     if asked.holder is None:
-        if _is_trimmed(history, asked.topic) or _has_expired(history, asked):
+        if _is_trimmed(history, asked.topic) or _has_expired(history, asked) or history.letters.get(asked.topic or ""):
             return True
         return any(other is not asked and _may_have_acknowledged(other, asked) for other in history.asked)
     decision = history.decisions.get(asked.holder)
