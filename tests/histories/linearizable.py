@@ -4,7 +4,11 @@ The search of Wing and Gong ("Testing and Verifying Concurrent Objects", 1993) w
 Linearizability", 2017). A *configuration* is the set of calls that have been put in order, and the state they leave.
 From each one the search goes on with every call that no remaining call precedes; a configuration that was reached
 before is not searched again. Calls that failed are not in the order at all; unknown ones may be, from their
-invocation to the end of time, but need not.
+invocation to the end of time, but need not. Because they need not, two more kinds of configurations are left out:
+
+- one that differs from another only in more unknown calls that have been put in order: what follows it follows the
+  other, too;
+- one with an unknown call in order and not the same call that was made earlier: that could stand in its place.
 
 Linearizability is local: a history of many objects is linearizable if the history of each one is. So give it the
 calls of one object at a time, or the search becomes hopeless.
@@ -13,6 +17,7 @@ calls of one object at a time, or the search becomes hopeless.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -73,26 +78,38 @@ class _Search(Generic[State]):
         ordered = sorted(calls, key=lambda call: call.invoked)
         self._required = [call for call in ordered if call.outcome is Outcome.OK]
         self._optional = [call for call in ordered if call.outcome is Outcome.UNKNOWN]
+        self._like = [
+            next((n for n in reversed(range(number)) if self._optional[n].action == call.action), None)
+            for number, call in enumerate(self._optional)
+        ]
+        """The latest of the same optional calls before each one, by their numbers."""
         self._model = model
+        self._reached: dict[Hashable, list[int]] = defaultdict(list)
+        self._count = 0
         self.deepest: _Configuration[State] = _Configuration(0, 0, 0, model.initial)
 
     def succeeds(self, max_configurations: int) -> bool:
         """Depth first. `deepest` is a configuration with the most required calls in order. Raises `Undecided`."""
         stack = [self.deepest]
-        reached = set(stack)
         while stack:
             configuration = stack.pop()
             if configuration.depth > self.deepest.depth:
                 self.deepest = configuration
             if configuration.low == len(self._required):
                 return True
-            for following in self._following(configuration):
-                if following not in reached:
-                    reached.add(following)
-                    stack.append(following)
-            if len(reached) > max_configurations:
-                raise Undecided(f"{len(reached)} configurations of {len(self._required)} calls")
+            stack += filter(self._is_new, self._following(configuration))
+            if self._count > max_configurations:
+                raise Undecided(f"{self._count} configurations of {len(self._required)} calls")
         return False
+
+    def _is_new(self, configuration: _Configuration[State]) -> bool:
+        """No configuration was reached from which at least the same can follow."""
+        taken = self._reached[configuration.low, configuration.ahead, configuration.state]
+        if any(less & configuration.taken == less for less in taken):
+            return False
+        taken.append(configuration.taken)
+        self._count += 1
+        return True
 
     def _following(self, configuration: _Configuration[State]) -> list[_Configuration[State]]:
         """Where to go from here, the likeliest last: the call that returned first, before any unknown one."""
@@ -105,13 +122,17 @@ class _Search(Generic[State]):
         following = [
             configuration.with_optional(number, left)
             for number, call in enumerate(self._optional)
-            if call.invoked <= horizon and not configuration.taken >> number & 1
+            if call.invoked <= horizon and self._may_be_next(number, configuration)
             for left in self._model.step(state, call.action)
         ]
         for number in sorted(candidates, key=lambda number: self._required[number].returned, reverse=True):
             left_behind = self._model.step(state, self._required[number].action)
             following += [configuration.with_required(number, left) for left in left_behind]
         return following
+
+    def _may_be_next(self, number: int, configuration: _Configuration[State]) -> bool:
+        like = self._like[number]
+        return not configuration.taken >> number & 1 and (like is None or bool(configuration.taken >> like & 1))
 
     def candidates(self, configuration: _Configuration[State]) -> tuple[list[int], float]:
         """The required calls that may be next, and the time at which one of them must have been."""
