@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, get_args, overload
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from metatxn.paging import Listing, Paged
 from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, encoded_message, message_batching
 from metatxn.reader import AsyncReader, milliseconds
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
-from metatxn.tables import read_topics
+from metatxn.tables import OnError, read_topics
 from metatxn.topics import arrow_schema, wire_schema
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.transport.api import Transport
@@ -621,12 +621,22 @@ class AsyncClient:
 
     @overload
     async def read_table(
-        self, topic: str, isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+        self,
+        topic: str,
+        isolation: Isolation = ...,
+        revision: int | None = ...,
+        include_metadata: bool = ...,
+        on_error: OnError = ...,
     ) -> pa.Table: ...
 
     @overload
     async def read_table(
-        self, topic: list[str], isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+        self,
+        topic: list[str],
+        isolation: Isolation = ...,
+        revision: int | None = ...,
+        include_metadata: bool = ...,
+        on_error: OnError = ...,
     ) -> dict[str, pa.Table]: ...
 
     async def read_table(
@@ -635,15 +645,20 @@ class AsyncClient:
         isolation: Isolation = "read_committed",
         revision: int | None = None,
         include_metadata: bool = False,
+        on_error: OnError = "raise",
     ) -> pa.Table | dict[str, pa.Table]:
         """All visible rows of a topic, or of several topics. With `snapshot` they are one consistent cut at `revision`
         (default: now).
 
-        Raises `SchemaMismatch` for a value of another type than its column, with the position of its entry: a column
-        never changes its type because of one message.
+        A column never changes its type because of one message. A value of another type than its column raises
+        `SchemaMismatch`, with the position of its entry and the column; or, as `on_error` says, it is `null`, or its
+        message is left out (`skip`). Then a warning in the log counts them and names the first one. Without a schema
+        the first values decide about the type of a column.
         """
+        if on_error not in get_args(OnError):
+            raise InvalidArgument(f"on_error: is {on_error!r}, not one of raise, null, skip", field="on_error")
         topics = [topic] if isinstance(topic, str) else list(topic)
-        tables = await read_topics(self._connection, topics, isolation, revision, include_metadata)
+        tables = await read_topics(self._connection, topics, isolation, revision, include_metadata, on_error)
         return tables[topic] if isinstance(topic, str) else tables
 
     def read_segment(

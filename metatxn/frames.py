@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.table_writer import KEY_METADATA, key_text
 from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
+from metatxn.wire.columns import Misfit, fitted, table_with_nulls
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_frames
 from metatxn.wire.record_batches import bodies_of
@@ -94,22 +94,22 @@ class SegmentFrames(Paged[Frame]):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The rows of one entry and, row by row, their keys."""
+    """The rows of one entry and, row by row, their keys. What does not fit is null, and one of `misfits`."""
 
     table: pa.Table
     keys: list[str | None]
+    misfits: list[Misfit]
 
 
-def misfit_at(frame: Frame, segment: str | None, misfit: Misfit) -> SchemaMismatch:
-    """The error for a value in this entry; `misfit.index` is the index of its message."""
-    what = "a table" if misfit.index is None else f"message {misfit.index}"
+def misfit_at(frame: Frame, segment: str | None, misfit: Misfit, index: int) -> SchemaMismatch:
+    """The error for a value in this entry; `index` is that of its message or row there."""
     place = f"{frame.position} of {segment}" if segment is not None else str(frame.position)
     return SchemaMismatch(
-        f"{what} at {place} does not fit: {misfit}",
+        f"message {index} at {place} does not fit: {misfit}",
         columns=[misfit.column],
         position=str(frame.position),
         segment=segment,
-        message=misfit.index,
+        message=index,
     )
 
 
@@ -120,15 +120,21 @@ def decode_entry(frame: Frame, schema: pa.Schema | None) -> pa.Table:
 
 def decode_rows(frame: Frame, schema: pa.Schema | None, *, segment: str | None = None, keys: bool = False) -> Decoded:
     """Like `decode_entry`; `segment` is named in the error. `keys` are only determined on request."""
-    try:
-        match frame.kind:
-            case PayloadKind.ARROW:
-                table = _written_table(frame)
-                return Decoded(_in_schema(table, schema), _arrow_keys(table) if keys else [])
-            case PayloadKind.MESSAGES | PayloadKind.BYTES | PayloadKind.KAFKA:
-                return Decoded(messages_table(values_of(frame), schema), _message_keys(frame) if keys else [])
-    except Misfit as misfit:
-        raise misfit_at(frame, segment, misfit) from misfit
+    decoded = decode_with_nulls(frame, schema, keys=keys)
+    if decoded.misfits:
+        first = decoded.misfits[0]
+        raise misfit_at(frame, segment, first, first.index) from first
+    return decoded
+
+
+def decode_with_nulls(frame: Frame, schema: pa.Schema | None, *, keys: bool = False) -> Decoded:
+    """Like `decode_rows`, but never raises."""
+    if frame.kind is not PayloadKind.ARROW:
+        found, misfits = table_with_nulls(values_of(frame), schema)
+        return Decoded(found, _message_keys(frame) if keys else [], misfits)
+    table = _written_table(frame)
+    found, misfits = (table.replace_schema_metadata(None), []) if schema is None else fitted(table, schema)
+    return Decoded(found, _arrow_keys(table) if keys else [], misfits)
 
 
 def keys_of(frame: Frame) -> list[str | None]:
@@ -160,27 +166,6 @@ def _arrow_keys(table: pa.Table) -> list[str | None]:
     if name is None or name.decode() not in table.column_names:
         return [None] * table.num_rows
     return [None if key is None else key_text(key) for key in table.column(name.decode()).to_pylist()]
-
-
-def _in_schema(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
-    if schema is None:
-        return table.replace_schema_metadata(None)
-    written = dict(zip(table.column_names, table.columns, strict=True))
-    columns = [_cast(written.get(field.name), field, table.num_rows) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _cast(column: pa.ChunkedArray[Any] | None, field: pa.Field[Any], rows: int) -> pa.ChunkedArray[Any]:
-    """Columns that were added to the topic later are null in entries written before."""
-    if column is None:
-        column = pa.chunked_array([pa.nulls(rows, field.type)])
-    if not field.nullable and column.null_count:
-        raise Misfit(field.name, "it is missing, or contains nulls")
-    try:
-        cast: pa.ChunkedArray[Any] = column.cast(field.type)
-    except pa.ArrowException as error:
-        raise Misfit(field.name, error) from error
-    return cast
 
 
 def values_of(frame: Frame) -> list[Any]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from metatxn.columns import Misfit, messages_table
 from metatxn.connection import Connection
-from metatxn.frames import SegmentFrames, decode_rows, keys_of, misfit_at, values_of
+from metatxn.frames import SegmentFrames, decode_with_nulls, keys_of, misfit_at, values_of
 from metatxn.wire.broker import Isolation
+from metatxn.wire.columns import Misfit, table_with_nulls
 from metatxn.wire.errors import NotFound, SchemaMismatch
 from metatxn.wire.frames import Frame, PayloadKind
 
+log = logging.getLogger("metatxn")
 _METADATA_FIELDS: list[pa.Field[Any]] = [
     pa.field("__topic", pa.string()),
     pa.field("__segment", pa.string()),
@@ -26,6 +28,12 @@ _METADATA_FIELDS: list[pa.Field[Any]] = [
 ]
 METADATA_SCHEMA = pa.schema(_METADATA_FIELDS)
 """The columns that `include_metadata` adds, before those of the topic."""
+OnError = Literal["raise", "null", "skip"]
+"""What becomes of a message with a value that does not fit its column."""
+_Entry = tuple[str, Frame]
+"""An entry with its segment."""
+_Rows = tuple[pa.Table, list[Misfit]]
+"""A row for each message, and what does not fit and is null, by row."""
 PARALLEL_READS = 8
 """The number of segments that are read at the same time."""
 
@@ -36,6 +44,7 @@ async def read_topics(
     isolation: Isolation,
     revision: int | None,
     include_metadata: bool,
+    on_error: OnError,
 ) -> dict[str, pa.Table]:
     """With `snapshot`, the revision is read first, then the layouts, then the data. A segment that is created later
     holds nothing that was decided at that revision."""
@@ -43,7 +52,7 @@ async def read_topics(
         revision = (await connection.directory.read()).revision
     places = asyncio.Semaphore(PARALLEL_READS)
 
-    async def entries(segment: str) -> list[tuple[str, Frame]]:
+    async def entries(segment: str) -> list[_Entry]:
         async with places:
             return [(segment, frame) async for frame in SegmentFrames(connection, segment, isolation, revision)]
 
@@ -62,7 +71,7 @@ async def read_topics(
         schema = layout.schema
         if schema is None and any(frame.kind is PayloadKind.ARROW for _, frame in frames):
             schema = await _columns_given_meanwhile(connection, topic)
-        tables[topic] = _table(layout.topic.name, frames, schema, include_metadata)
+        tables[topic] = _table(layout.topic.name, frames, schema, include_metadata, on_error)
     return tables
 
 
@@ -74,36 +83,60 @@ async def _columns_given_meanwhile(connection: Connection, topic: str) -> pa.Sch
     return schema
 
 
-def _table(topic: str, entries: list[tuple[str, Frame]], schema: pa.Schema | None, include_metadata: bool) -> pa.Table:
-    rows = _of_messages(entries) if schema is None else _of_any(entries, schema)
-    if not include_metadata:
+def _table(
+    topic: str, entries: list[_Entry], schema: pa.Schema | None, include_metadata: bool, on_error: OnError
+) -> pa.Table:
+    if schema is None:
+        rows, misfits = _of_messages(entries, skip=on_error == "skip")
+    else:
+        rows, misfits = _of_any(entries, schema)
+    if include_metadata:
+        rows = _with_metadata(topic, entries, rows)
+    if not misfits:
         return rows
+    problem = _problem(misfits[0], entries)
+    if on_error == "raise":
+        raise problem from misfits[0]
+    unfit = {misfit.index for misfit in misfits}
+    log.warning("%s: %d of %d messages do not fit; the first: %s", topic, len(unfit), rows.num_rows, problem.detail)
+    if on_error == "null":
+        return rows
+    return rows.filter(pa.array([index not in unfit for index in range(rows.num_rows)], pa.bool_()))
+
+
+def _of_any(entries: list[_Entry], schema: pa.Schema) -> _Rows:
+    tables, misfits, before = [schema.empty_table()], [], 0
+    for _, frame in entries:
+        decoded = decode_with_nulls(frame, schema)
+        for misfit in decoded.misfits:
+            misfit.index += before
+        misfits += decoded.misfits
+        tables.append(decoded.table)
+        before += decoded.table.num_rows
+    return pa.concat_tables(tables), misfits
+
+
+def _of_messages(entries: list[_Entry], *, skip: bool) -> _Rows:
+    """The columns of a topic without a schema. The values of a column have one type over all of its messages."""
+    return table_with_nulls(list(chain.from_iterable(values_of(frame) for _, frame in entries)), None, skip=skip)
+
+
+def _problem(misfit: Misfit, entries: list[_Entry]) -> SchemaMismatch:
+    index = misfit.index
+    for segment, frame in entries:
+        rows = 1 if frame.kind is PayloadKind.BYTES else frame.count
+        if index < rows:
+            return misfit_at(frame, segment, misfit, index)
+        index -= rows
+    raise AssertionError("every row is one of an entry")
+
+
+def _with_metadata(topic: str, entries: list[_Entry], rows: pa.Table) -> pa.Table:
     metadata = pa.concat_tables(
         [METADATA_SCHEMA.empty_table(), *(_metadata(topic, segment, frame) for segment, frame in entries)]
     )
     columns = [*metadata.columns, *rows.columns]
     return pa.Table.from_arrays(columns, schema=pa.schema([*METADATA_SCHEMA, *rows.schema]))
-
-
-def _of_any(entries: list[tuple[str, Frame]], schema: pa.Schema) -> pa.Table:
-    rows = (decode_rows(frame, schema, segment=segment).table for segment, frame in entries)
-    return pa.concat_tables([schema.empty_table(), *rows])
-
-
-def _of_messages(entries: list[tuple[str, Frame]]) -> pa.Table:
-    """The columns of a topic without a schema. The values of a column have one type over all of its messages."""
-    read = [values_of(frame) for _, frame in entries]
-    try:
-        return messages_table(list(chain.from_iterable(read)), None)
-    except Misfit as misfit:
-        raise _in_entry(misfit, entries, [len(values) for values in read]) from misfit
-
-
-def _in_entry(misfit: Misfit, entries: list[tuple[str, Frame]], counts: list[int]) -> SchemaMismatch:
-    assert misfit.index is not None, "entries of messages are not tables"
-    places = [(*entry, index) for entry, count in zip(entries, counts, strict=True) for index in range(count)]
-    segment, frame, misfit.index = places[misfit.index]
-    return misfit_at(frame, segment, misfit)
 
 
 def _metadata(topic: str, segment: str, frame: Frame) -> pa.Table:

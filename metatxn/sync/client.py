@@ -20,6 +20,7 @@ from metatxn.sync.reader import Reader
 from metatxn.sync.table_writer import TableWriter
 from metatxn.sync.transaction import Transaction
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES
+from metatxn.tables import OnError
 from metatxn.transport.api import Transport
 from metatxn.wire.broker import Isolation
 
@@ -125,12 +126,22 @@ class Client(Facade[AsyncClient]):
 
     @overload
     def read_table(
-        self, topic: str, isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+        self,
+        topic: str,
+        isolation: Isolation = ...,
+        revision: int | None = ...,
+        include_metadata: bool = ...,
+        on_error: OnError = ...,
     ) -> pa.Table: ...
 
     @overload
     def read_table(
-        self, topic: list[str], isolation: Isolation = ..., revision: int | None = ..., include_metadata: bool = ...
+        self,
+        topic: list[str],
+        isolation: Isolation = ...,
+        revision: int | None = ...,
+        include_metadata: bool = ...,
+        on_error: OnError = ...,
     ) -> dict[str, pa.Table]: ...
 
     def read_table(
@@ -139,10 +150,11 @@ class Client(Facade[AsyncClient]):
         isolation: Isolation = "read_committed",
         revision: int | None = None,
         include_metadata: bool = False,
+        on_error: OnError = "raise",
     ) -> pa.Table | dict[str, pa.Table]:
         """See `AsyncClient.read_table`."""
         topics = [topic] if isinstance(topic, str) else topic
-        tables = self._background.run(self._core.read_table(topics, isolation, revision, include_metadata))
+        tables = self._background.run(self._core.read_table(topics, isolation, revision, include_metadata, on_error))
         return tables[topic] if isinstance(topic, str) else tables
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
 from participants.segment.segment import Segment
 from participants.topic.layout import LayoutUpkeep
-from participants.topic.messages import Messages, PublishOptions, check_values
+from participants.topic.messages import Messages, PublishOptions, check_messages
 from participants.topic.reading import read_page, snapshot_revision
 
 MAX_WAIT_MS = 60_000
@@ -461,7 +461,7 @@ async def _fitting(
     name = segment.record.topic
     if kind is PayloadKind.MESSAGES:
         found = await decode_messages_in_turns(payload)
-        await check_values(broker, name, [message.value for message in found])
+        await check_messages(broker, name, found)
         return kind, len(found), found
     if kind is PayloadKind.ARROW:
         stream = inspect_arrow(payload)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 
 from metastore.txn.records.topics import TopicRecord
 from metatxn.wire import errors
-from metatxn.wire.broker import SchemaField, TopicSchema
+from metatxn.wire.broker import Message, SchemaField, TopicSchema
+from metatxn.wire.columns import first_misfit
 
 
 def encode_schema(schema: pa.Schema) -> str:
     return base64.b64encode(bare(schema).serialize().to_pybytes()).decode()
 
 
+@lru_cache(1_000)
 def decode_schema(text: str) -> pa.Schema:
     """Decode a schema. Raises `ValueError` for anything but a serialized Arrow schema in base64."""
     try:
@@ -88,20 +92,20 @@ def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
     )
 
 
-def check_values_fit(topic: TopicRecord, values: list[object]) -> None:
-    """Raises SCHEMA_MISMATCH if the JSON values cannot be rows of the topic."""
+def check_messages_fit(topic: TopicRecord, messages: Sequence[Message]) -> None:
+    """Raises SCHEMA_MISMATCH, which names the first message and column, if the values cannot be rows of the topic. A
+    message without a value is a row of nulls."""
     if topic.arrow_schema is None:
         return
-    expected = decode_schema(topic.arrow_schema)
-    names = set(expected.names)
-    for value in values:
-        if not isinstance(value, dict) or not set(value) <= names:
-            raise errors.SchemaMismatch(
-                f"topic {topic.name} has columns {', '.join(expected.names)}; a message was {str(value)[:100]!r}",
-                topic=topic.name,
-                columns=expected.names,
-            )
-    try:
-        pa.Table.from_pylist(values, schema=expected)  # type: ignore[arg-type]  # checked above
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise errors.SchemaMismatch(f"topic {topic.name}: {error}", topic=topic.name, columns=expected.names) from None
+    misfit = first_misfit([_value(message) for message in messages], decode_schema(topic.arrow_schema))
+    if misfit is not None:
+        raise errors.SchemaMismatch(
+            f"topic {topic.name}: message {misfit.index} does not fit: {misfit}",
+            topic=topic.name,
+            columns=[misfit.column],
+            message=misfit.index,
+        )
+
+
+def _value(message: Message) -> Any:
+    return message.value if message.value_base64 is None else base64.b64decode(message.value_base64)

@@ -42,16 +42,16 @@ BrowsePlaces = dict[str, tuple[Position, int]]
 _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
 
 
-async def check_values(broker: Broker, topic_name: str, values: list[object]) -> TopicRecord:
-    """Check the JSON values against the topic's columns and return the topic. Raises SCHEMA_MISMATCH, but only after
+async def check_messages(broker: Broker, topic_name: str, messages: Sequence[Message]) -> TopicRecord:
+    """Check JSON messages against the topic's columns and return the topic. Raises SCHEMA_MISMATCH, but only after
     reading the current topic, because another broker may have added columns."""
     topic = await broker.topic(topic_name)
     try:
-        schemas.check_values_fit(topic, values)
+        schemas.check_messages_fit(topic, messages)
     except errors.MetatxnError:
         broker.forget_topic(topic_name)
         topic = await broker.topic(topic_name)
-        schemas.check_values_fit(topic, values)
+        schemas.check_messages_fit(topic, messages)
     return topic
 
 
@@ -78,10 +78,9 @@ class Messages:
         transaction. A retry goes to the same segments, or to those that took over from them and know what had been
         appended (DESIGN §5.13).
         """
-        values = [message.value for message in messages]
 
         async def look() -> list[AnySegment]:
-            topic = await check_values(self._broker, topic_name, values)
+            topic = await check_messages(self._broker, topic_name, messages)
             return await self._segments(topic, authorization=options.authorization)
 
         segments = await self._broker.in_layout(topic_name, look)

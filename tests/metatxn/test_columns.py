@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metatxn.columns import Misfit, messages_table
-from metatxn.frames import decode_rows
+from metatxn.frames import decode_rows, decode_with_nulls
+from metatxn.wire.columns import Misfit, first_misfit, messages_table, table_with_nulls
 from metatxn.wire.errors import SchemaMismatch
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.position import Position
@@ -41,22 +41,30 @@ def is_same(sent: Any, found: Any) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(values=st.lists(JSON, max_size=6))
 def test_every_value_is_what_it_was_or_one_that_cannot_be_is_named(values: list[Any]) -> None:
-    objects = all(isinstance(value, dict) for value in values)
-    rows = values if objects else [{"value": value} for value in values]
-    found = refused = None
-    try:
-        found = messages_table(values, None)
-    except Misfit as misfit:
-        refused = misfit
-    if found is not None:
-        assert all(map(is_same, rows, found.to_pylist()))
-    if refused is not None:
-        cells = [{refused.column: row.get(refused.column)} for row in rows]
-        messages_table(cells[: refused.index], None)
-        assert refused_at(cells) == (refused.index, refused.column)
+    table, misfits = table_with_nulls(values, None)
+    assert table.num_rows == len(values)
+    objects = isinstance(next((value for value in values if value is not None), None), dict)
+    for index, (value, found) in enumerate(zip(values, table.to_pylist(), strict=True)):
+        unfit = {misfit.column for misfit in misfits if misfit.index == index}
+        row = (value or {}) if objects else {"value": value}
+        expected = {} if unfit and not isinstance(row, dict) else {**row, **dict.fromkeys(unfit)}
+        assert is_same(expected, found)
+    if misfits:
+        assert refused_at(values) == (misfits[0].index, misfits[0].column)
+        messages_table(values[: misfits[0].index], None)
 
 
-def refused_at(values: list[Any], schema: pa.Schema | None = None) -> tuple[int | None, str]:
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(JSON, max_size=6))
+def test_a_message_that_is_left_out_says_nothing_about_the_others(values: list[Any]) -> None:
+    table, misfits = table_with_nulls(values, None, skip=True)
+    unfit = {misfit.index for misfit in misfits}
+    left = [value for index, value in enumerate(values) if index not in unfit]
+    rows = [row for index, row in enumerate(table.to_pylist()) if index not in unfit]
+    assert messages_table(left, None).to_pylist() == rows
+
+
+def refused_at(values: list[Any], schema: pa.Schema | None = None) -> tuple[int, str]:
     with pytest.raises(Misfit) as raised:
         messages_table(values, schema)
     return raised.value.index, raised.value.column
@@ -68,10 +76,11 @@ def refused_at(values: list[Any], schema: pa.Schema | None = None) -> tuple[int 
         ([{"a": 1}, {"a": "x"}], "column a: 'x' is of another type than the values before it"),
         ([{"a": None}, {"a": 1.5}, {"a": True}], "column a: True is of another type than the values before it"),
         ([1, {"a": 1}], "column value: {'a': 1} is of another type than the values before it"),
-        ([{"a": [1.5]}, {"a": [True]}], r"column a: [True] is of another type than the values before it"),
-        ([{"a": {"b": 1}}, {"a": {"b": "x"}}], "column a: {'b': 'x'} is of another type than the values before it"),
+        ([{"a": [1.5]}, {"a": [True]}], "column a: True is of another type than the values before it"),
+        ([{"a": {"b": 1}}, {"a": {"b": "x"}}], "column a: 'x' is of another type than the values before it"),
         ([b"x", "y"], "column value: 'y' is of another type than the values before it"),
-        ([{"a": 2**53 + 1}, {"a": 0.5}], "column a: Integer value 9007199254740993 is outside of the range exactly"),
+        ([{"a": 2**53 + 1}, {"a": 0.5}], "column a: 0.5: integers above 2^53 and other numbers do not fit"),
+        ([{"a": 1}, None, 5], "column value: 5 is not an object, as the messages before it are"),
     ],
 )
 def test_a_mixed_column_names_the_first_that_differs(values: list[Any], problem: str) -> None:
@@ -113,11 +122,76 @@ def test_texts_become_what_the_column_holds() -> None:
         ({"name": 7}, "name"),
         ({"name": [1]}, "name"),
         ({"money": True}, "money"),
+        ({"money": 1.255}, "money"),
         (5, "value"),
     ],
 )
 def test_what_does_not_fit_the_schema_is_named(value: object, column: str) -> None:
-    assert refused_at([{"name": "x"}, value, {column: "neither"}], pa.schema(FIELDS)) == (1, column)
+    assert refused_at([{"name": "x"}, value, {column: [5]}], pa.schema(FIELDS)) == (1, column)
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [
+        (1.5, pa.int64()),
+        (True, pa.int8()),
+        (300, pa.int8()),
+        (True, pa.float64()),
+        (2**53 + 1, pa.float64()),
+        ("1", pa.int64()),
+        (b"x", pa.string()),
+        (1.5, pa.timestamp("us")),
+        ([1.5], pa.list_(pa.int64())),
+        ({"b": 1}, pa.struct([("a", pa.int64())])),
+        ({"a": 1.5}, pa.struct([("a", pa.int64())])),
+        ({"a": 1.5}, pa.map_(pa.string(), pa.int64())),
+        (1, pa.null()),
+    ],
+)
+def test_no_value_becomes_another_one(cell: object, kind: pa.DataType) -> None:
+    """Arrow alone would take most of these: 1.5 for 1, true for 1.0, and an object without some of its members."""
+    table, (misfit,) = table_with_nulls([{}, {"c": cell}, {}], pa.schema([pa.field("c", kind)]))
+    assert (misfit.index, misfit.column) == (1, "c")
+    assert table.to_pylist() == [{"c": None}] * 3
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "found"),
+    [
+        (1.0, pa.int64(), 1),
+        (1, pa.float64(), 1.0),
+        ([1, None], pa.list_(pa.int64()), [1, None]),
+        ({}, pa.struct([("a", pa.int64())]), {"a": None}),
+        ({"a": 1}, pa.map_(pa.string(), pa.int64()), [("a", 1)]),
+        ("x", pa.dictionary(pa.int32(), pa.string()), "x"),
+        (86_400, pa.duration("s"), datetime.timedelta(days=1)),
+    ],
+)
+def test_the_same_value_in_another_form(cell: object, kind: pa.DataType, found: object) -> None:
+    table = messages_table([{"c": cell}, {}], pa.schema([pa.field("c", kind)]))
+    assert table["c"].to_pylist() == [found, None]
+
+
+def test_null_is_a_row_of_nulls() -> None:
+    """A message without a value deletes its key; it must not turn the columns of all others into one."""
+    assert messages_table([{"a": 1}, None], None).to_pylist() == [{"a": 1}, {"a": None}]
+    assert messages_table([None], pa.schema(FIELDS)).to_pylist() == [dict.fromkeys(("at", "raw", "money", "name"))]
+
+
+def test_an_unknown_member_is_ignored_when_it_is_read_and_named_when_it_is_written() -> None:
+    values = [{"name": "x"}, {"name": "y", "more": 1}]
+    assert messages_table(values, pa.schema(FIELDS))["name"].to_pylist() == ["x", "y"]
+    unknown = first_misfit(values, pa.schema(FIELDS))
+    assert unknown is not None and (unknown.index, unknown.column) == (1, "more")
+    assert first_misfit(values[:1], pa.schema(FIELDS)) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(cells=st.lists(st.none() | st.integers(-2, 2) | st.text(max_size=1), max_size=9))
+def test_what_may_not_be_written_is_named_as_when_it_is_read(cells: list[Any]) -> None:
+    values, schema = [{"c": cell} for cell in cells], pa.schema([("c", pa.int8())])
+    written, (_, read) = first_misfit(values, schema), table_with_nulls(values, schema)
+    assert [str(written), written.index] == [str(read[0]), read[0].index] if written else not read
 
 
 def test_a_value_that_is_no_object_is_in_the_column_value() -> None:
@@ -146,16 +220,27 @@ def test_ten_thousand_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "field", "problem"),
+    ("column", "field", "index", "problem"),
     [
-        ([1, 2], pa.field("a", pa.date32()), "Unsupported cast"),
-        (["1", "x"], pa.field("a", pa.int64()), "Failed to parse string: 'x'"),
-        ([1, None], pa.field("a", pa.int64(), nullable=False), "it is missing, or contains nulls"),
-        ([1, 2], pa.field("b", pa.int64(), nullable=False), "it is missing, or contains nulls"),
+        ([1, 2], pa.field("a", pa.date32()), 0, "Unsupported cast"),
+        (["1", "x"], pa.field("a", pa.int64()), 1, "Failed to parse string: 'x'"),
+        ([1, None], pa.field("a", pa.int64(), nullable=False), 1, "it is missing, or null"),
+        ([1, 2], pa.field("b", pa.int64(), nullable=False), 0, "it is missing, or null"),
     ],
 )
-def test_a_table_that_does_not_fit_is_named(column: list[Any], field: pa.Field[Any], problem: str) -> None:
+def test_a_table_that_does_not_fit_is_named(column: list[Any], field: pa.Field[Any], index: int, problem: str) -> None:
     with pytest.raises(SchemaMismatch) as raised:
         decode_rows(entry_of(pa.table({"a": column})), pa.schema([field]), segment="segment://t")
-    assert str(raised.value).startswith(f"a table at 1:7 of segment://t does not fit: column {field.name}: {problem}")
+    what = f"message {index} at 1:7 of segment://t does not fit: column {field.name}: {problem}"
+    assert str(raised.value).startswith(what)
     assert raised.value.members["position"] == "1:7"
+
+
+def test_values_of_a_table_that_do_not_fit_are_null() -> None:
+    """All that do not, and no other one, however they are distributed."""
+    texts = [str(number) if number % 7 else "x" for number in range(100)]
+    found = decode_with_nulls(entry_of(pa.table({"a": texts, "b": range(100)})), pa.schema([("a", pa.int64())]))
+    assert found.table["a"].to_pylist() == [number if number % 7 else None for number in range(100)]
+    assert [misfit.index for misfit in found.misfits] == list(range(0, 100, 7))
+    nested = entry_of(pa.table({"a": [[1], None]}))
+    assert [each.index for each in decode_with_nulls(nested, pa.schema([("a", pa.int64())])).misfits] == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -253,8 +254,32 @@ def test_a_message_that_does_not_fit_is_named(client: metatxn.Client, new_topic:
 
     send(client, topic, 5)
     write(client, topic, pa.table({"id": [6]}))
-    with pytest.raises(metatxn.SchemaMismatch, match=rf"{where} does not fit: column id: Could not convert 'three'"):
+    with pytest.raises(metatxn.SchemaMismatch, match=rf"{where} does not fit: column id: 'three' is not of type int64"):
         client.read_table(topic)
+    with pytest.raises(metatxn.InvalidArgument, match="on_error: is 'ignore', not one of raise, null, skip"):
+        client.read_table(topic, on_error="ignore")  # type: ignore[call-overload]
+
+
+def test_one_message_does_not_keep_the_others_from_being_read(
+    client: metatxn.Client, new_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Null in its place, or the whole message left out; the log counts them. A message that deletes a key is no such
+    one."""
+    topic = new_topic()
+    send(client, topic, {"id": 1, "name": "a"}, {"id": "two", "name": "b"}, 3)
+    with client.producer(topic) as producer:
+        producer.send(None, key="deleted")
+    left = [{"id": 1, "name": "a"}, {"id": None, "name": "b"}, {"id": None, "name": None}, {"id": None, "name": None}]
+    assert client.read_table(topic, on_error="null").to_pylist() == left
+    told = re.compile(r"2 of 4 messages do not fit; the first: message 1 at 1:0 of .*: column id: 'two' is of another")
+    assert told.search(caplog.text)
+    found = client.read_table(topic, on_error="skip", include_metadata=True)
+    assert found.select(["__key", "id"]).to_pylist() == [{"__key": None, "id": 1}, {"__key": "deleted", "id": None}]
+
+    write(client, topic, pa.table({"id": [4], "name": ["d"]}))
+    left = [*left, {"id": 4, "name": "d"}]
+    assert client.read_table([topic], on_error="null")[topic].to_pylist() == left
+    assert client.read_table(topic, on_error="skip").to_pylist() == [left[0], left[3], left[4]]
 
 
 def test_columns_that_a_topic_gets_while_it_is_read(
