@@ -297,6 +297,8 @@ def _mixed_table(values: Sequence[Any], *, skip: bool) -> tuple[pa.Table, list[M
             objects = isinstance(value, dict)
         shapes |= fitting
         kept.append({name: row[name] for name in fitting})
+    if objects is None:  # only nulls are left, which are in one column, as in `_free_table`
+        shapes[VALUE_COLUMN] = extended(None, None)
     columns = {name: typed(arrow_type(shape), [row.get(name) for row in kept]) for name, shape in shapes.items()}
     return _table(columns, len(kept)), misfits
 

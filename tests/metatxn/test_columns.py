@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metatxn.frames import decode_rows, decode_with_nulls
@@ -56,6 +56,7 @@ def test_every_value_is_what_it_was_or_one_that_cannot_be_is_named(values: list[
 
 @settings(max_examples=100, deadline=None)
 @given(values=st.lists(JSON, max_size=6))
+@example(values=[None, [False, 0]])
 def test_a_message_that_is_left_out_says_nothing_about_the_others(values: list[Any]) -> None:
     table, misfits = table_with_nulls(values, None, skip=True)
     unfit = {misfit.index for misfit in misfits}
