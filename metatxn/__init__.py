@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         Unauthenticated,
     )
     from metatxn.wire.frames import Frame
-    from metatxn.wire.models import Cluster, ServiceStatus
+    from metatxn.wire.models import BrokerInfo, Cluster, ServiceStatus
 
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "AsyncReader",
     "AsyncTableWriter",
     "AsyncTransaction",
+    "BrokerInfo",
     "Client",
     "Cluster",
     "ConnectAnswer",

@@ -56,7 +56,7 @@ from metatxn.wire.coordinator import (
 )
 from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
-from metatxn.wire.models import ServiceStatus
+from metatxn.wire.models import BrokerInfo, ServiceStatus
 from metatxn.wire.names import namespace_name
 from metatxn.wire.policies import PolicyInfo
 
@@ -402,6 +402,24 @@ class AsyncClient:
         """One service of the cluster, which is asked once, and what it sees. Raises `ServiceUnreachable`."""
         call = Call("GET", path_of("status"), for_directory=True)
         return parsed(ServiceStatus, await self._connection.http.request(FixedEndpoint(url), call, patient=False))
+
+    async def broker(self, broker_id: str) -> BrokerInfo:
+        """One broker, and how far its drain is. Raises `NotFound`."""
+        return await self._of_broker("GET", broker_id)
+
+    async def drain_broker(self, broker_id: str) -> BrokerInfo:
+        """Begin to drain a broker: its segments go to the other brokers of its storage while everything is served.
+        With local files they stay, and new topics go to other brokers. `broker` tells how far it is. Raises
+        `NotFound`."""
+        return await self._of_broker("POST", broker_id, "drain")
+
+    async def undrain_broker(self, broker_id: str) -> BrokerInfo:
+        """End a drain. Raises `NotFound`."""
+        return await self._of_broker("POST", broker_id, "undrain")
+
+    async def _of_broker(self, method: str, broker_id: str, *verb: str) -> BrokerInfo:
+        call = Call(method, path_of("brokers", broker_id, *verb))
+        return parsed(BrokerInfo, await self._connection.broker(call))
 
     # -- data --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Literal
 
 from metatxn.answers import parsed
@@ -68,7 +69,7 @@ class Directory:
         others = {process.url.rstrip("/") for process in [*cluster.coordinators, *cluster.brokers]}
         self._known = [asked, *sorted((others | {self.given_url}) - {asked})]
 
-    def _shuffled(self, processes: list[Process]) -> list[str]:
+    def _shuffled(self, processes: Sequence[Process]) -> list[str]:
         return self._randomness.sample([process.url.rstrip("/") for process in processes], len(processes))
 
     async def url(self, role: Role) -> str:

@@ -12,13 +12,11 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from metastore.api import Ephemeral, MetadataStore
+from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import MetastoreError
 from metastore.incarnation import IncarnationGuard
 from metastore.measured import MeasuredStore
-from metastore.txn import paths
-from metastore.txn.records.processes import BrokerRecord
 from metastore.types import Revision
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
@@ -43,7 +41,8 @@ from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.topic.layout import LayoutUpkeep
 from participants.topic.subscription_metrics import SubscriptionMetrics
 
-REGISTRATION_TTL_MS = 10_000
+DRAIN_TIMEOUT_MS = 20_000
+"""With what a stop takes besides, this is less than the 30 s that Kubernetes gives a container by default."""
 DESCRIPTION = "Scalable topics that materialize the decisions of transactions they find in the metadata store."
 
 
@@ -73,6 +72,7 @@ class BrokerService:
         reconcile_interval_ms: int = 5_000,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
         disk_watermark: int = DEFAULT_PERCENT,
+        drain_timeout_ms: int = DRAIN_TIMEOUT_MS,
         peer_token: str | None = None,
         transaction_buffers: Mapping[str, str] | None = None,
         pending_ack_stores: Mapping[str, str] | None = None,
@@ -97,9 +97,9 @@ class BrokerService:
         self._reconcile_interval_ms = reconcile_interval_ms
         self._max_ledger_bytes = max_ledger_bytes
         self._disk_watermark = disk_watermark
+        self._drain_timeout_s = drain_timeout_ms / 1000
         self._peer_token = peer_token
         self._providers = Providers.load(transaction_buffers or {}, pending_ack_stores or {})
-        self._registration: Ephemeral | None = None
         self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
         self._memory: StoreMemory | None = None
 
@@ -139,10 +139,7 @@ class BrokerService:
         await self.broker.start()
         await self._server.start()
         await self.broker.open_all()
-        record = BrokerRecord(url=self.url, storage=self._storage.storage_id)
-        self._registration = await self._store.ephemeral(
-            paths.broker_process(self.broker.id), record.encode(), REGISTRATION_TTL_MS
-        )
+        await self.broker.presence.start()
 
     def _create_app(self) -> FastAPI:
         registry = self.metrics.registry
@@ -160,11 +157,19 @@ class BrokerService:
         assert self._data_dir is not None
         return await asyncio.to_thread(LocalStorage.open, self._data_dir, metrics=metrics)
 
+    async def before_stop(self) -> None:
+        """Let other brokers of the storage take the segments one by one, while everything is still served. What they
+        do not take in `drain_timeout_ms` is released together by `stop`."""
+        if self.broker is None:
+            return
+        with suppress(TimeoutError, MetastoreError):
+            async with asyncio.timeout(self._drain_timeout_s):
+                await self.broker.hand_over()
+
     async def stop(self) -> None:
         """Finish the requests in progress, close the segments, and release the storage."""
-        if self._registration is not None:
-            with suppress(MetastoreError):  # the announcement expires by itself
-                await self._registration.close()
+        if self.broker is not None:
+            await self.broker.presence.stop()
         await self._server.stop()
         await self._guard.stop()
         if self.broker is not None:
@@ -186,7 +191,9 @@ class BrokerService:
         return {"storage": refusal} if refusal is not None else {}
 
     def _about(self) -> dict[str, Any]:
-        return {"segments": len(self.broker.served) if self.broker is not None else 0}
+        if self.broker is None:
+            return {"segments": 0, "draining": False}
+        return {"segments": len(self.broker.served), "draining": self.broker.presence.draining}
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

@@ -60,6 +60,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.broker.broker._PAGE": (1, 3),
     "participants.broker.broker._OPEN_AT_ONCE": (1, 2),
     "participants.broker.placement._MOVES_AT_ONCE": (1,),
+    "participants.broker.placement._MOVES_OF_A_DRAIN": (1, 2),
     "participants.topic.deletion._OPS_PER_READ": (1, 5),
     "participants.topic.messages.BROWSE_BYTES": (1, 500),
     "participants.api.routes.ANSWER_BYTES": (1, 500),

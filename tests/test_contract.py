@@ -153,7 +153,7 @@ def assert_bounds(name: str, schema: Mapping[str, Any], cells: list[str]) -> Non
 def commands(command: Any, path: tuple[str, ...] = ("metatxn",)) -> Iterator[tuple[str, dict[str, TyperOption]]]:
     """Every command that does something, by name, with its options by their long names; and the root."""
     groups = command.commands if isinstance(command, TyperGroup) else {}
-    if not groups or len(path) == 1:
+    if not groups or len(path) == 1 or command.invoke_without_command:
         options = [each for each in command.params if isinstance(each, TyperOption)]
         yield " ".join(path), {max(option.opts, key=len): option for option in options}
     for name, inner in groups.items():

@@ -39,6 +39,7 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.GROUP_OFFSETS}<group>/<segment>": (groups.CommittedOffset,),
     f"{paths.COORDINATORS}<id>": (processes.CoordinatorRecord,),
     f"{paths.BROKERS}<id>": (processes.BrokerRecord,),
+    f"{paths.DRAINS}<storage>": (processes.DrainRecord,),
     paths.INCARNATION: (processes.Incarnation,),
     paths.GC_HORIZON: (transactions.GcHorizon,),
 }

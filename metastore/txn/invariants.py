@@ -15,7 +15,7 @@ Of processes and group-commit markers only the keys are checked. The laws are in
 from __future__ import annotations
 
 from metastore.txn import paths
-from metastore.txn.laws.cluster import by_key_only, horizon_law, incarnation_law, sequence_law
+from metastore.txn.laws.cluster import by_key_only, drain_law, horizon_law, incarnation_law, sequence_law
 from metastore.txn.laws.groups import group_law, group_offset_law
 from metastore.txn.laws.law import Finding, Law, MalformedKeyError, UnreadableError, View
 from metastore.txn.laws.operations import op_entry, op_law
@@ -79,6 +79,7 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.CURSORS, cursor_law),
     (paths.COORDINATORS, by_key_only),
     (paths.BROKERS, by_key_only),
+    (paths.DRAINS, drain_law),
     (paths.INCARNATION, incarnation_law),
     (paths.GROUP_COMMIT_MARKERS, by_key_only),
 )

@@ -22,6 +22,7 @@
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
     /policy/cluster  /policy/namespace/<namespace>    PolicyRecord: what counts where a topic's own policy says nothing
     /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: the running services
+    /cluster/drain/<storage>                          DrainRecord: its broker takes no new topics
     /cluster/incarnation                              Incarnation: the current incarnation of the store
     /gc/horizon                                       GcHorizon
     /batch/<process>/<slot>                           group-commit markers (etcd)
@@ -65,6 +66,7 @@ NAMESPACE_POLICIES = "/policy/namespace/"
 SEGMENT_OWNERS = "/segment-owner/"
 COORDINATORS = "/cluster/coordinator/"
 BROKERS = "/cluster/broker/"
+DRAINS = "/cluster/drain/"
 INCARNATION = "/cluster/incarnation"
 GC_HORIZON = "/gc/horizon"
 GROUP_COMMIT_MARKERS = "/batch/"
@@ -319,3 +321,7 @@ def coordinator_process(process_id: str) -> str:
 
 def broker_process(process_id: str) -> str:
     return f"{BROKERS}{escape(process_id)}"
+
+
+def drain(storage: str) -> str:
+    return f"{DRAINS}{escape(storage)}"

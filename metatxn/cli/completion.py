@@ -58,6 +58,10 @@ def complete_txn(context: typer.Context, incomplete: str) -> list[str]:
     return _found(context, incomplete, ids)
 
 
+def complete_broker(context: typer.Context, incomplete: str) -> list[str]:
+    return _found(context, incomplete, lambda client: (each.id for each in client.cluster().brokers))
+
+
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     def names(client: metatxn.Client) -> Iterable[str]:
         found = client.keys()

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from metatxn.cli import doctor, key, policy, segment, serve, status, store, subscription, tokens, topic, txn
+from metatxn.cli import broker, doctor, key, policy, segment, serve, status, store, subscription, tokens, topic, txn
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error, print_error_as_json
 from metatxn.cli.settings import load_settings, profile_of, use_settings
@@ -33,9 +33,9 @@ app = typer.Typer(
 )
 app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471")(serve.dev)
 app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)
-app.command(epilog="Example: metatxn broker --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(serve.broker)
 app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
 app.command(epilog="Example: metatxn doctor --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(doctor.doctor)
+app.add_typer(broker.app, name="broker")
 app.add_typer(txn.app, name="txn")
 app.add_typer(topic.app, name="topic")
 app.add_typer(segment.app, name="segment")

@@ -7,7 +7,7 @@ import re
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -21,15 +21,15 @@ COORDINATOR_PORT = 8470
 BROKER_PORT = 8471
 
 HostOption = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is reachable from other machines.")]
-ServedStoreOption = Annotated[
-    str,
-    typer.Option(
-        envvar="METATXN_STORE",
-        metavar="URL",
-        help="The metadata store: sqlite:///path/file.db, etcd://host:port[,…][/root], "
-        "zk://host:port[,…][/root] or memory://.",
-    ),
-]
+_STORE_OPTION = typer.Option(
+    envvar="METATXN_STORE",
+    metavar="URL",
+    help="The metadata store: sqlite:///path/file.db, etcd://host:port[,…][/root], "
+    "zk://host:port[,…][/root] or memory://.",
+)
+ServedStoreOption = Annotated[str, _STORE_OPTION]
+BrokerStoreOption = Annotated[str | None, _STORE_OPTION]
+"""Required, too, unless one of the commands for brokers follows."""
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
 SweepOption = Annotated[
     int | None,
@@ -65,6 +65,13 @@ WatermarkOption = Annotated[
         metavar="PERCENT",
         help="New messages are refused while so much of the disk of the ledgers is used; 100 means only once it is "
         "full. [default: 90]",
+    ),
+]
+DrainTimeoutOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="How long a stop lets other brokers of the storage take the segments, one by one. [default: 20000]",
     ),
 ]
 KafkaPortOption = Annotated[
@@ -213,7 +220,7 @@ def coordinator(
 def broker(
     context: typer.Context,
     exposure: ExposureOptions,
-    store: ServedStoreOption,
+    store: BrokerStoreOption = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Keep the ledgers as files here, on a local disk; one broker per directory.")
     ] = None,
@@ -229,6 +236,7 @@ def broker(
     port: PortOption = BROKER_PORT,
     max_ledger_bytes: MaxLedgerOption = None,
     disk_watermark: WatermarkOption = None,
+    drain_timeout_ms: DrainTimeoutOption = None,
     advertise_url: AdvertiseOption = None,
     peer_token: PeerTokenOption = None,
     transaction_buffer: BufferOption = None,
@@ -238,7 +246,14 @@ def broker(
     audit_log: AuditOption = None,
     output: OutputOption = None,
 ) -> None:
-    """Run a broker until Ctrl-C."""
+    """Run a broker until Ctrl-C, or list and drain brokers with the commands below.
+
+    At Ctrl-C or SIGTERM, a broker with --storage first lets the others take its segments; a second one ends that.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if store is None:
+        raise typer.BadParameter("give the URL of the metadata store", param_hint="--store")
     set_up_logs(log_level, audit_log)
     exposed = exposure.open(host)
     if (data_dir is None) == (storage is None):
@@ -251,12 +266,16 @@ def broker(
         services.load("broker")  # if it is not installed, nothing is left behind
         make_data_directory(data_dir)
 
-    async def run(stack: AsyncExitStack) -> None:
+    async def run(stack: AsyncExitStack) -> services.BeforeStop:
         opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url, "peer_token": peer_token}
         where |= {"data_dir": data_dir, "storage": storage}
-        settings = {"max_ledger_bytes": max_ledger_bytes, "disk_watermark": disk_watermark}
+        settings = {
+            "max_ledger_bytes": max_ledger_bytes,
+            "disk_watermark": disk_watermark,
+            "drain_timeout_ms": drain_timeout_ms,
+        }
         try:
             service = made("broker", opened, settings, **where, **providers, exposure=exposed)
         except ValueError as error:
@@ -267,6 +286,7 @@ def broker(
         announce(
             {"broker": service.url, **kafka, "data": data, "access": exposed.describe(host)}, output_of(context, output)
         )
+        return cast(services.DrainedProcess, service).before_stop
 
     services.run_loop(services.until_stopped(run))
 

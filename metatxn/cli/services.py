@@ -41,6 +41,13 @@ class ServerProcess(Protocol):
     async def stop(self) -> None: ...
 
 
+BeforeStop = Callable[[], Awaitable[None]]
+
+
+class DrainedProcess(ServerProcess, Protocol):
+    async def before_stop(self) -> None: ...
+
+
 class Store(Protocol):
     async def close(self) -> None: ...
 
@@ -121,9 +128,9 @@ def _sentence(error: Exception) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-async def until_stopped(run: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
+async def until_stopped(run: Callable[[AsyncExitStack], Awaitable[BeforeStop | None]]) -> None:
     """Start what `run` starts, wait for a signal, and stop it all in reverse order. A signal during the start ends that
-    too."""
+    too. What `run` returns is done before anything is stopped; another signal ends it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,12 +141,25 @@ async def until_stopped(run: Callable[[AsyncExitStack], Awaitable[None]]) -> Non
         stack.callback(stopped.cancel)
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            starting.result()
+            before_stop = starting.result()
             tune_interpreter()
             await stopped
+            if before_stop is not None:
+                await _unless_hurried(before_stop, stop)
         else:
             starting.cancel()
             await asyncio.wait([starting])
+
+
+async def _unless_hurried(before_stop: BeforeStop, stop: asyncio.Event) -> None:
+    stop.clear()
+    doing, hurried = asyncio.ensure_future(before_stop()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([doing, hurried], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        doing.cancel()
+        hurried.cancel()
+        await asyncio.wait([doing, hurried])
 
 
 SWITCH_INTERVAL_S = 0.0005

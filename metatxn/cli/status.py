@@ -189,4 +189,5 @@ def _print(found: Findings) -> None:
 def _row(name: str, process: Process, status: metatxn.ServiceStatus | None) -> Sequence[Any]:
     if status is None:
         return (name, process.url, "no answer", None, None, None)
-    return (name, process.url, "yes" if status.ready else "no", duration(status.up_ms), status.segments, status.version)
+    ready = "draining" if status.ready and status.draining else "yes" if status.ready else "no"
+    return (name, process.url, ready, duration(status.up_ms), status.segments, status.version)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -17,7 +17,7 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metatxn.service.openapi import problems
 from metatxn.wire.errors import ErrorCode
-from metatxn.wire.models import Cluster, Health, Liveness, Process, ServiceStatus, StoreStatus
+from metatxn.wire.models import BrokerProcess, Cluster, Health, Liveness, Process, ServiceStatus, StoreStatus
 
 READY_WITHIN_SECONDS = 5
 _NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})
@@ -97,14 +97,20 @@ def add_operations(
     @app.get("/v1/cluster", tags=["operations"], responses=problems(ErrorCode.STORE_UNAVAILABLE))
     async def cluster() -> Cluster:
         """List every coordinator and broker, so that a client needs to know only one URL."""
-        coordinators = await _processes(store, paths.COORDINATORS)
-        brokers = await _processes(store, paths.BROKERS)
-        return Cluster(coordinators=coordinators, brokers=brokers, revision=await store.current_revision())
+        return Cluster(
+            coordinators=await _processes(store, paths.COORDINATORS, Process),
+            brokers=await _processes(store, paths.BROKERS, BrokerProcess),
+            revision=await store.current_revision(),
+        )
 
 
-async def _processes(store: MetadataStore, prefix: str) -> list[Process]:
+P = TypeVar("P", bound=Process)
+
+
+async def _processes(store: MetadataStore, prefix: str, kind: type[P]) -> list[P]:
+    """What each of them has announced, as far as it is shown."""
     found = await store.range(prefix, prefix_end(prefix))
     return [
-        Process(id=unescape(record.key.removeprefix(prefix)), url=json.loads(record.value)["url"])
+        kind.model_validate({"id": unescape(record.key.removeprefix(prefix)), **json.loads(record.value)})
         for record in found.records
     ]

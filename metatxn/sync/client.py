@@ -92,6 +92,9 @@ class Client(Facade[AsyncClient]):
     horizons = blocking(AsyncClient.horizons)
     cluster = blocking(AsyncClient.cluster)
     service_status = blocking(AsyncClient.service_status)
+    broker = blocking(AsyncClient.broker)
+    drain_broker = blocking(AsyncClient.drain_broker)
+    undrain_broker = blocking(AsyncClient.undrain_broker)
 
     producer = making(AsyncClient.producer, Producer)
     reader = blocking_making(AsyncClient.reader, Reader)

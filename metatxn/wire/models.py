@@ -23,19 +23,49 @@ class Process(BaseModel):
     url: str
 
 
+class BrokerProcess(Process):
+    """A broker as it has announced itself. `storage` is the one that it has open."""
+
+    storage: str | None = None
+    draining: bool = False
+
+
 class Cluster(BaseModel):
     """The services with their URLs, and the revision of the metadata store at which this was read (for `snapshot`
     reads)."""
 
     model_config = example(
         coordinators=[{"id": "c1", "url": "http://127.0.0.1:8470"}],
-        brokers=[{"id": "b1", "url": "http://127.0.0.1:8471"}],
+        brokers=[{"id": "b1", "url": "http://127.0.0.1:8471", "storage": "s1", "draining": False}],
         revision=1042,
     )
 
     coordinators: list[Process]
-    brokers: list[Process]
+    brokers: list[BrokerProcess]
     revision: int
+
+
+class BrokerInfo(BaseModel):
+    """A broker and its drain. `segments` are those that it has, or is about to open. `shared` tells that other brokers
+    may have its storage open, too, so that they can take its segments. `waiting_for` says why a drain
+    cannot go on, if that is so."""
+
+    model_config = example(
+        id="b1",
+        url="http://127.0.0.1:8471",
+        storage="s1",
+        shared=True,
+        state="draining",
+        segments=12,
+    )
+
+    id: str
+    url: str
+    storage: str
+    shared: bool
+    state: Literal["serving", "draining", "drained"]
+    segments: int
+    waiting_for: str | None = None
 
 
 class Liveness(BaseModel):
@@ -75,8 +105,8 @@ class OpenTransactions(BaseModel):
 
 class ServiceStatus(BaseModel):
     """One service and what it sees; `ready`, `waiting_for` and `warnings` are those of `Health`. `store` is null if the
-    store does not answer, `open_transactions` at brokers and before the first count, and `segments` (those that are
-    served) at coordinators. Times are in milliseconds."""
+    store does not answer, `open_transactions` at brokers and before the first count, `segments` (those that are
+    served) and `draining` at coordinators. Times are in milliseconds."""
 
     model_config = example(
         service="broker",
@@ -88,6 +118,7 @@ class ServiceStatus(BaseModel):
         warnings={},
         store={"kind": "etcd", "revision": 1042, "read_ms": 1.3},
         segments=12,
+        draining=False,
         open_transactions=None,
     )
 
@@ -100,4 +131,5 @@ class ServiceStatus(BaseModel):
     warnings: dict[str, str] = {}
     store: StoreStatus | None = None
     segments: int | None = None
+    draining: bool | None = None
     open_transactions: OpenTransactions | None = None

@@ -17,6 +17,7 @@ from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, 
 from metatxn_gateways.kafka.producers import EPOCH, Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from participants.broker.broker import Broker
+from participants.broker.draining import assert_takes_topics
 from participants.segment.segment import Segment
 from participants.topic.layout import LayoutUpkeep
 
@@ -278,6 +279,7 @@ class Calls:
             if stored is not None and not stored.topic.deleted:
                 raise errors.AlreadyExists(f"topic {name} exists", topic=name)
             return number
+        await assert_takes_topics(self._broker, name)
         storage = self._broker.storage.storage_id
         topic = await self._broker.topics.create(name, number, None, storage, self._broker.clock(), "kafka")
         await self._broker.until_opened(topic.segments)

@@ -46,6 +46,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import ReadPlace, ReadTime, place_or_time, token_or_time, topic_name
 from metatxn.wire.position import Position
 from metatxn.wire.text import no_control_characters
+from participants.api.broker_routes import add_broker_routes
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
 from participants.api.horizon_routes import add_horizon_routes
 from participants.api.large_answers import LargeAnswerRoute
@@ -55,6 +56,7 @@ from participants.api.queries import PageTokenQuery, parsed_by
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker.broker import Broker
+from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
 from participants.messages.payloads import as_batch, decode_messages_in_turns, hashes_of, inspect_arrow
 from participants.messages.topics import segment_not_found
@@ -108,13 +110,14 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     add_horizon_routes(api, broker)
     add_layout_routes(api, broker, layout)
     add_policy_routes(api, broker)
+    add_broker_routes(api, broker)
     _message_routes(api, broker)
     add_subscription_routes(api, broker)
     return api
 
 
 def _topic_routes(api: APIRouter, broker: Broker) -> None:
-    @api.post("/v1/topics", status_code=201, tags=["topics"], responses=problems(409, 422, 503, 504))
+    @api.post("/v1/topics", status_code=201, tags=["topics"], responses=problems(307, 409, 422, 503, 504))
     @audited("topic.create", body=("segments", "format"), topic="name")
     async def create_topic(request: CreateTopicRequest, caller: Caller) -> TopicInfo:
         """Create a topic of one or more hash-range segments, in the storage of this broker."""
@@ -123,6 +126,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         except ValueError as error:
             raise errors.InvalidArgument(f"name: {error}", field="name") from None
         caller.require("admin", name)
+        await assert_takes_topics(broker, name)
         schema = schemas.from_wire(request.topic_schema) if request.topic_schema else None
         topic = await broker.topics.create(
             name, request.segments, schema, broker.storage.storage_id, broker.clock(), request.format

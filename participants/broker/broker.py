@@ -32,6 +32,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
 from participants.broker.peers import Peer, RemoteSegment
 from participants.broker.placement import SETTLE_MS, Placement
+from participants.broker.presence import Presence
 from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
@@ -109,6 +110,7 @@ class Broker:
         self.clock = clock
         self._mirror = HeaderMirror(store)
         self._materializing = SharedMaterializing(store)
+        self.presence = Presence(store, self.id, url, storage, clock)
         self._placement: Placement | None = None
         if not storage.exclusive:
             self._placement = Placement(
@@ -225,6 +227,16 @@ class Broker:
         if self.peers is not None:
             await self.peers.close()
         await self._exit.aclose()
+
+    async def hand_over(self) -> None:
+        """Drain this broker before it stops. Returns once no segment is here that another broker could take. Raises the
+        store's errors."""
+        if self._placement is None:
+            return
+        await self.presence.drain()
+        while (self._keepers and self.can_leave) or self._placement.moving:
+            changes = [*self.changes(), self._placement.changed.next()]
+            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
 
     @property
     def not_ready(self) -> dict[str, str]:
@@ -412,6 +424,16 @@ class Broker:
         """Futures that complete when segments were opened, were released, or have moved to other brokers; see
         `Signal`."""
         return [self._opened.next(), *([self._placement.moved.next()] if self._placement is not None else [])]
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The segments that this broker serves, opens, or waits to open."""
+        return frozenset(self._keepers)
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether another broker could take the segments that are here."""
+        return self._placement is not None and self._placement.can_leave
 
     @property
     def served(self) -> dict[str, Segment]:

@@ -7,13 +7,16 @@ Every broker decides this for itself, by the announcements that it sees in the s
     the record says that it is ours, and we do not have it  the same, with nothing to drain: a claim of ours has
                                                             landed after we had given up
 
-The wanted broker is, of the brokers that are announced with the segment's storage, the one with the highest hash of
-(broker, segment). So a broker that comes or goes moves only its own share. Brokers that see different announcements for
-a while disagree without harm: a segment is taken by a checked apply at the next generation, and every write of its
-owner checks that generation (DESIGN §5.2). Announcements only say when to try.
+The wanted broker is, of the brokers that are announced with the segment's storage and not as draining, the one with the
+highest hash of (broker, segment). So a broker that comes or goes moves only its own share, and one that drains gives up
+all that it has. If all of them drain, what is owned stays, and what is free goes to one of them. Brokers that see
+different announcements for a while disagree without harm: a segment is taken by a checked apply at the next generation,
+and every write of its owner checks that generation (DESIGN §5.2). Announcements only say when to try.
 
-This is slow on purpose: no owner is replaced before the announcements have stayed the same for a while, and only a few
-at a time.
+This is slow on purpose: no owner that is announced is replaced before the announcements have stayed the same for a
+while, and only a few segments move at a time. The next one moves when the last one was taken, so that those that were
+given up never wait in line to be opened. A broker that drains does not wait for the announcements, because it leaves
+anyway, and moves more segments at a time.
 """
 
 from __future__ import annotations
@@ -39,8 +42,11 @@ from participants.common.signal import Signal
 
 SETTLE_MS = 2_000
 """How long the announcements must stand still before a segment moves away from an owner."""
+TAKEN_WITHIN_S = 10.0
+"""How long a segment that was given up holds the next ones back while nobody takes it."""
 _LOOK_EVERY_S = 1.0
 _MOVES_AT_ONCE = 2
+_MOVES_OF_A_DRAIN = 8
 
 log = structlog.get_logger()
 
@@ -122,6 +128,22 @@ class Placement:
         """Whether the watch shows that this broker is announced."""
         return paths.broker_process(self._broker) in self._announced.records
 
+    @property
+    def draining(self) -> bool:
+        """Whether the watch shows that this broker is being drained."""
+        record = self._announced.records.get(paths.broker_process(self._broker))
+        return record is not None and bool(BrokerRecord.decode(record.value).draining)
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether another broker of this storage could take what is here."""
+        return any(broker != self._broker for broker in self._candidates(draining=False))
+
+    @property
+    def moving(self) -> bool:
+        """Whether segments are being given up, or were and nobody has taken them yet."""
+        return bool(self._moving)
+
     def owner(self, segment_id: str) -> OwnerRecord | None:
         """The owner of a segment, as far as it is known here, and if it is announced: callers must not be sent to a
         dead broker."""
@@ -173,11 +195,13 @@ class Placement:
     def _is_announced(self, broker: str) -> bool:
         return bool(broker) and paths.broker_process(broker) in self._announced.records
 
-    def _candidates(self) -> list[str]:
+    def _candidates(self, *, draining: bool) -> list[str]:
+        """The announced brokers of this storage, without those that drain or with them."""
+        found = {key: BrokerRecord.decode(record.value) for key, record in self._announced.records.items()}
         return [
             unescape(key.removeprefix(paths.BROKERS))
-            for key, record in self._announced.records.items()
-            if BrokerRecord.decode(record.value).storage == self._storage
+            for key, record in found.items()
+            if record.storage == self._storage and (draining or not record.draining)
         ]
 
     def _settled(self) -> bool:
@@ -196,11 +220,13 @@ class Placement:
         announced again."""
         if not self.announced:
             return
-        candidates, kept = self._candidates(), frozenset(self._kept())
+        candidates, kept = self._candidates(draining=False), frozenset(self._kept())
+        may_move = self.draining or self._settled() if candidates else False
+        candidates = candidates or self._candidates(draining=True)
         for segment_id in self._of_storage:
             is_wanted = wanted(segment_id, candidates) == self._broker
             if segment_id in kept:
-                if not is_wanted and self._settled():
+                if not is_wanted and may_move:
                     self._move(segment_id)
             elif is_wanted and self._is_free(segment_id):
                 self._take(segment_id)
@@ -220,11 +246,12 @@ class Placement:
         return record if record and OwnerRecord.decode(record.value).broker == self._broker else None
 
     def _move(self, segment_id: str) -> None:
-        if self._in_turn(segment_id, self._give_up(segment_id)):
+        if self._in_turn(segment_id, self._hand_over(segment_id)):
             log.info("segment moves to another broker", segment=segment_id)
 
     def _in_turn(self, segment_id: str, giving_up: Coroutine[Any, Any, None]) -> bool:
-        if segment_id in self._moving or len(self._moving) >= _MOVES_AT_ONCE:
+        most = _MOVES_OF_A_DRAIN if self.draining else _MOVES_AT_ONCE
+        if segment_id in self._moving or len(self._moving) >= most:
             giving_up.close()
             return False
         self._moving[segment_id] = in_background(self._moved(segment_id, giving_up), f"give up {segment_id}")
@@ -234,7 +261,24 @@ class Placement:
         try:
             await giving_up
         finally:
-            del self._moving[segment_id]  # the next one moves at the next look, which the change of the record triggers
+            del self._moving[segment_id]
+
+    async def _hand_over(self, segment_id: str) -> None:
+        """Returns once another broker has taken it, or does not do so in time."""
+        await self._give_up(segment_id)
+        if segment_id in self._kept():
+            return  # it is still being opened; it can move later
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKEN_WITHIN_S):
+                while self._is_left_alone(segment_id):
+                    await self.changed.wait()
+        asyncio.get_running_loop().call_soon(self.changed.notify)  # the next one moves
+
+    def _is_left_alone(self, segment_id: str) -> bool:
+        """Nobody has taken it yet, as far as is known here."""
+        owner = self.owner(segment_id)
+        is_taken = owner is not None and owner.broker != self._broker
+        return segment_id in self._of_storage and segment_id not in self._kept() and not is_taken
 
     async def _let_go(self, record: Record) -> None:
         """Release the record as it was seen. If it has changed, there is nothing to release."""

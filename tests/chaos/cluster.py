@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -165,6 +165,17 @@ class Cluster:
             for name in SERVICES:
                 while not await _answers(http, f"http://127.0.0.1:{self._ports[name]}/readyz"):
                     await asyncio.sleep(POLL_S)
+
+    async def drains(self, broker: str, *, end: bool = False) -> bool:
+        """Have a broker begin or end a drain. Whether it says that it has."""
+        url = f"http://127.0.0.1:{self._ports[broker]}/v1"
+        async with httpx.AsyncClient(timeout=5) as http:
+            with suppress(httpx.HTTPError):
+                brokers = (await http.get(f"{url}/cluster")).raise_for_status().json()["brokers"]
+                (own,) = [each["id"] for each in brokers if each["url"] == self._advertised(broker)] or [None]
+                answer = await http.post(f"{url}/brokers/{own}/{'undrain' if end else 'drain'}")
+                return answer.is_success
+        return False
 
     async def revive(self, name: str) -> None:
         """Until this member of the store serves. One that has died is started again, as by an operator who looks."""

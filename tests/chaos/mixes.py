@@ -11,6 +11,8 @@ from typing import Literal
 class Fault(StrEnum):
     KILL = "kill -9"
     RESTARTS = "restart storm"
+    STOP = "SIGTERM"
+    DRAIN = "drained"
     FREEZE = "SIGSTOP"
     CUT = "connections cut"
     LATE_REQUESTS = "late requests"
@@ -39,6 +41,8 @@ NETWORK = {
 EVERYTHING = {
     Fault.KILL: 4,
     Fault.RESTARTS: 1,
+    Fault.STOP: 1,
+    Fault.DRAIN: 1,
     Fault.FREEZE: 3,
     **NETWORK,
     Fault.COMPACTION: 2,

@@ -14,7 +14,7 @@ import httpx
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.errors import MetastoreError
 from metastore.urls import open_store
-from tests.chaos.cluster import Cluster, Member
+from tests.chaos.cluster import POLL_S, Cluster, Member
 from tests.chaos.mixes import Fault
 from tests.chaos.schedule import Strike, whole
 from tests.chaos.service import Service
@@ -74,6 +74,16 @@ class Nemesis:
             case Fault.RESTARTS:
                 async with _beside(self._storm(self._cluster.services[strike.target])):
                     yield
+            case Fault.STOP:
+                async with _stopped(self._cluster.services[strike.target]):
+                    yield
+            case Fault.DRAIN:
+                try:
+                    await self._cluster.drains(strike.target)
+                    yield
+                finally:
+                    while not await self._cluster.drains(strike.target, end=True):
+                        await asyncio.sleep(POLL_S)
             case Fault.COMPACTION:
                 async with _beside(self._compact()):
                     yield
@@ -163,6 +173,16 @@ class Nemesis:
 @contextmanager
 def _killed(victim: Member | Service) -> Iterator[None]:
     victim.kill()
+    try:
+        yield
+    finally:
+        victim.launch()
+
+
+@asynccontextmanager
+async def _stopped(victim: Service) -> AsyncIterator[None]:
+    """It ends when it has drained, which may take longer than it was to stay away."""
+    await victim.stop()
     try:
         yield
     finally:

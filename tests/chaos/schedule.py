@@ -76,8 +76,10 @@ def _targets(mix: Mix, fault: Fault) -> list[str]:
     match fault:
         case Fault.KILL | Fault.FREEZE:
             return [*SERVICES, *BROKERS, *CLIENTS, *members(mix)]
-        case Fault.RESTARTS:
+        case Fault.RESTARTS | Fault.STOP:
             return list(SERVICES)
+        case Fault.DRAIN:
+            return list(BROKERS)
         case Fault.COMPACTION | Fault.LEADER | Fault.QUORUM | Fault.STORE_FULL:
             return [STORE]
         case Fault.APART | Fault.APART_SILENT | Fault.STORE_DISK:
@@ -90,7 +92,7 @@ def _targets(mix: Mix, fault: Fault) -> list[str]:
 
 def _duration(dice: Random, mix: Mix, fault: Fault) -> float:
     match fault:
-        case Fault.KILL:
+        case Fault.KILL | Fault.STOP:
             return dice.uniform(0, DOWN_S)
         case Fault.RESTARTS:
             return STORM_S

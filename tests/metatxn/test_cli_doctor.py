@@ -22,7 +22,7 @@ from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.store import INDEXES
 from metatxn.cli import doctor, status
-from metatxn.wire.models import Process
+from metatxn.wire.models import BrokerProcess
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, Services
@@ -97,7 +97,7 @@ def test_addresses_that_cannot_be_reached() -> None:
         if each.about == "broker gone"
     ]
     assert "nobody listens there" in problem.what and "--advertise-url" in problem.action and GONE.url in problem.action
-    services.brokers = [Process(id="b", url="http://127.0.0.1:8471")]
+    services.brokers = [BrokerProcess(id="b", url="http://127.0.0.1:8471")]
     services.segment.owner = services.brokers[0].url
     assert wrong(services, "http://metatxn.example:8470") == [("address", "broker b")]
     assert wrong(services, "http://127.0.0.1:8470") == []

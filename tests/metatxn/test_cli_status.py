@@ -6,6 +6,7 @@ Method: the real command against a development server; what is hard to break the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,11 +17,12 @@ import metatxn
 from metatxn.cli import status
 from metatxn.cli.times import duration
 from metatxn.wire.broker import SegmentInfo, TopicInfo
-from metatxn.wire.models import Cluster, OpenTransactions, Process, ServiceStatus, StoreStatus
+from metatxn.wire.models import BrokerProcess, Cluster, OpenTransactions, Process, ServiceStatus, StoreStatus
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
 
-COORDINATOR, BROKER, GONE = (Process(id=name, url=f"http://{name}") for name in ("c", "b", "gone"))
+COORDINATOR = Process(id="c", url="http://c")
+BROKER, GONE = (BrokerProcess(id=name, url=f"http://{name}") for name in ("b", "gone"))
 
 
 def test_a_healthy_cluster(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +106,13 @@ def test_nothing_is_wrong_with_these(monkeypatch: pytest.MonkeyPatch, capsys: py
 )
 def test_what_services_say_is_wrong(changes: dict[str, Any], said: str) -> None:
     assert problems(Services(**changes)) == [said]
+
+
+def test_a_broker_that_drains_is_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    draining = Services(draining=True)
+    assert problems(draining) == []
+    status._print(status.look(cast(metatxn.Client, draining)))
+    assert re.search(r"^broker +http://b +draining ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_service_that_does_not_answer_and_what_it_served() -> None:

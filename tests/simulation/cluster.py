@@ -7,10 +7,13 @@ segments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import Protocol
 
+from metastore.errors import MetastoreError
+from participants.broker.broker import Broker
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from tests.bounds import ledger_bytes, reconcile_interval_ms
 from tests.simulation.bucket import Objects
@@ -31,6 +34,10 @@ _ID_BLOCK_SIZES = (5, 40, 10_000)
 
 class Service(Protocol):
     async def start(self) -> None: ...
+
+
+_DRAIN_TIMEOUTS_MS = (1, 3_000, 20_000)
+"""Of a broker that is stopped."""
 
 
 class Role:
@@ -115,7 +122,10 @@ class Cluster:
         place = self.objects or self.devices[name]
         max_ledger_bytes = ledger_bytes(self.world.seed, DEFAULT_MAX_LEDGER_BYTES)
         interval_ms = reconcile_interval_ms(self.world.seed, RECONCILE_INTERVAL_MS)
-        return lambda process: SimulatedBroker(self.store, self.network, process, place, max_ledger_bytes, interval_ms)
+        drain_ms = self.world.generator("drains").choice(_DRAIN_TIMEOUTS_MS)
+        return lambda process: SimulatedBroker(
+            self.store, self.network, process, place, max_ledger_bytes, interval_ms, drain_ms
+        )
 
     async def start(self) -> None:
         """Returns once all serve."""
@@ -125,6 +135,29 @@ class Cluster:
     async def all_serve(self) -> None:
         for role in self.roles.values():
             await role.started.wait()
+
+    # -- what an operator does to a broker that serves ---------------------------------------------------------
+
+    def drain(self, role: Role) -> None:
+        _process(role).spawn(_quietly(_broker(role).presence.drain()))
+
+    def undrain(self, role: Role) -> None:
+        _process(role).spawn(_quietly(_broker(role).presence.undrain()))
+
+    def stop(self, role: Role) -> None:
+        """SIGTERM. It is started again like one that has died."""
+        role.started.clear()
+        _process(role).spawn(self._stop(role.service, _process(role)))
+
+    async def _stop(self, service: Service | None, process: Process) -> None:
+        assert isinstance(service, SimulatedBroker)
+        await service.before_stop()
+        await service.stop()
+        self.world.later(0, self._stopped, process)
+
+    def _stopped(self, process: Process) -> None:
+        if process.alive:
+            self.world.kill(process, "stopped")
 
     def lose_power(self, name: str) -> None:
         """The machine of a broker."""
@@ -146,6 +179,8 @@ class Cluster:
                 self.world.loop.thaw(role.process)
         self._set_clocks(self.most_ms)
         await self.all_serve()
+        for name in BROKERS:
+            await _process(self.roles[name]).spawn(_broker(self.roles[name]).presence.undrain())
 
     def set_a_clock(self, random: Random) -> None:
         """Somebody sets it, forwards or back: no further than clocks may be apart in this world."""
@@ -160,3 +195,19 @@ class Cluster:
     def _set_clocks(self, skew_ms: int) -> None:
         for role in self.roles.values():
             role.set_clock(skew_ms)
+
+
+def _process(role: Role) -> Process:
+    assert role.process is not None, "it serves"
+    return role.process
+
+
+def _broker(role: Role) -> Broker:
+    assert isinstance(role.service, SimulatedBroker) and role.service.broker is not None, "it serves"
+    return role.service.broker
+
+
+async def _quietly(change: Awaitable[None]) -> None:
+    """An operator who is told that it failed lets it be."""
+    with suppress(MetastoreError):
+        await change

@@ -65,6 +65,7 @@ class Rates:
     clock_jumps_per_minute: float = 0.0
     # not a fault, and yet it comes at the wrong time
     layout_changes_per_minute: float = 0.0
+    drains_per_minute: float = 0.0  # begun, ended, or before a stop
     # ids that were given out before
     ids_in_use: float = 0.0  # of a block that is leased, somebody else uses some
 
@@ -106,6 +107,7 @@ MOST = Rates(
     freezes_per_minute=5.0,
     clock_jumps_per_minute=6.0,
     layout_changes_per_minute=10.0,
+    drains_per_minute=6.0,
     ids_in_use=0.5,
 )
 """What "much" is."""

@@ -1,5 +1,6 @@
 """Who makes the faults that are no property of a single call: outages of the store, for all or for one process,
-compactions, kills, power cuts, freezes, clocks that jump, stores and disks that are full."""
+compactions, kills, power cuts, freezes, clocks that jump, stores and disks that are full; and who drains and stops
+brokers."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ class Nemesis:
             "kills_per_minute": self._kill,
             "power_cuts_per_minute": lambda: self._cluster.lose_power(self._random.choice(BROKERS)),
             "freezes_per_minute": self._freeze,
+            "drains_per_minute": self._drain,
             "clock_jumps_per_minute": lambda: self._cluster.set_a_clock(self._random),
         }.items():
             self._tasks.append(asyncio.create_task(self._strike(name, strike)))
@@ -63,6 +65,14 @@ class Nemesis:
         """Often for longer than a session lasts: then another process takes over what this one still serves."""
         victim = self._random.choice(list(self._cluster.roles))
         self._cluster.store.cut_off_for(victim, self._random.choice((0.2, 1.5, 8.0, 25.0)))
+
+    def _drain(self) -> None:
+        """An operator begins or ends a drain, or stops a broker."""
+        role = self._cluster.roles[self._random.choice(BROKERS)]
+        change = self._random.choice((self._cluster.drain, self._cluster.undrain, self._cluster.stop))
+        if role.started.is_set():
+            self._world.trace.note("process", f"{role.name}: {change.__name__}")
+            change(role)
 
     def _fill_a_disk(self) -> None:
         device = self._cluster.devices[self._random.choice(BROKERS)]

@@ -122,6 +122,7 @@ class SimulatedBroker(BrokerService):
         place: Device | Objects,
         max_ledger_bytes: int,
         reconcile_interval_ms: int,
+        drain_timeout_ms: int,
     ) -> None:
         self._process = process
         self._place = place
@@ -132,6 +133,7 @@ class SimulatedBroker(BrokerService):
             reconcile_interval_ms=reconcile_interval_ms,
             clock=process.wall_clock_ms,
             max_ledger_bytes=max_ledger_bytes,
+            drain_timeout_ms=drain_timeout_ms,
         )
         self._server = InProcessServer(network, process, self.app, f"http://{process.name}")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from metastore.txn import paths
-from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, parsed_key, parsed_number
+from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, named, parsed_key, parsed_number
 from metastore.txn.laws.remedies import RECOVER
-from metastore.txn.records.processes import Incarnation
+from metastore.txn.records.processes import DrainRecord, Incarnation
 from metastore.txn.records.transactions import GcHorizon
 from metastore.types import Record
 
@@ -41,6 +41,12 @@ def incarnation_law(record: Record, view: View) -> Problems:
         yield "the recovery of a restored store has begun but has not ended", RECOVER
     elif incarnation.went_back is not None:
         yield f"the store was restored from a backup: {incarnation.went_back}", RECOVER
+
+
+def drain_law(record: Record, view: View) -> Problems:
+    named(record.key, paths.drain)
+    decoded(record, DrainRecord.decode)
+    yield from ()
 
 
 def by_key_only(record: Record, view: View) -> Problems:

@@ -14,10 +14,18 @@ class CoordinatorRecord(JsonRecord):
 
 
 class BrokerRecord(JsonRecord):
-    """`/cluster/broker/<id>`: an ephemeral record, for liveness only. `storage` is the one that the broker has open."""
+    """`/cluster/broker/<id>`: an ephemeral record, for liveness only. `storage` is the one that the broker has open.
+    `draining` tells that its segments are to go to other brokers."""
 
     url: str
     storage: str | None = None
+    draining: bool | None = None
+
+
+class DrainRecord(JsonRecord):
+    """`/cluster/drain/<storage>`: the broker with these local files takes no new topics, also after a restart."""
+
+    since_ms: int
 
 
 class Incarnation(JsonRecord):

@@ -6,6 +6,7 @@ from tests.mutants.guards.client import CLIENT
 from tests.mutants.guards.clusters import CLUSTERS
 from tests.mutants.guards.connector import CONNECTOR
 from tests.mutants.guards.coordinator import COORDINATOR
+from tests.mutants.guards.draining import DRAINING
 from tests.mutants.guards.gateways import GATEWAYS
 from tests.mutants.guards.hidden import HIDDEN
 from tests.mutants.guards.ledgers import LEDGERS
@@ -26,6 +27,7 @@ GUARDS = (
     *HIDDEN,
     *REWRITING,
     *PARTICIPANTS,
+    *DRAINING,
     *POLICIES,
     *REMOVALS,
     *CLIENT,

@@ -59,13 +59,14 @@ async def test_it_stops_although_the_store_is_away_and_frees_the_directory(world
     await service.start()
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         await http.post("/v1/topics", json=TOPIC)
-    registration = service._registration
-    assert registration is not None
+    assert service.broker is not None
+    announcement = service.broker.presence._record
+    assert announcement is not None
 
     async def away() -> None:
         raise StoreUnavailable("gone")
 
-    registration.close = away  # type: ignore[method-assign]
+    announcement.close = away  # type: ignore[method-assign]
     await service.stop()
     await LocalStorage.open(tmp_path / "data").close()
 

@@ -10,7 +10,6 @@ from obstore.store import MemoryStore
 
 from metastore.api import Ephemeral
 from metastore.txn import paths
-from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import OwnerRecord
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
@@ -50,7 +49,6 @@ class SharedBroker:
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url, follow_redirects=False
         )
-        self.announcement: Ephemeral | None = None
 
     def can_reach(self, others: Iterable[SharedBroker]) -> None:
         self.broker.peers = OverHttpx(mounts={other.url: other.http._transport for other in others})
@@ -63,12 +61,16 @@ class SharedBroker:
         await process.announce()
         return process
 
+    @property
+    def announcement(self) -> Ephemeral:
+        announcement = self.broker.presence._record
+        assert announcement is not None
+        return announcement
+
     async def announce(self) -> None:
-        record = BrokerRecord(url=self.url, storage=self.storage.storage_id)
-        self.announcement = await self.store.ephemeral(paths.broker_process(self.broker.id), record.encode(), 10_000)
+        await self.broker.presence.start()
 
     async def freeze(self) -> None:
-        assert self.announcement is not None
         self.store.events_flow.clear()
         await self.announcement.close()
 
@@ -77,8 +79,7 @@ class SharedBroker:
 
     async def stop(self) -> None:
         self.thaw()
-        if self.announcement is not None:
-            await self.announcement.close()
+        await self.broker.presence.stop()
         await self.http.aclose()
         await self.broker.stop()
         await self.storage.close()

@@ -1,0 +1,152 @@
+"""`metatxn broker …`: run a broker, list the brokers, and drain one before it is stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+import metatxn
+from metatxn.cli import serve
+from metatxn.cli.completion import complete_broker
+from metatxn.cli.options import CliError, ServiceOptions, takes_session
+from metatxn.cli.output import as_json, print_json, print_rows
+from metatxn.cli.progress import ProgressLine
+from metatxn.cli.times import DURATION_HELP, duration, milliseconds_of
+from metatxn.wire.models import BrokerProcess
+
+COLUMNS = ("BROKER", "URL", "STATE", "SEGMENTS", "UP", "VERSION", "STORAGE")
+POLL_S = 0.2
+
+app = typer.Typer(
+    epilog="Examples: metatxn broker --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn, "
+    "and metatxn broker drain 4f1c",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+app.callback()(serve.broker)
+
+BrokerArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="BROKER",
+        autocompletion=complete_broker,
+        help="The id of a broker as `metatxn broker list` prints it, the beginning of it, or the URL of the broker.",
+    ),
+]
+
+
+@app.command("list", epilog="Example: metatxn broker list -o json | jq '.[] | select(.draining)'")
+@takes_session
+def list_brokers(session: ServiceOptions) -> None:
+    """List the brokers that are running, and which of them drain."""
+    with session.connect() as client:
+        found = [_seen(client, broker) for broker in client.cluster().brokers]
+    if session.json:
+        print_json(found)
+    else:
+        print_rows(COLUMNS, [_row(each) for each in found])
+
+
+@app.command(epilog="Example: metatxn broker drain 4f1c && ssh broker-1 systemctl stop metatxn")
+@takes_session
+def drain(
+    session: ServiceOptions,
+    broker: BrokerArgument,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until all segments have gone.")] = False,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help=f"Wait at most so long: {DURATION_HELP}.")] = "10m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+) -> None:
+    """Let the other brokers of its storage take the segments of a broker, while everything is served. Then it can be
+    stopped without an interruption.
+
+    A broker with --data-dir keeps its segments, because it has their files: only new topics go to other brokers. That
+    lasts until `metatxn broker undrain`, also over a restart; the drain of a broker with --storage ends with its
+    process.
+    """
+    within_s = milliseconds_of("--timeout", timeout) / 1000
+    with session.connect() as client:
+        found = client.broker(_id_of(client, broker))
+        if dry_run:
+            session.print_done({"dry_run": True, "would": _plan(found)}, f"would {_plan(found)}")
+            return
+        found = client.drain_broker(found.id)
+        if found.shared and not no_wait:
+            found = _until_drained(client, found, within_s)
+    session.print_done(as_json(found), _sentence(found))
+
+
+@app.command(epilog="Example: metatxn broker undrain 4f1c")
+@takes_session
+def undrain(session: ServiceOptions, broker: BrokerArgument) -> None:
+    """End a drain: the broker gets its share of the segments again, and new topics."""
+    with session.connect() as client:
+        found = client.undrain_broker(_id_of(client, broker))
+    session.print_done(as_json(found), f"broker {found.id} serves again")
+
+
+def _seen(client: metatxn.Client, broker: BrokerProcess) -> dict[str, Any]:
+    """What a broker has announced, and what it says itself if it answers."""
+    seen: dict[str, Any] = broker.model_dump()
+    try:
+        status = client.service_status(broker.url)
+    except metatxn.MetatxnError:
+        return seen | {"state": "no answer"}
+    draining = "draining" if status.segments else "drained"
+    state = draining if broker.draining else "serving" if status.ready else "not ready"
+    return seen | {"state": state, "segments": status.segments, "up_ms": status.up_ms, "version": status.version}
+
+
+def _row(seen: dict[str, Any]) -> tuple[Any, ...]:
+    up = duration(seen["up_ms"]) if "up_ms" in seen else None
+    return (seen["id"], seen["url"], seen["state"], seen.get("segments"), up, seen.get("version"), seen["storage"])
+
+
+def _id_of(client: metatxn.Client, named: str) -> str:
+    """Raises `CliError` if it is no broker, or could be several."""
+    brokers = client.cluster().brokers
+    matching = [each.id for each in brokers if named.rstrip("/") in (each.id, each.url.rstrip("/"))]
+    matching = matching or [each.id for each in brokers if named and each.id.startswith(named)]
+    if len(matching) != 1:
+        problem = f"{len(matching)} brokers match" if matching else "no broker is"
+        raise CliError(f"{problem} {named!r}. `metatxn broker list` prints the ids and the URLs.")
+    return matching[0]
+
+
+def _until_drained(
+    client: metatxn.Client, found: metatxn.BrokerInfo, within_s: float, clock: Callable[[], float] = time.monotonic
+) -> metatxn.BrokerInfo:
+    """Raises `CliError` if it takes too long, or nobody can take the segments."""
+    end, at_first = clock() + within_s, found.segments
+    with ProgressLine(f"of {at_first:,} segments have gone", beside_output=False) as progress:
+        while found.state == "draining":
+            if found.waiting_for is not None:
+                raise CliError(
+                    f"the drain has begun, but {found.waiting_for}. Start one, and the {found.segments} segments go "
+                    f"there; or end the drain: metatxn broker undrain {found.id}"
+                )
+            if clock() >= end:
+                raise CliError(
+                    f"{found.segments} segments have not gone yet, and the drain goes on. Look again with "
+                    f"`metatxn broker list`, or end it: metatxn broker undrain {found.id}"
+                )
+            progress.at(max(0, at_first - found.segments))
+            threading.Event().wait(POLL_S)
+            found = client.broker(found.id)
+    return found
+
+
+def _plan(found: metatxn.BrokerInfo) -> str:
+    if found.shared:
+        return f"hand the {found.segments} segments of broker {found.id} over to others of storage {found.storage}"
+    return f"send new topics to other brokers; the {found.segments} segments of broker {found.id} stay"
+
+
+def _sentence(found: metatxn.BrokerInfo) -> str:
+    if found.state == "drained":
+        return f"broker {found.id} has no segments any more and can be stopped"
+    waiting_for = found.waiting_for or f"{found.segments} segments go to other brokers"
+    return f"broker {found.id} drains: {waiting_for}"

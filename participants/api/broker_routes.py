@@ -1,0 +1,56 @@
+"""The administration of brokers: how far a drain is, its begin and its end."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+
+from metatxn.service.audited import audited
+from metatxn.service.http import PathText, problems
+from metatxn.wire.models import BrokerInfo
+from participants.api.rights import administering_cluster
+from participants.broker.broker import Broker
+from participants.broker.draining import assert_asked, broker_info
+
+
+def add_broker_routes(api: APIRouter, broker: Broker) -> None:
+    admin = [Depends(administering_cluster)]
+
+    @api.get(
+        "/v1/brokers/{broker_id}",
+        tags=["brokers"],
+        responses=problems(307, 404, 503),
+        dependencies=admin,
+    )
+    async def get_broker(broker_id: PathText) -> BrokerInfo:
+        """One broker, and how far its drain is."""
+        await assert_asked(broker, broker_id)
+        return broker_info(broker)
+
+    @api.post(
+        "/v1/brokers/{broker_id}/drain",
+        tags=["brokers"],
+        responses=problems(307, 404, 503, 504),
+        dependencies=admin,
+    )
+    @audited("broker.drain")
+    async def drain_broker(broker_id: PathText) -> BrokerInfo:
+        """Begin to drain a broker. Its segments go to the other brokers of its storage, a few at a time, while
+        everything is served. With local files they stay, and new topics go to other brokers.
+
+        The drain lasts until it is ended or, with an object store, until the process ends."""
+        await assert_asked(broker, broker_id)
+        await broker.presence.drain()
+        return broker_info(broker)
+
+    @api.post(
+        "/v1/brokers/{broker_id}/undrain",
+        tags=["brokers"],
+        responses=problems(307, 404, 503, 504),
+        dependencies=admin,
+    )
+    @audited("broker.undrain")
+    async def undrain_broker(broker_id: PathText) -> BrokerInfo:
+        """End a drain: the broker gets its share of the segments again."""
+        await assert_asked(broker, broker_id)
+        await broker.presence.undrain()
+        return broker_info(broker)

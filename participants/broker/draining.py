@@ -1,0 +1,69 @@
+"""What a drain of a broker means to those who ask it: how far it is, where new topics go, and who is asked."""
+
+from __future__ import annotations
+
+from metastore.keys import prefix_end, unescape
+from metastore.txn import paths
+from metastore.txn.records.processes import BrokerRecord
+from metatxn.wire import errors
+from metatxn.wire.models import BrokerInfo
+from participants.broker.broker import Broker
+from participants.broker.placement import wanted
+
+
+def broker_info(broker: Broker) -> BrokerInfo:
+    draining, segments = broker.presence.draining, len(broker.kept)
+    return BrokerInfo(
+        id=broker.id,
+        url=broker.url,
+        storage=broker.storage.storage_id,
+        shared=not broker.storage.exclusive,
+        state="serving" if not draining else "draining" if segments else "drained",
+        segments=segments,
+        waiting_for=_lacks(broker) if draining and segments else None,
+    )
+
+
+def _lacks(broker: Broker) -> str | None:
+    """Why its segments cannot go, if that is so."""
+    if broker.storage.exclusive:
+        return "its segments are in local files and stay; new topics go to other brokers"
+    if not broker.can_leave:
+        return f"no other broker that is not draining has storage {broker.storage.storage_id} open"
+    return None
+
+
+async def assert_asked(broker: Broker, broker_id: str) -> None:
+    """Raises NOT_OWNER with the broker of this id, or NOT_FOUND if there is none."""
+    if broker_id == broker.id:
+        return
+    known = await _announced(broker)
+    if broker_id not in known:
+        raise errors.NotFound(
+            f"no broker with the id {broker_id!r} is running",
+            action="See `metatxn broker list`.",
+            broker=broker_id,
+        )
+    url = known[broker_id].url
+    raise errors.NotOwner(f"broker {broker_id} is at {url}", broker=broker_id, owner_url=url)
+
+
+async def assert_takes_topics(broker: Broker, topic: str) -> None:
+    """While this broker is being drained and could never give the segments of a new topic away, raises NOT_OWNER with
+    another broker, or STORE_UNAVAILABLE if there is none."""
+    if not (broker.presence.draining and broker.storage.exclusive):
+        return
+    others = {key: record.url for key, record in (await _announced(broker)).items() if not record.draining}
+    if other := wanted(topic, others):
+        url = others[other]
+        raise errors.NotOwner(f"this broker is being drained; {url} takes new topics", owner_url=url)
+    raise errors.StoreUnavailable(
+        "this broker is being drained and takes no new topics, and there is no other broker",
+        action=f"Start another broker, or end the drain: metatxn broker undrain {broker.id}",
+        broker=broker.id,
+    )
+
+
+async def _announced(broker: Broker) -> dict[str, BrokerRecord]:
+    found = await broker.store.range(paths.BROKERS, prefix_end(paths.BROKERS))
+    return {unescape(each.key.removeprefix(paths.BROKERS)): BrokerRecord.decode(each.value) for each in found.records}

@@ -1,0 +1,144 @@
+"""Goal: `metatxn broker` lists brokers, drains one, says how far it is, and ends a drain; a stop drains first.
+
+Method: the real command against a development server, whose broker has local files; what needs several brokers, with
+ones that are made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import AsyncExitStack
+from itertools import count
+from typing import Any, cast
+
+import pytest
+
+import metatxn
+from metatxn.cli import broker, services
+from metatxn.cli.options import CliError
+from metatxn.wire.models import BrokerInfo, BrokerProcess, Cluster, ServiceStatus
+from tests.metatxn.command_line import Done, error_line, run_here
+from tests.metatxn.dev_server import DevServer
+
+BROKERS = [
+    BrokerProcess(id=name, url=f"http://{name}", storage="s", draining=draining)
+    for name, draining in (("4f1c", False), ("4f2d", True), ("77aa", True), ("gone", False), ("slow", False))
+]
+
+
+def test_a_broker_with_local_files(dev: DevServer) -> None:
+    def cli(*arguments: str) -> Done:
+        return run_here("broker", *arguments, METATXN_URL=dev.coordinator_url)
+
+    (listed,) = json.loads(cli("list", "-o", "json").stdout)
+    assert (listed["url"], listed["state"], listed["draining"]) == (dev.broker_url, "serving", False)
+    would = cli("drain", dev.broker_url, "--dry-run").stdout
+    assert would.startswith("would send new topics to other brokers") and listed["id"] in would
+    assert json.loads(cli("list", "-o", "json").stdout)[0]["state"] == "serving"
+    drained = json.loads(cli("drain", listed["id"][:5], "-o", "json").stdout)
+    try:
+        assert (drained["state"], drained["shared"]) in (("draining", False), ("drained", False))
+        lines = cli("list").stdout.splitlines()
+        assert lines[0].split() == list(broker.COLUMNS)
+        assert lines[1].split()[:3] == [listed["id"], dev.broker_url, drained["state"]]
+    finally:
+        assert cli("undrain", listed["id"]).stdout == f"broker {listed['id']} serves again\n"
+    assert "no broker is 'nowhere'" in error_line(cli("drain", "nowhere"))
+    assert "no broker is ''" in error_line(cli("undrain", ""))
+    assert "--timeout" in error_line(cli("drain", listed["id"], "--timeout", "soon"))
+
+
+class Brokers:
+    """What the commands ask a client for. `left` are the segments that the drained one has at each look."""
+
+    def __init__(self, *left: int, waiting_for: str | None = None) -> None:
+        self.left = list(left)
+        self.waiting_for = waiting_for
+
+    def cluster(self) -> Cluster:
+        return Cluster(coordinators=[], brokers=BROKERS, revision=7)
+
+    def service_status(self, url: str) -> ServiceStatus:
+        if url == "http://gone":
+            raise metatxn.ServiceUnreachable("nobody listens there")
+        segments, ready = 0 if url == "http://77aa" else 3, url != "http://slow"
+        return ServiceStatus(service="broker", version="1", now_ms=1, up_ms=8_000, ready=ready, segments=segments)
+
+    def broker(self, broker_id: str) -> BrokerInfo:
+        left = self.left.pop(0)
+        state: Any = "draining" if left else "drained"
+        about = {"waiting_for": self.waiting_for, "segments": left, "state": state}
+        return BrokerInfo(id=broker_id, url="http://b", storage="s", shared=True, **about)
+
+
+def test_what_each_broker_is_doing() -> None:
+    states = [broker._seen(cast(metatxn.Client, Brokers()), each)["state"] for each in BROKERS]
+    assert states == ["serving", "draining", "drained", "no answer", "not ready"]
+
+
+def test_a_broker_is_named_by_its_id_the_beginning_of_it_or_its_url() -> None:
+    client = cast(metatxn.Client, Brokers())
+    assert [broker._id_of(client, named) for named in ("4f1c", "4f1", "7", "http://4f2d/")] == [
+        *("4f1c", "4f1c", "77aa", "4f2d")
+    ]
+    with pytest.raises(CliError, match="2 brokers match '4f'"):
+        broker._id_of(client, "4f")
+
+
+def until_drained(brokers: Brokers, within_s: float = 60.0) -> BrokerInfo:
+    seconds = count()
+    client = cast(metatxn.Client, brokers)
+    return broker._until_drained(client, brokers.broker("b"), within_s, lambda: next(seconds))
+
+
+def test_it_is_waited_until_all_segments_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "POLL_S", 0)
+    assert until_drained(Brokers(3, 2, 1, 0)).state == "drained"
+    with pytest.raises(CliError, match="2 segments have not gone yet, and the drain goes on"):
+        until_drained(Brokers(*[2] * 9), within_s=3)
+    with pytest.raises(CliError, match="the drain has begun, but no other broker is there"):
+        until_drained(Brokers(2, waiting_for="no other broker is there"))
+
+
+async def stopped(before_stop: services.BeforeStop | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The order of events when a process that is asked to stop does this before."""
+    monkeypatch.setattr(services, "tune_interpreter", lambda: None)
+    events: list[str] = []
+
+    async def run(stack: AsyncExitStack) -> services.BeforeStop | None:
+        stack.callback(events.append, "stopped")
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        return before_stop
+
+    await services.until_stopped(run)
+    return events
+
+
+async def test_a_second_signal_ends_what_is_done_before_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def drains() -> None:
+        done.append("begun")
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            done.append("ended")
+
+    assert await stopped(drains, monkeypatch) == ["stopped"]
+    assert done == ["begun", "ended"]
+
+
+async def test_without_a_second_signal_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def drains() -> None:
+        await asyncio.sleep(0)
+        done.append("drained")
+
+    assert await stopped(drains, monkeypatch) == ["stopped"]
+    assert done == ["drained"]
+    assert await stopped(None, monkeypatch) == ["stopped"]
