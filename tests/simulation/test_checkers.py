@@ -449,6 +449,20 @@ def test_what_the_policy_frees_may_be_dropped() -> None:
         assert judge(history) == []
 
 
+def test_who_has_the_key_goes_on_with_it_though_another_had_it_before() -> None:
+    """It has acknowledged the first message in a transaction that is open, and gets the second one."""
+    history = true_story()
+    shared_by_key(history, ("one", "0"), ("two", "0"), ("two", "1"))
+    first, *_ = history.delivered[0].keys
+    history.returned.append(Returned([first], 10.6, 10.7))
+    history.taken[T2] = {first: 11.7}
+    history.decisions[T2] = Decision(history.decisions[T2].header, 26)
+    assert list(CHECKERS["order per key, at one consumer"](history)) == []
+    del history.delivered[1]
+    history.returned.clear()
+    assert list(CHECKERS["order per key, at one consumer"](history))
+
+
 def test_what_was_replaced_may_be_missing_where_it_is_compacted() -> None:
     history = true_story()
     history.compacted.add(TOPIC)

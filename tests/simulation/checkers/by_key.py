@@ -103,7 +103,7 @@ class _Story:
                 continue
             for held in (each for each, its_key in other.keys.items() if its_key == key):
                 stable = self._one_owner(held, delivered) and self._one_owner(message_id, delivered)
-                if stable and (self._reserved(held, delivered) or self._still_has(other, held, key, delivered)):
+                if stable and (self._reserved(held, other, delivered) or self._still_has(other, held, key, delivered)):
                     yield f"{delivered} has {message_id} of {key} while {other} has {held}"
 
     def _one_owner(self, message_id: str, delivered: Delivered) -> bool:
@@ -114,14 +114,22 @@ class _Story:
             for owner in owners
         )
 
-    def _reserved(self, message_id: str, delivered: Delivered) -> bool:
-        """Whether a transaction that is open all the while has acknowledged it, for another consumer."""
+    def _reserved(self, message_id: str, other: Delivered, delivered: Delivered) -> bool:
+        """Whether a transaction that is open all the while has acknowledged it, for the other consumer."""
         decisions = self._history.decisions
         return any(
             (answered := ids.get(message_id)) is not None
             and answered < delivered.asked
+            and not self._had_since(other, message_id, delivered.consumer, answered)
             and (txn_id not in decisions or decisions[txn_id].revision > delivered.at_revision)
             for txn_id, ids in self._history.taken.items()
+        )
+
+    def _had_since(self, other: Delivered, message_id: str, consumer: str, until: float) -> bool:
+        """Whether it went from the other consumer to this one, which may have acknowledged it itself."""
+        return any(
+            each.consumer == consumer and message_id in each.keys and other.asked < each.asked < until
+            for each in self._history.delivered
         )
 
     def _still_has(self, other: Delivered, message_id: str, key: str, delivered: Delivered) -> bool:
