@@ -18,7 +18,7 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
     @api.get(
         "/v1/brokers/{broker_id}",
         tags=["brokers"],
-        responses=problems(307, 404, 503),
+        responses=problems(307, 404, 422, 503),
         dependencies=admin,
     )
     async def get_broker(broker_id: PathText) -> BrokerInfo:
@@ -29,7 +29,7 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
     @api.post(
         "/v1/brokers/{broker_id}/drain",
         tags=["brokers"],
-        responses=problems(307, 404, 503, 504),
+        responses=problems(307, 404, 422, 503, 504),
         dependencies=admin,
     )
     @audited("broker.drain")
@@ -45,7 +45,7 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
     @api.post(
         "/v1/brokers/{broker_id}/undrain",
         tags=["brokers"],
-        responses=problems(307, 404, 503, 504),
+        responses=problems(307, 404, 422, 503, 504),
         dependencies=admin,
     )
     @audited("broker.undrain")
