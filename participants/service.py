@@ -139,7 +139,7 @@ class BrokerService:
         await self.broker.start()
         await self._server.start()
         await self.broker.open_all()
-        await self.broker.presence.start()
+        await self.broker.announcement.start()
 
     def _create_app(self) -> FastAPI:
         registry = self.metrics.registry
@@ -169,7 +169,7 @@ class BrokerService:
     async def stop(self) -> None:
         """Finish the requests in progress, close the segments, and release the storage."""
         if self.broker is not None:
-            await self.broker.presence.stop()
+            await self.broker.announcement.stop()
         await self._server.stop()
         await self._guard.stop()
         if self.broker is not None:
@@ -193,7 +193,7 @@ class BrokerService:
     def _about(self) -> dict[str, Any]:
         if self.broker is None:
             return {"segments": 0, "draining": False}
-        return {"segments": len(self.broker.served), "draining": self.broker.presence.draining}
+        return {"segments": len(self.broker.served), "draining": self.broker.announcement.draining}
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

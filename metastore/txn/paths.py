@@ -323,5 +323,5 @@ def broker_process(process_id: str) -> str:
     return f"{BROKERS}{escape(process_id)}"
 
 
-def drain(storage: str) -> str:
+def drain_of_storage(storage: str) -> str:
     return f"{DRAINS}{escape(storage)}"

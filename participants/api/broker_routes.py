@@ -39,7 +39,7 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
 
         The drain lasts until it is ended or, with an object store, until the process ends."""
         await assert_asked(broker, broker_id)
-        await broker.presence.drain()
+        await broker.announcement.drain()
         return broker_info(broker)
 
     @api.post(
@@ -52,5 +52,5 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
     async def undrain_broker(broker_id: PathText) -> BrokerInfo:
         """End a drain: the broker gets its share of the segments again."""
         await assert_asked(broker, broker_id)
-        await broker.presence.undrain()
+        await broker.announcement.undrain()
         return broker_info(broker)

@@ -30,9 +30,9 @@ from metatxn.transport.pool import HttpTransport
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
+from participants.broker.announcement import Announcement
 from participants.broker.peers import Peer, RemoteSegment
 from participants.broker.placement import SETTLE_MS, Placement
-from participants.broker.presence import Presence
 from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
@@ -110,7 +110,7 @@ class Broker:
         self.clock = clock
         self._mirror = HeaderMirror(store)
         self._materializing = SharedMaterializing(store)
-        self.presence = Presence(store, self.id, url, storage, clock)
+        self.announcement = Announcement(store, self.id, url, storage, clock)
         self._placement: Placement | None = None
         if not storage.exclusive:
             self._placement = Placement(
@@ -233,7 +233,7 @@ class Broker:
         store's errors."""
         if self._placement is None:
             return
-        await self.presence.drain()
+        await self.announcement.drain()
         while (self._keepers and self.can_leave) or self._placement.moving:
             changes = [*self.changes(), self._placement.changed.next()]
             await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from participants.broker.placement import wanted
 
 
 def broker_info(broker: Broker) -> BrokerInfo:
-    draining, segments = broker.presence.draining, len(broker.kept)
+    draining, segments = broker.announcement.draining, len(broker.kept)
     return BrokerInfo(
         id=broker.id,
         url=broker.url,
@@ -51,7 +51,7 @@ async def assert_asked(broker: Broker, broker_id: str) -> None:
 async def assert_takes_topics(broker: Broker, topic: str) -> None:
     """While this broker is being drained and could never give the segments of a new topic away, raises NOT_OWNER with
     another broker, or STORE_UNAVAILABLE if there is none."""
-    if not (broker.presence.draining and broker.storage.exclusive):
+    if not (broker.announcement.draining and broker.storage.exclusive):
         return
     others = {key: record.url for key, record in (await _announced(broker)).items() if not record.draining}
     if other := wanted(topic, others):

@@ -139,10 +139,10 @@ class Cluster:
     # -- what an operator does to a broker that serves ---------------------------------------------------------
 
     def drain(self, role: Role) -> None:
-        _process(role).spawn(_quietly(_broker(role).presence.drain()))
+        _process(role).spawn(_quietly(_broker(role).announcement.drain()))
 
     def undrain(self, role: Role) -> None:
-        _process(role).spawn(_quietly(_broker(role).presence.undrain()))
+        _process(role).spawn(_quietly(_broker(role).announcement.undrain()))
 
     def stop(self, role: Role) -> None:
         """SIGTERM. It is started again like one that has died."""
@@ -180,7 +180,7 @@ class Cluster:
         self._set_clocks(self.most_ms)
         await self.all_serve()
         for name in BROKERS:
-            await _process(self.roles[name]).spawn(_broker(self.roles[name]).presence.undrain())
+            await _process(self.roles[name]).spawn(_broker(self.roles[name]).announcement.undrain())
 
     def set_a_clock(self, random: Random) -> None:
         """Somebody sets it, forwards or back: no further than clocks may be apart in this world."""

@@ -44,7 +44,7 @@ def incarnation_law(record: Record, view: View) -> Problems:
 
 
 def drain_law(record: Record, view: View) -> Problems:
-    named(record.key, paths.drain)
+    named(record.key, paths.drain_of_storage)
     decoded(record, DrainRecord.decode)
     yield from ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _PLACEMENT = "participants/broker/placement.py"
-_PRESENCE = "participants/broker/presence.py"
+_PRESENCE = "participants/broker/announcement.py"
 _TESTS = "tests/participants/broker/test_draining.py"
 
 DRAINING = (
@@ -77,7 +77,7 @@ DRAINING = (
         "new-topic-on-a-drained-disk",
         "a broker with local files takes no new topics while it drains",
         "participants/broker/draining.py",
-        "if not (broker.presence.draining and broker.storage.exclusive):",
+        "if not (broker.announcement.draining and broker.storage.exclusive):",
         "if broker.storage.exclusive:",
         tests=(f"{_TESTS}::test_with_local_files_new_topics_go_elsewhere_also_after_a_restart",),
     ),

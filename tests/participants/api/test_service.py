@@ -60,7 +60,7 @@ async def test_it_stops_although_the_store_is_away_and_frees_the_directory(world
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         await http.post("/v1/topics", json=TOPIC)
     assert service.broker is not None
-    announcement = service.broker.presence._record
+    announcement = service.broker.announcement._record
     assert announcement is not None
 
     async def away() -> None:

@@ -63,12 +63,12 @@ class SharedBroker:
 
     @property
     def announcement(self) -> Ephemeral:
-        announcement = self.broker.presence._record
+        announcement = self.broker.announcement._record
         assert announcement is not None
         return announcement
 
     async def announce(self) -> None:
-        await self.broker.presence.start()
+        await self.broker.announcement.start()
 
     async def freeze(self) -> None:
         self.store.events_flow.clear()
@@ -79,7 +79,7 @@ class SharedBroker:
 
     async def stop(self) -> None:
         self.thaw()
-        await self.broker.presence.stop()
+        await self.broker.announcement.stop()
         await self.http.aclose()
         await self.broker.stop()
         await self.storage.close()

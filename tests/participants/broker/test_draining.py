@@ -280,7 +280,7 @@ async def test_with_local_files_new_topics_go_elsewhere_also_after_a_restart(wor
         assert {each["url"]: each["draining"] for each in cluster["brokers"]} == {first.url: True, second.url: False}
         (await http.post(f"{first.url}/v1/brokers/{of(first).id}/undrain")).raise_for_status()
         assert (await http.post(f"{first.url}/v1/topics", json={"name": "here"})).status_code == 201
-        assert await world.store.get(paths.drain(of(first).storage.storage_id)) is None
+        assert await world.store.get(paths.drain_of_storage(of(first).storage.storage_id)) is None
     await first.stop()
     await second.stop()
 

@@ -21,7 +21,7 @@ from participants.ledger.storage import LedgerStorage
 TTL_MS = 10_000
 
 
-class Presence:
+class Announcement:
     """Use `start` and `stop`."""
 
     def __init__(self, store: MetadataStore, broker: str, url: str, storage: LedgerStorage, clock: Clock) -> None:
@@ -93,7 +93,7 @@ class Presence:
 
     @property
     def _drain_key(self) -> str:
-        return paths.drain(self._storage.storage_id)
+        return paths.drain_of_storage(self._storage.storage_id)
 
     async def _remember(self) -> None:
         value = DrainRecord(since_ms=self._clock()).encode()
