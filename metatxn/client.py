@@ -59,6 +59,7 @@ from metatxn.wire.frames import Frame
 from metatxn.wire.models import BrokerInfo, ServiceStatus
 from metatxn.wire.names import namespace_name
 from metatxn.wire.policies import PolicyInfo
+from metatxn.wire.schemas import SchemaCheck, SchemaInfo
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
 HANGING_PATH = "/admin/v2/transactions/hanging"
@@ -268,9 +269,7 @@ class AsyncClient:
 
         With the format `kafka` its segments are the partitions that Kafka's clients see.
         """
-        columns = schema.model_dump(exclude_none=True) if isinstance(schema, TopicSchema) else None
-        if isinstance(schema, pa.Schema):
-            columns = wire_schema(schema)
+        columns = wire_schema(schema) if schema is not None else None
         body = {"name": name, "segments": segments, "schema": columns}
         if format is not None:  # a broker before 0.3 knows nothing of it
             body["format"] = format
@@ -333,6 +332,29 @@ class AsyncClient:
     async def topic_schema(self, name: str) -> pa.Schema | None:
         """The topic's columns, or None for a topic that accepts any message."""
         return arrow_schema((await self.topic(name)).topic_schema)
+
+    async def schema(self, name: str) -> SchemaInfo:
+        """The topic's schema, the versions that it had before, and what its policy says about changes. Raises
+        `NotFound`."""
+        return parsed(SchemaInfo, await self._connection.broker(Call("GET", path_of("topics", name, "schema"))))
+
+    async def check_schema(self, name: str, schema: pa.Schema | TopicSchema) -> SchemaCheck:
+        """Whether these columns may become the next version of the topic's schema, and if not, why. Raises
+        `NotFound`."""
+        call = post(path_of("topics", name, "schema", "check"), {"schema": wire_schema(schema)})
+        return parsed(SchemaCheck, await self._connection.broker(call))
+
+    async def set_schema(
+        self, name: str, schema: pa.Schema | TopicSchema, expected_version: int | None = None
+    ) -> SchemaInfo:
+        """Make these columns the next version of the topic's schema, unless it has them already. Raises `NotFound`, and
+        `SchemaMismatch` if the policy does not allow that they follow the earlier versions, or if the topic does not
+        have `expected_version` any more."""
+        body = {"schema": wire_schema(schema), "expected_version": expected_version}
+        call = Call("PUT", path_of("topics", name, "schema"), content=json_body(body))
+        found = parsed(SchemaInfo, await self._connection.broker(call))
+        self._connection.topics.forget(name)
+        return found
 
     async def segment(self, segment_id: str) -> SegmentDetail:
         """A segment as its owner sees it. Raises `NotFound`."""

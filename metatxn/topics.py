@@ -12,6 +12,7 @@ import pyarrow as pa
 from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.http import Call, Http, path_of
+from metatxn.wire.arrow_types import type_named
 from metatxn.wire.broker import SegmentInfo, TopicInfo, TopicSchema, hash_of_key
 from metatxn.wire.errors import NotFound, SchemaMismatch
 
@@ -136,14 +137,11 @@ class OwnerOf:
         self._topics.set_owner(self._segment, url)
 
 
-def wire_schema(schema: pa.Schema) -> dict[str, Any]:
+def wire_schema(schema: pa.Schema | TopicSchema) -> dict[str, Any]:
     """The schema in the form in which a topic is created with it."""
+    if isinstance(schema, TopicSchema):
+        return schema.model_dump(exclude_none=True)
     return {"arrow": base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()}
-
-
-def _type_named(name: str) -> pa.DataType:
-    kind: pa.DataType = pa.type_for_alias(name)  # type: ignore[call-overload]  # the stubs list the names one by one
-    return kind
 
 
 def arrow_schema(schema: TopicSchema | None) -> pa.Schema | None:
@@ -153,6 +151,6 @@ def arrow_schema(schema: TopicSchema | None) -> pa.Schema | None:
     if schema.arrow is not None:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema.arrow)))
     try:
-        return pa.schema([pa.field(f.name, _type_named(f.type), f.nullable) for f in schema.fields or []])
+        return pa.schema([pa.field(f.name, type_named(f.type), f.nullable) for f in schema.fields or []])
     except ValueError as error:
         raise SchemaMismatch(f"the topic's schema names a type unknown here: {error}") from error

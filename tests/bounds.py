@@ -109,6 +109,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.service.server: MAX_HEAD_BYTES",
         "metatxn.wire.broker: MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME",
         "participants.api.routes: MAX_WAIT_MS MAX_READ_BYTES MAX_NUMBER",
+        "participants.messages.schemas: MAX_SCHEMA_BYTES",
         "participants.segment.dedup: REMEMBERED_SEQUENCES REMEMBERED_IN_ALL",
         "participants.subscription.deliveries: MAX_OUTSTANDING",
     ),

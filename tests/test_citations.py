@@ -44,7 +44,8 @@ def test_whatever_is_cited_is_there() -> None:
 def test_each_scenario_is_held_where_the_page_says() -> None:
     """The page may name fewer tests than there are. When one has moved: `python -m tests.citations`."""
     page, held_by = SCENARIOS.read_text(), holders()
-    assert list(scenarios(page)) == list(range(1, 121))
+    numbers = list(scenarios(page))
+    assert numbers == sorted(set(numbers)) and len(numbers) >= 120
     assert {number: names for number, names in claimed(page).items() if not names} == {}
     wrong = {number: set(names) - set(held_by.get(number, [])) for number, names in claimed(page).items()}
     assert {number: names for number, names in wrong.items() if names} == {}

@@ -21,7 +21,7 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.OPS}<txnId>/<seq>": (operations.WriteOp, operations.AckOp, operations.OffsetOp),
     f"{paths.TRANSACTION_KEYS}<owner>&<key>": (transactions.TransactionKey,),
     f"{paths.SEGMENT_STATES}<segment>/outcome/<txnId>": (operations.Outcome,),
-    f"{paths.TOPICS}<name>": (topics.TopicRecord,),
+    f"{paths.TOPICS}<name>": (topics.TopicRecord, topics.SchemaHistory, topics.FormerSchema),
     f"{paths.SEGMENTS}<id>": (
         segments.SegmentRecord,
         segments.LedgerRecord,

@@ -53,7 +53,7 @@ def test_python_example_prints_what_the_readme_shows(url: str) -> None:
     assert run([sys.executable, "-"], url, source.replace(DEFAULT_URL, url)) == expected
 
 
-@pytest.mark.parametrize(("page", "least"), [("client", 3), ("policies", 1)])
+@pytest.mark.parametrize(("page", "least"), [("client", 3), ("policies", 1), ("schemas", 1)])
 def test_examples_of_a_page_print_what_it_shows(page: str, least: int, url: str) -> None:
     source = (ROOT / "docs" / f"{page}.md").read_text()
     programs, printed = examples(source, "python"), outputs(source)

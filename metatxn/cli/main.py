@@ -9,7 +9,21 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from metatxn.cli import broker, doctor, key, policy, segment, serve, status, store, subscription, tokens, topic, txn
+from metatxn.cli import (
+    broker,
+    doctor,
+    key,
+    policy,
+    schema,
+    segment,
+    serve,
+    status,
+    store,
+    subscription,
+    tokens,
+    topic,
+    txn,
+)
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error, print_error_as_json
 from metatxn.cli.settings import load_settings, profile_of, use_settings
@@ -41,6 +55,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(segment.app, name="segment")
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(policy.app, name="policy")
+app.add_typer(schema.app, name="schema")
 app.add_typer(key.app, name="key")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="token")

@@ -40,6 +40,18 @@ class BacklogChoice(StrEnum):
     EVICT = "evict"
 
 
+class CompatibilityChoice(StrEnum):
+    NONE = "none"
+    BACKWARD = "backward"
+    FORWARD = "forward"
+    FULL = "full"
+
+
+class SchemaUpdatesChoice(StrEnum):
+    PRODUCERS = "producers"
+    ADMINS = "admins"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOptions:
     """The settings of a policy that a command changes."""
@@ -95,6 +107,17 @@ class SettingOptions:
     backlog: Annotated[
         BacklogChoice | None,
         typer.Option(help="Beyond that, refuse new messages, or take its oldest messages for acknowledged."),
+    ] = None
+    schema_compatibility: Annotated[
+        CompatibilityChoice | None,
+        typer.Option(
+            help="Whether new columns must hold what was written before (backward), former ones what is written later "
+            "(forward), or both (full)."
+        ),
+    ] = None
+    schema_updates: Annotated[
+        SchemaUpdatesChoice | None,
+        typer.Option(help="Who may set the first columns of a topic and add others."),
     ] = None
     unset: Annotated[
         list[str] | None,

@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 
 import metatxn
 from metatxn.cli.blockers import Blocker, blockers, details, note, print_blockers
+from metatxn.cli.columns import columns_text, parsed_columns
 from metatxn.cli.completion import complete_segment, complete_topic, complete_txn
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
@@ -34,7 +34,7 @@ from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.txn import full_id, named_values
-from metatxn.wire.broker import SchemaField, SegmentDetail, TopicInfo, TopicSchema
+from metatxn.wire.broker import SegmentDetail, TopicInfo
 
 app = typer.Typer(
     help="Create, show and change topics; send and read messages.",
@@ -81,8 +81,9 @@ def create(
 ) -> None:
     """Create a topic."""
     chosen: Literal["kafka"] | None = "kafka" if format is FormatChoice.KAFKA else None
+    columns = parsed_columns("--schema", schema) if schema is not None else None
     with session.connect() as client:
-        show_topic(session, client.create_topic(topic, segments, parsed_schema(schema), format=chosen))
+        show_topic(session, client.create_topic(topic, segments, columns, format=chosen))
 
 
 @app.command("list", epilog="Example: metatxn topic list -o json")
@@ -392,7 +393,11 @@ def shown(value: Any) -> Any:
 
 
 def topic_row(topic: TopicInfo) -> tuple[Any, ...]:
-    return topic.name, len([segment for segment in topic.segments if segment.state == "active"]), columns_of(topic)
+    return (
+        topic.name,
+        len([segment for segment in topic.segments if segment.state == "active"]),
+        columns_text(topic.topic_schema),
+    )
 
 
 def with_details(topic: TopicInfo, seen: Details) -> dict[str, Any]:
@@ -411,7 +416,7 @@ def show_topic(
     if session.json:
         print_json(topic)
         return
-    print_fields({"topic": topic.name, "schema": columns_of(topic)})
+    print_fields({"topic": topic.name, "schema": columns_text(topic.topic_schema)})
     print()
     columns = ("SEGMENT", "RANGE", "STATE", "OWNER", "CHILDREN")
     rows = [(s.segment, f"{s.range[0]}-{s.range[1]}", s.state, s.owner, ",".join(s.children)) for s in topic.segments]
@@ -429,38 +434,6 @@ def _size_cells(detail: SegmentDetail | None) -> tuple[Any, ...]:
     if detail is None:
         return None, None, None
     return detail.entries, size_text(detail.size_bytes), detail.pinned_by and short_id(detail.pinned_by)
-
-
-def columns_of(topic: TopicInfo) -> str | None:
-    if topic.topic_schema is None:
-        return None
-    return ",".join(f"{field.name}:{field.type}" for field in topic.topic_schema.fields or [])
-
-
-def parsed_schema(text: str | None) -> TopicSchema | None:
-    if text is None:
-        return None
-    fields = []
-    for column in _split_columns(text):
-        name, colon, kind = column.partition(":")
-        if not colon or not name.strip() or not kind.strip():
-            raise CliError(f"--schema: {column!r} is not a column. Use NAME:TYPE, such as id:int64,name:string.")
-        fields.append(SchemaField(name=name.strip(), type=kind.strip()))
-    try:
-        return TopicSchema(fields=fields)
-    except ValidationError as error:
-        raise CliError(f"--schema: {error}") from error
-
-
-def _split_columns(text: str) -> Iterator[str]:
-    """Split at the commas outside brackets: `price:decimal128(10, 2),at:timestamp[us, UTC]` has two columns."""
-    depth, start = 0, 0
-    for index, char in enumerate(text):
-        depth += (char in "[(<") - (char in "])>")
-        if char == "," and depth == 0:
-            yield text[start:index]
-            start = index + 1
-    yield text[start:]
 
 
 def parsed_values(texts: Iterable[str], plain: bool) -> list[Any]:

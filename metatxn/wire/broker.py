@@ -149,6 +149,7 @@ class TopicInfo(BaseModel):
 
     name: str
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
+    schema_version: int | None = None
     segments: list[SegmentInfo]
     format: Literal["kafka"] | None = None
 

@@ -24,6 +24,8 @@ _MOST = 2**53 - 1
 RetentionKind = Literal["acknowledged", "hard"]
 CleanupKind = Literal["delete", "compact", "both"]
 BacklogKind = Literal["producer_hold", "evict"]
+CompatibilityKind = Literal["none", "backward", "forward", "full"]
+SchemaUpdates = Literal["producers", "admins"]
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
 Source = Literal["topic", "namespace", "cluster", "default"]
 Value = TypeVar("Value")
@@ -48,7 +50,9 @@ class PolicySettings(BaseModel):
     compacted. A consumer that holds `max_unacked_per_consumer` messages of a subscription gets no more. What a
     subscription has not acknowledged `ttl_ms` after it was published counts as acknowledged. When a subscription has
     not acknowledged `backlog_bytes`, or messages older than `backlog_ms`, new messages are refused (`producer_hold`) or
-    its oldest ones count as acknowledged (`evict`), as `backlog` says."""
+    its oldest ones count as acknowledged (`evict`), as `backlog` says. `schema_compatibility` says which columns may
+    follow others in the schema, and `schema_updates` whether producers may set the first ones and add others, or only
+    administrators."""
 
     retention_ms: Limit | None = None
     retention_bytes: Limit | None = None
@@ -61,6 +65,8 @@ class PolicySettings(BaseModel):
     backlog_bytes: Positive | None = None
     backlog_ms: Positive | None = None
     backlog: BacklogKind | None = None
+    schema_compatibility: CompatibilityKind | None = None
+    schema_updates: SchemaUpdates | None = None
 
     @property
     def empty(self) -> bool:
@@ -102,6 +108,8 @@ class EffectivePolicy(BaseModel):
     backlog_bytes: Setting[int]
     backlog_ms: Setting[int]
     backlog: Setting[BacklogKind]
+    schema_compatibility: Setting[CompatibilityKind]
+    schema_updates: Setting[SchemaUpdates]
 
     @property
     def compacts(self) -> bool:
@@ -147,6 +155,8 @@ DEFAULTS: dict[str, Any] = {
     "backlog_bytes": UNLIMITED,
     "backlog_ms": UNLIMITED,
     "backlog": "producer_hold",
+    "schema_compatibility": "full",
+    "schema_updates": "producers",
 }
 
 

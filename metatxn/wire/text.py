@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -20,3 +21,14 @@ def no_control_characters(value: str) -> str:
     if _CONTROL.search(value):
         raise ValueError("must not contain control characters")
     return encodable(value)
+
+
+def split_outside_brackets(text: str) -> Iterator[str]:
+    """The parts between the commas outside brackets: `price:decimal128(10, 2),at:timestamp[us]` has two."""
+    depth, start = 0, 0
+    for at, character in enumerate(text):
+        depth += (character in "<([") - (character in ">)]")
+        if character == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]

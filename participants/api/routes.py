@@ -25,7 +25,6 @@ from metatxn.wire.broker import (
     MAX_TIME_MS,
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
-    PAYLOAD_MEDIA_TYPES,
     REVISION_HEADER,
     AppendedPart,
     CreateTopicRequest,
@@ -54,17 +53,19 @@ from participants.api.layout_routes import add_layout_routes
 from participants.api.policy_routes import add_policy_routes
 from participants.api.queries import PageTokenQuery, parsed_by
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
+from participants.api.schema_routes import add_schema_routes
 from participants.api.subscription_routes import add_subscription_routes
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
-from participants.messages.payloads import as_batch, decode_messages_in_turns, hashes_of, inspect_arrow
+from participants.messages.payloads import as_batch, hashes_of
 from participants.messages.topics import segment_not_found
 from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
 from participants.segment.segment import Segment
+from participants.topic.fitting import inspect
 from participants.topic.layout import LayoutUpkeep
-from participants.topic.messages import Messages, PublishOptions, check_messages
+from participants.topic.messages import Messages, PublishOptions
 from participants.topic.reading import read_page, snapshot_revision
 
 MAX_WAIT_MS = 60_000
@@ -83,7 +84,6 @@ _ENTRY_BODY = {
         },
     }
 }
-_KINDS = {media_type: kind for kind, media_type in PAYLOAD_MEDIA_TYPES.items()}
 
 TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 PlaceQuery = Annotated[
@@ -111,6 +111,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     add_layout_routes(api, broker, layout)
     add_policy_routes(api, broker)
     add_broker_routes(api, broker)
+    add_schema_routes(api, broker)
     _message_routes(api, broker)
     add_subscription_routes(api, broker)
     return api
@@ -228,13 +229,18 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         await check_transaction(broker, txn_id, caller)
         target = await _appendable(broker, segment)
         payload: bytes = request.scope[BODY]
-        kind, rows, messages = await _inspected(broker, target, request, payload, txn_id, count)
-        if messages is not None and target.record.next_offset is not None:
-            payload, kind = as_batch(messages, broker.clock()), PayloadKind.KAFKA
-        hashes = _hashes(target, messages, producer, sequence)
-        entry = Entry(payload, kind, rows, txn_id, writer, producer, sequence)
+        found = await inspect(broker, target, request.headers.get("content-type"), payload, txn_id)
+        if found.count is not None and count not in (None, found.count):
+            raise errors.InvalidArgument(f"count: {count}, but the body holds {found.count}", field="count")
+        kind = found.kind
+        if found.messages is not None and target.record.next_offset is not None:
+            payload, kind = as_batch(found.messages, broker.clock()), PayloadKind.KAFKA
+        hashes = _hashes(target, found.messages, producer, sequence)
+        entry = Entry(
+            payload, kind, found.count if found.count is not None else count or 1, txn_id, writer, producer, sequence
+        )
         try:
-            position, duplicate = await target.publish(entry, hashes)
+            position, duplicate = await target.publish(entry, hashes, misfit=found.misfit)
         except AppendedBefore as before:
             if not before.complete:
                 raise
@@ -443,48 +449,3 @@ def _detail(segment: Segment, last_visible: Position | None, broker: Broker) -> 
         entries=segment.ledgers.entries,
         size_bytes=segment.ledgers.size_bytes,
     )
-
-
-async def _inspected(
-    broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None, count: int | None
-) -> tuple[PayloadKind, int, list[Message] | None]:
-    """The kind and the number of rows of a payload that fits the topic's schema, and its messages if it is a list of
-    messages."""
-    kind, rows, messages = await _fitting(broker, segment, request, payload, txn_id)
-    if rows is not None and count not in (None, rows):
-        raise errors.InvalidArgument(f"count: {count}, but the body holds {rows}", field="count")
-    return kind, rows if rows is not None else count or 1, messages
-
-
-async def _fitting(
-    broker: Broker, segment: Segment, request: Request, payload: bytes, txn_id: TxnId | None
-) -> tuple[PayloadKind, int | None, list[Message] | None]:
-    """The kind of a payload that fits the topic's schema, and its rows and messages if they can be counted."""
-    media_type = request.headers.get("content-type", BYTES_MEDIA_TYPE).partition(";")[0].strip().lower()
-    kind = _KINDS.get(media_type, PayloadKind.BYTES)
-    name = segment.record.topic
-    if kind is PayloadKind.MESSAGES:
-        found = await decode_messages_in_turns(payload)
-        await check_messages(broker, name, found)
-        return kind, len(found), found
-    if kind is PayloadKind.ARROW:
-        stream = inspect_arrow(payload)
-        topic = await broker.topic(name)
-        known = schemas.decode_schema(topic.arrow_schema) if topic.arrow_schema is not None else None
-        if known is None or schemas.adds_columns(known, stream.schema):
-            if txn_id is not None:
-                await segment.assert_open(txn_id)
-            topic = await broker.topics.set_schema(segment.id, stream.schema)
-            broker.forget_topic(name)
-            assert topic.arrow_schema is not None
-            known = schemas.decode_schema(topic.arrow_schema)
-        schemas.check_fits(name, known, stream.schema)
-        return kind, stream.rows, None
-    topic = await broker.topic(name)
-    if topic.arrow_schema is not None:
-        raise errors.SchemaMismatch(
-            f"topic {name} has columns, and opaque bytes have none",
-            action=f"Send an Arrow stream ({ARROW_MEDIA_TYPE}) or JSON messages.",
-            topic=name,
-        )
-    return kind, None, None

@@ -41,6 +41,7 @@ from participants.ledger.storage import LedgerError, LedgerStorage
 from participants.ledger.watermark import DEFAULT_PERCENT, Watermark
 from participants.messages.policies import Policies
 from participants.messages.removed import RemovedSegment, removed_segment
+from participants.messages.schema_versions import SchemaVersions
 from participants.messages.topics import Topics, segment_not_found
 from participants.segment.recovery import OwnedElsewhere, SegmentContext, SegmentDeleted, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
@@ -104,6 +105,7 @@ class Broker:
         self.store = store
         self.topics = Topics(store)
         self.policies = Policies(store, self.topics)
+        self.schemas = SchemaVersions(store, self.topics, self.policies)
         self.url = url
         self.storage = storage
         self.id = storage.storage_id if storage.exclusive else uuid.uuid4().hex
@@ -563,6 +565,13 @@ class Broker:
                 stored = await self.topic(name)
                 if used is not None and used.segments == stored.segments:
                     raise
+
+    def topic_seen(self, topic: TopicRecord) -> None:
+        """A read of the store shows this topic. If its schema is not the one that is known here, another broker has
+        changed it; then it is read again when it is next needed."""
+        cached = self._topic_cache.get(topic.name)
+        if cached is not None and cached.arrow_schema != topic.arrow_schema:
+            self.forget_topic(topic.name)
 
     def forget_topic(self, name: str) -> None:
         self._topic_cache.pop(name, None)

@@ -58,6 +58,15 @@ class Policies:
     async def of_topics(self, names: Sequence[str]) -> dict[str, EffectivePolicy]:
         """What counts for each of the topics that exist; each record is read at a revision of its own, so this is only
         for speed."""
+        return {name: policy for name, (_, policy) in (await self._of_topics(names)).items()}
+
+    async def look(self, names: Sequence[str]) -> dict[str, tuple[TopicRecord, EffectivePolicy]]:
+        """As `of_topics`, with the topics. These policies are the `recent` ones from now on."""
+        found = await self._of_topics(names)
+        self._recent = {name: policy for name, (_, policy) in found.items()}
+        return found
+
+    async def _of_topics(self, names: Sequence[str]) -> dict[str, tuple[TopicRecord, EffectivePolicy]]:
         keys = {name: (paths.topic(name), *_above(name)) for name in names}
         records = await self._store.get_each(list(dict.fromkeys(key for each in keys.values() for key in each)))
         found = {}
@@ -65,13 +74,8 @@ class Policies:
             stored = records[own]
             topic = TopicRecord.decode(stored.value) if stored is not None else None
             if topic is not None and not topic.deleted:
-                found[name] = _effective(topic.policy, *(_decoded(records[key]) for key in above))
+                found[name] = topic, _effective(topic.policy, *(_decoded(records[key]) for key in above))
         return found
-
-    async def look(self, names: Sequence[str]) -> dict[str, EffectivePolicy]:
-        """As `of_topics`, and these are the `recent` ones from now on."""
-        self._recent = await self.of_topics(names)
-        return dict(self._recent)
 
     async def recent(self, name: str) -> EffectivePolicy:
         """What counted for a topic when it was looked at last. Only the first request for it reads the store. Raises

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +11,11 @@ import pyarrow as pa
 
 from metastore.txn.records.topics import TopicRecord
 from metatxn.wire import errors
+from metatxn.wire.arrow_types import type_named
 from metatxn.wire.broker import Message, SchemaField, TopicSchema
-from metatxn.wire.columns import first_misfit
+
+MAX_SCHEMA_BYTES = 200_000
+"""Of a serialized schema: some 3,500 columns. It is a part of the topic's record, which all stores have to take."""
 
 
 def encode_schema(schema: pa.Schema) -> str:
@@ -38,23 +40,23 @@ def from_wire(schema: TopicSchema) -> pa.Schema:
     """Convert a schema from its REST form. Raises INVALID_ARGUMENT for an unknown type or a malformed `arrow`."""
     try:
         if schema.arrow is not None:
-            return bare(decode_schema(schema.arrow))
-        names = [field.name for field in schema.fields or ()]
-        if len(set(names)) != len(names):
-            raise ValueError("two columns have the same name")
-        return pa.schema([pa.field(field.name, _type(field.type)) for field in schema.fields or ()])
-    except ValueError as error:
+            found = bare(decode_schema(schema.arrow))
+        else:
+            found = pa.schema([pa.field(field.name, type_named(field.type)) for field in schema.fields or ()])
+    except (ValueError, OverflowError) as error:
         raise errors.InvalidArgument(f"schema: {error}", field="schema") from None
+    assert_sound(found)
+    return found
 
 
-def _type(name: str) -> pa.DataType:
-    """The type of this name. Raises `ValueError` for a name that Arrow does not know."""
-    timestamp: Callable[[str, str | None], pa.DataType] = pa.timestamp  # type: ignore[assignment]
-    type_for_alias: Callable[[str], pa.DataType] = pa.type_for_alias  # type: ignore[assignment]
-    if name.startswith("timestamp[") and name.endswith("]"):
-        unit, _, zone = name.removeprefix("timestamp[").removesuffix("]").partition(", tz=")
-        return timestamp(unit, zone or None)
-    return type_for_alias(name)
+def assert_sound(schema: pa.Schema) -> None:
+    """Raises INVALID_ARGUMENT for two columns with the same name, and for too large a schema."""
+    if len(set(schema.names)) < len(schema.names):
+        raise errors.InvalidArgument("schema: two columns have the same name", field="schema")
+    size = len(bare(schema).serialize())
+    if size > MAX_SCHEMA_BYTES:
+        problem = f"schema: it has {size} bytes, and a topic keeps at most {MAX_SCHEMA_BYTES}"
+        raise errors.InvalidArgument(problem, field="schema", limit_bytes=MAX_SCHEMA_BYTES)
 
 
 def to_wire(arrow_schema: str) -> TopicSchema:
@@ -63,49 +65,28 @@ def to_wire(arrow_schema: str) -> TopicSchema:
     return TopicSchema(fields=fields, arrow=arrow_schema)
 
 
-def adds_columns(expected: pa.Schema, found: pa.Schema) -> bool:
-    """Whether `found` is `expected` with further columns after it."""
-    return len(found) > len(expected) and bare(found).equals(
-        pa.schema([*expected, *list(bare(found))[len(expected) :]])
-    )
+def extends(topic: TopicRecord, schema: pa.Schema) -> bool:
+    """Whether a producer may try to set this schema: the topic has none, or this one adds columns after its own."""
+    if topic.format is not None or topic.arrow_schema is None:
+        return topic.format is None
+    known = decode_schema(topic.arrow_schema)
+    return len(schema) > len(known) and bare(schema).equals(pa.schema([*known, *list(bare(schema))[len(known) :]]))
 
 
-def check_fits(topic: str, expected: pa.Schema, found: pa.Schema) -> None:
-    """Raises SCHEMA_MISMATCH, which names the columns, before any row is accepted."""
-    if bare(found).equals(expected):
-        return
+def differences(expected: pa.Schema, found: pa.Schema) -> list[tuple[str, str]]:
+    """By column, how a table differs from the columns of its topic; empty if only their order does."""
     wanted = {field.name: field.type for field in expected}
     given = {field.name: field.type for field in found}
-    differences = [
-        *(f"{name} is missing" for name in wanted if name not in given),
-        *(f"{name} is not in the topic" for name in given if name not in wanted),
+    return [
+        *((name, "is missing") for name in wanted if name not in given),
+        *((name, "is not in the topic") for name in given if name not in wanted),
         *(
-            f"{name} is {given[name]}, not {kind}"
+            (name, f"is {given[name]}, not {kind}")
             for name, kind in wanted.items()
             if name in given and given[name] != kind
         ),
     ]
-    raise errors.SchemaMismatch(
-        f"topic {topic}: {'; '.join(differences) or 'the columns are in another order'}",
-        topic=topic,
-        columns=[difference.partition(" ")[0] for difference in differences],
-    )
 
 
-def check_messages_fit(topic: TopicRecord, messages: Sequence[Message]) -> None:
-    """Raises SCHEMA_MISMATCH, which names the first message and column, if the values cannot be rows of the topic. A
-    message without a value is a row of nulls."""
-    if topic.arrow_schema is None:
-        return
-    misfit = first_misfit([_value(message) for message in messages], decode_schema(topic.arrow_schema))
-    if misfit is not None:
-        raise errors.SchemaMismatch(
-            f"topic {topic.name}: message {misfit.index} does not fit: {misfit}",
-            topic=topic.name,
-            columns=[misfit.column],
-            message=misfit.index,
-        )
-
-
-def _value(message: Message) -> Any:
+def value_of(message: Message) -> Any:
     return message.value if message.value_base64 is None else base64.b64decode(message.value_base64)

@@ -14,12 +14,11 @@ from metastore.incarnation import first_number
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
-from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.topics import SchemaHistory, TopicRecord
 from metastore.types import Record
 from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 from metatxn.wire.names import segment_id as new_segment_id
-from metatxn.wire.names import topic_of_segment
 from participants.messages import schemas
 
 
@@ -60,6 +59,7 @@ class Topics:
             created_ms=created_ms,
             arrow_schema=schemas.encode_schema(schema) if schema is not None else None,
             format=format,
+            schema_history=SchemaHistory(version=1, created_ms=created_ms) if schema is not None else None,
         )
         next_offset = 0 if format == "kafka" else None
         batch = self._store.batch()
@@ -124,26 +124,13 @@ class Topics:
                 )
             )
         schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
-        return TopicInfo(name=topic.name, topic_schema=schema, segments=segments, format=topic.format)
-
-    async def set_schema(self, segment_id: str, schema: pa.Schema) -> TopicRecord:
-        """Set the schema of the segment's topic, for its first writer or for one that adds columns after the existing
-        ones: earlier rows have nulls in them. If another writer was faster, its schema is returned. Raises NOT_FOUND,
-        also if there is now another topic of that name."""
-        name = topic_of_segment(segment_id)
-        while True:
-            stored = await self.get(name)
-            if segment_id not in stored.topic.segments:
-                raise segment_not_found(segment_id)
-            known = stored.topic.arrow_schema
-            if known is not None and not schemas.adds_columns(schemas.decode_schema(known), schema):
-                return stored.topic
-            topic = stored.topic.model_copy(update={"arrow_schema": schemas.encode_schema(schema)})
-            try:
-                await self._store.apply(self._store.batch().replace(stored.record, topic.encode()))
-            except CheckFailed:
-                continue
-            return topic
+        return TopicInfo(
+            name=topic.name,
+            topic_schema=schema,
+            schema_version=topic.schema_version or None,
+            segments=segments,
+            format=topic.format,
+        )
 
 
 def segment_not_found(segment_id: str) -> errors.MetatxnError:

@@ -67,12 +67,18 @@ class Publisher:
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
 
-    async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
+    async def publish(
+        self,
+        entry: Entry,
+        hashes: frozenset[int] | None = None,
+        *,
+        misfit: errors.SchemaMismatch | None = None,
+    ) -> tuple[Position, bool]:
         """Append one entry. Returns its position and whether it had already been appended (a retried sequence).
         `hashes` are the hashes of its keys, or None if they are unknown. For `writer` and `sequence` see DESIGN
-        §5.12-13.
+        §5.12-13. `misfit` is why it does not fit the topic: it may have fitted when it was appended.
 
-        When this returns, the entry is durable. Raises TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
+        When this returns, the entry is durable. Raises `misfit`, TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
         PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED, STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and
         nothing of it will ever be visible. After OUTCOME_UNKNOWN, retry with the same sequence, or abort the
         transaction. Raises `AppendedBefore` if the entry, or a part of it, had already been appended, and not only in
@@ -94,6 +100,8 @@ class Publisher:
                 return self._appended_before(entry, entry.sequence, hashes) or position, True
         if self.closing or self._segment.ledgers.open is None:
             raise await self._sealed()
+        if misfit is not None:
+            raise misfit
         self._assert_room(entry)
         publish = self._segment.spawn(self._publish(entry, scope))
         self._publishes.add(publish)

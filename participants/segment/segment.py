@@ -21,6 +21,7 @@ from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
 from metastore.types import Check, Version
+from metatxn.wire import errors
 from metatxn.wire.frames import Entry
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -144,9 +145,11 @@ class Segment(OwnedSegment):
         if ledgers.open is not None:
             ledgers.open.on_durable = self._on_durable
 
-    async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
+    async def publish(
+        self, entry: Entry, hashes: frozenset[int] | None = None, *, misfit: errors.SchemaMismatch | None = None
+    ) -> tuple[Position, bool]:
         """See `Publisher.publish`."""
-        return await self.publisher.publish(entry, hashes)
+        return await self.publisher.publish(entry, hashes, misfit=misfit)
 
     async def assert_open(self, txn_id: TxnId) -> None:
         """Raises if the transaction accepts no writes, before anything is changed. The guard of the intent has the last

@@ -36,6 +36,8 @@ from participants.subscription.definitions import Definitions
 from participants.subscription.deletion import delete_keys, delete_records
 
 log = structlog.get_logger()
+_FORGOTTEN = dict.fromkeys(("arrow_schema", "schema_history", "policy"))
+"""Of a deleted topic."""
 _OPS_PER_READ = 90
 """The number of records that are read and deleted at a time."""
 
@@ -62,7 +64,7 @@ class Deletion:
                 raise not_found(name)
             if stored.topic.deleted:
                 break
-            tombstone = stored.topic.model_copy(update={"deleted": True, "arrow_schema": None, "policy": None})
+            tombstone = stored.topic.model_copy(update={"deleted": True, **_FORGOTTEN})
             try:
                 await self._store.apply(self._store.batch().replace(stored.record, tombstone.encode()))
             except CheckFailed:

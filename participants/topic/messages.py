@@ -22,11 +22,11 @@ from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.broker.peers import RemoteSegment
 from participants.common.partial_failures import one_error
-from participants.messages import schemas
 from participants.messages.payloads import as_batch, encode_messages, hashes_of, message_count, read_messages
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
+from participants.topic.fitting import check_messages
 from participants.topic.reading import (
     BROWSE_BYTES,
     AnySegment,
@@ -40,19 +40,6 @@ from participants.topic.reading import (
 BrowsePlaces = dict[str, tuple[Position, int]]
 """By segment, the entry up to which a reader has come, and the number of messages taken from the entry after it."""
 _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
-
-
-async def check_messages(broker: Broker, topic_name: str, messages: Sequence[Message]) -> TopicRecord:
-    """Check JSON messages against the topic's columns and return the topic. Raises SCHEMA_MISMATCH, but only after
-    reading the current topic, because another broker may have added columns."""
-    topic = await broker.topic(topic_name)
-    try:
-        schemas.check_messages_fit(topic, messages)
-    except errors.MetatxnError:
-        broker.forget_topic(topic_name)
-        topic = await broker.topic(topic_name)
-        schemas.check_messages_fit(topic, messages)
-    return topic
 
 
 @dataclass(frozen=True, slots=True)

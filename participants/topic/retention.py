@@ -36,7 +36,8 @@ class Retention:
         served: dict[str, list[Segment]] = {}
         for segment in self._broker.served.values():
             served.setdefault(segment.record.topic, []).append(segment)
-        for topic, policy in (await self._broker.policies.look(list(served))).items():
+        for topic, (record, policy) in (await self._broker.policies.look(list(served))).items():
+            self._broker.topic_seen(record)
             if _asks_for_anything(policy):
                 await self._look_at(topic, served[topic])
             else:

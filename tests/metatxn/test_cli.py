@@ -176,6 +176,43 @@ def test_topics(ask: Callable[..., Any], cli: Run) -> None:
     assert "id:int64,at:timestamp[us]" in table and table.count("active") == 3
 
 
+def test_schemas(ask: Callable[..., Any], cli: Run) -> None:
+    name = f"cli-{uuid.uuid4().hex[:12]}"
+    ask("topic", "create", name)
+    assert ask("schema", "show", name)["version"] == 0
+    ask("schema", "set", name, "--schema", "id:int32,price:decimal128(9, 2)")
+    changed = cli("schema", "set", name, "--add", "tags:list<string>", "--drop", "price").stdout.splitlines()
+    assert changed[-2].startswith("2 ") and changed[-2].endswith("id:int32,tags:list<item: string>")
+    assert changed[-1].startswith("1 ") and changed[-1].endswith("id:int32,price:decimal128(9, 2)")
+    assert cli("schema", "show", name, "--version", "1").stdout.split() == [
+        *("COLUMN", "TYPE", "id", "int32", "price"),
+        *("decimal128(9,", "2)"),
+    ]
+    refused = cli("schema", "check", name, "--add", "price:string")
+    assert refused.returncode == 1
+    assert "column price is string, which cannot hold every decimal128(9, 2) of version 1" in refused.stdout
+    assert ask("schema", "check", name, "--schema", "id:int32")["compatible"] is True
+    assert "may not follow" in error_line(cli("schema", "set", name, "--schema", "id:int64"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("set",), "--schema"),
+        (("set", "--schema", "id:int64", "--add", "a:int8"), "not both"),
+        (("check", "--add", "a"), "--add: 'a' is not a column"),
+        (("set", "--drop", "a"), "--drop: {topic} has no column 'a'"),
+        (("set", "--add", "a:decimal128(99, 2)"), "precision"),
+        (("show", "--version", "3"), "--version: 3 is not remembered. These are: none."),
+    ],
+)
+def test_a_schema_that_cannot_be_set_is_refused(
+    cli: Run, topic: str, arguments: tuple[str, ...], expected: str
+) -> None:
+    verb, *options = arguments
+    assert expected.format(topic=topic) in error_line(cli("schema", verb, topic, *options))
+
+
 def test_keys(ask: Callable[..., Any], client: metatxn.Client) -> None:
     key = f"key-{uuid.uuid4().hex[:12]}"
     epoch = client.connect_key(key).epoch

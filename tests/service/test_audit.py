@@ -49,6 +49,7 @@ NOT_AUDITED = {
     "acknowledge": "messages",
     "redeliver": "messages",
     "look_at_horizons": "only reads",
+    "check_schema": "only reads",
 }
 """The endpoints that change something without a line, and why. Those of shares follow."""
 
@@ -102,6 +103,7 @@ async def test_changes_of_topics_and_subscriptions(cast: Cast, lines: Lines) -> 
     await broker.post("/v1/topics/t/messages", json={"messages": [{"value": "a payload"}]})
     await broker.post("/v1/topics/t/subscriptions/s/seek", json={"to": "earliest"})
     await broker.patch("/v1/topics/t", json={"retention_ms": 60_000})
+    await broker.put("/v1/topics/t/schema", json={"schema": {"fields": [{"name": "id", "type": "int64"}]}})
     await broker.post(f"/v1/segments/{quote(low, safe='')}/trim", json={"before": "no position"})
     await broker.post(f"/v1/segments/{quote(low, safe='')}/merge", json={"with": high})
     await cast.bob.broker.delete("/v1/topics/t")
@@ -115,6 +117,7 @@ async def test_changes_of_topics_and_subscriptions(cast: Cast, lines: Lines) -> 
         ("ada", "subscription.create", subscription, "allowed"),
         ("ada", "subscription.seek", subscription, "allowed"),
         ("ada", "policy.change", topic, "allowed"),
+        ("ada", "schema.change", topic, "allowed"),
         ("ada", "segment.trim", {"segment": low}, "failed"),
         ("ada", "segment.merge", {"segment": low}, "allowed"),
         ("bob", "topic.delete", topic, "refused"),

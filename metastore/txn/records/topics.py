@@ -11,6 +11,24 @@ from metastore.txn.records.policies import PolicyRecord
 from metatxn.wire.names import SegmentParts, number_of_segment
 
 
+class FormerSchema(JsonRecord):
+    """An earlier version of a schema. `created_ms` is absent of one that an earlier version of metatxn has set."""
+
+    version: int
+    arrow_schema: str
+    created_ms: int | None = None
+
+
+class SchemaHistory(JsonRecord):
+    """The current version of a topic's schema, the former ones that are remembered, from the oldest on, and, as one
+    schema, the columns of those that are not: of each the last type."""
+
+    version: int
+    created_ms: int
+    former: tuple[FormerSchema, ...] = ()
+    forgotten: str | None = None
+
+
 class TopicRecord(JsonRecord):
     """`/topic/<name>`. `next_segment` is the number of the next segment: segment ids are never reused.
 
@@ -19,6 +37,8 @@ class TopicRecord(JsonRecord):
 
     `first_segment` is the number of the first segment that the topic had. It is known once a segment was removed, and
     tells such a segment from one that never was in this topic (see `had`).
+
+    `schema_history` is absent as long as the schema has one version, or none.
 
     With the format `kafka` its i-th segment is the partition i, and each entry is a record batch of Kafka's.
     """
@@ -32,6 +52,12 @@ class TopicRecord(JsonRecord):
     deleted: bool | None = None
     first_segment: int | None = None
     format: Literal["kafka"] | None = None
+    schema_history: SchemaHistory | None = None
+
+    @property
+    def schema_version(self) -> int:
+        """0 without a schema."""
+        return self.schema_history.version if self.schema_history else int(self.arrow_schema is not None)
 
     @property
     def home(self) -> str:

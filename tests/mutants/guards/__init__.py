@@ -16,6 +16,7 @@ from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.policies import POLICIES
 from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
+from tests.mutants.guards.schemas import SCHEMAS
 from tests.mutants.guards.service import SERVICE
 
 GUARDS = (
@@ -29,6 +30,7 @@ GUARDS = (
     *PARTICIPANTS,
     *DRAINING,
     *POLICIES,
+    *SCHEMAS,
     *REMOVALS,
     *CLIENT,
     *CONNECTOR,

@@ -39,6 +39,8 @@ def test_each_value_comes_from_the_closest_policy_that_sets_it() -> None:
         ("backlog_bytes", -1, "default"),
         ("backlog_ms", -1, "default"),
         ("backlog", "producer_hold", "default"),
+        ("schema_compatibility", "full", "default"),
+        ("schema_updates", "producers", "default"),
     ]
 
 
@@ -99,6 +101,8 @@ async def test_settings_are_changed_one_by_one_and_null_removes_one(process: Bro
         "backlog_bytes": {"value": -1, "source": "default"},
         "backlog_ms": {"value": -1, "source": "default"},
         "backlog": {"value": "producer_hold", "source": "default"},
+        "schema_compatibility": {"value": "full", "source": "default"},
+        "schema_updates": {"value": "producers", "source": "default"},
     }
     assert (await asked(process, "GET", NAMESPACE))["effective"]["retention"]["source"] == "cluster"
     assert (await asked(process, "GET", CLUSTER))["policy"]["retention_ms"] == 1

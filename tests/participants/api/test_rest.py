@@ -847,7 +847,7 @@ async def test_a_write_with_further_columns_adds_them(process: BrokerProcess) ->
     misplaced = arrow([{"name": "a", "id": 3, "more": 1}])
     assert_problem(await append(process, segment, misplaced, ARROW_MEDIA_TYPE), ErrorCode.SCHEMA_MISMATCH)
     further: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("name", pa.string()), pa.field("n", pa.int8())]
-    await process.broker.topics.set_schema(segment, pa.schema(further))  # as another broker does
+    await process.broker.schemas.extend(segment, pa.schema(further), 0)  # as another broker does
     assert (await send(process, "t", {"value": {"id": 4, "n": 7}})).status_code == 200
     assert_problem(await send(process, "t", {"value": {"id": 4, "m": 7}}), ErrorCode.SCHEMA_MISMATCH)
 
