@@ -70,6 +70,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     # subscriptions
     "participants.subscription.dispatch.READ_BYTES": (1, 500),
     "participants.subscription.dispatch.LOOK_BYTES": (1, 500),
+    "participants.subscription.delivery_counts.ENTRIES_AHEAD": (1, 3),
     "participants.subscription.keyed_deliveries.LOOK_AHEAD": (1, 3, 20),
     "participants.subscription.segment_subscription.RECORDS_PER_APPLY": (1, 3),
     "participants.subscription.segment_subscription.RECORDS_PER_READ": (1, 5),
@@ -112,6 +113,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "participants.messages.schemas: MAX_SCHEMA_BYTES",
         "participants.segment.dedup: REMEMBERED_SEQUENCES REMEMBERED_IN_ALL",
         "participants.subscription.deliveries: MAX_OUTSTANDING",
+        "participants.subscription.delivery_counts: MAX_RANGES",
     ),
     "a size of the format, or an estimate of one": (
         "coordinator.capacity: ROOM_OF_KEY_BYTES ROOM_BYTES",

@@ -35,6 +35,7 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.SUBSCRIPTIONS}<topic>/<subscription>": (subscriptions.SubscriptionRecord,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/mark-delete": (subscriptions.MarkDelete,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/acked/<bucket>": (subscriptions.AckedBucket,),
+    f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/deliveries": (subscriptions.DeliveryCountsRecord,),
     f"{paths.GROUPS}<group>": (groups.GroupRecord,),
     f"{paths.GROUP_OFFSETS}<group>/<segment>": (groups.CommittedOffset,),
     f"{paths.COORDINATORS}<id>": (processes.CoordinatorRecord,),

@@ -17,6 +17,7 @@
     /subscription/<topic>/<subscription>              definition and incarnation; a tombstone once it is dropped
     /cursor/<segment>/<subscription>/<incarnation>/mark-delete      everything before it is acknowledged
     /cursor/<segment>/<subscription>/<incarnation>/acked/<bucket>   ranges behind it that are, a bounded number
+    /cursor/<segment>/<subscription>/<incarnation>/deliveries       how often what is left was delivered
     /group/<group>                                    GroupRecord: a consumer group's generation
     /group-offset/<group>/<segment>                   CommittedOffset
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
@@ -279,6 +280,10 @@ def cursor_bucket(segment: str, subscription_name: str, incarnation: int, start:
     """`start` (ledger, entry, index) was the first place of the bucket's first range when it was made."""
     name = ":".join(map(number, start))
     return f"{cursor_buckets(segment, subscription_name, incarnation)}{name}"
+
+
+def delivery_counts(segment: str, subscription_name: str, incarnation: int) -> str:
+    return f"{cursor(segment, subscription_name, incarnation)}deliveries"
 
 
 def group(name: str) -> str:

@@ -27,9 +27,9 @@ from participants.api.subscription_requests import (
     subscription_router,
 )
 from participants.broker.broker import Broker
-from participants.subscription.dispatch import Taker
 from participants.subscription.home import Home
 from participants.subscription.share import TakeRequest
+from participants.subscription.taking import Taker
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.topic.subscriptions import Subscriptions
 

@@ -1,5 +1,5 @@
-"""Keeps a cursor durable. There is one write at a time, and everything that is acknowledged meanwhile goes into the
-next one.
+"""Keeps a cursor durable, and beside it the counts of deliveries, where they are stored. There is one write at a time,
+and everything that is acknowledged or counted meanwhile goes into the next one.
 
 Every write checks the ownership of the segment and the incarnation of the subscription, and each record its own
 version.
@@ -17,16 +17,18 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown
 from metastore.slices import slices
 from metastore.txn import paths
-from metastore.txn.records.subscriptions import AckedBucket, MarkDelete
+from metastore.txn.records.subscriptions import AckedBucket, DeliveryCountsRecord, MarkDelete
 from metastore.types import AtVersion, Batch, Record
 from metatxn.service.retry import until_it_succeeds
 from participants.subscription.cursor import Cursor, CursorChanges
 from participants.subscription.definitions import Definition
+from participants.subscription.delivery_counts import DeliveryCounts
 from participants.subscription.places import Place, Span
 
 log = structlog.get_logger()
 RECORDS_PER_APPLY = 30
-"""Each record has at most 16 KiB, so an apply stays below half of the megabyte that a store accepts."""
+"""Each record has at most 16 KiB, and one of them 32 KiB, so an apply stays below half of the megabyte that a store
+accepts."""
 
 Write = tuple[str, bytes | None]
 
@@ -48,6 +50,7 @@ class CursorStore:
         owner: AtVersion,
         definition: Definition,
         cursor: Cursor,
+        counts: DeliveryCounts,
         versions: dict[str, int],
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
@@ -55,36 +58,46 @@ class CursorStore:
     ) -> None:
         self._store = store
         self._cursor = cursor
+        self._counts = counts
         self._versions = versions
         self._guards = (owner, definition.check)
         self._key = (segment, definition.name, definition.record.incarnation)
         self._spawn = spawn
         self._lost = lost
-        self._durable = cursor.changes
+        self._durable = self._changes
         self._writer: asyncio.Task[None] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     @classmethod
-    async def load(cls, store: MetadataStore, segment: str, definition: Definition) -> tuple[Cursor, dict[str, int]]:
-        """The stored cursor and the versions of its records."""
+    async def load(
+        cls, store: MetadataStore, segment: str, definition: Definition
+    ) -> tuple[Cursor, DeliveryCounts, dict[str, int]]:
+        """The stored cursor, the stored counts and the versions of their records."""
         key = (segment, definition.name, definition.record.incarnation)
         found = await store.scan(paths.cursor(*key))
-        mark, buckets = definition.start_on(segment), []
+        mark, buckets, counts = definition.start_on(segment), [], DeliveryCounts()
         for record in found.records:
             if record.key == paths.cursor_mark(*key):
                 mark = Place.parse(MarkDelete.decode(record.value).before)
+            elif record.key == paths.delivery_counts(*key):
+                counts = DeliveryCounts.decode(record.value)
             else:
                 spans = [Span(Place.parse(a), Place.parse(b)) for a, b in AckedBucket.decode(record.value).ranges]
                 buckets.append((Place.parse(record.key.rpartition("/")[2]), spans))
-        return Cursor(mark, buckets), {record.key: record.version for record in found.records}
+        return Cursor(mark, buckets), counts, {record.key: record.version for record in found.records}
+
+    @property
+    def _changes(self) -> int:
+        """The number of changes that must be stored."""
+        return self._cursor.changes + self._counts.changes
 
     async def persist(self) -> None:
-        """Wait until what is acknowledged now is durable. Raises the store's error of a failed attempt; the write is
-        nevertheless repeated in the background."""
-        if self._cursor.changes == self._durable:
+        """Wait until what is acknowledged and counted now is durable. Raises the store's error of a failed attempt; the
+        write is nevertheless repeated in the background."""
+        if self._changes == self._durable:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._cursor.changes, done))
+        self._waiting.append((self._changes, done))
         if self._writer is None or self._writer.done():
             self._writer = self._spawn(self._write_all())
         try:
@@ -94,7 +107,7 @@ class CursorStore:
 
     async def _write_all(self) -> None:
         try:
-            while self._cursor.changes > self._durable:
+            while self._changes > self._durable:
                 await until_it_succeeds(self._write_once, MetastoreError, self._failed)
         except _GuardLostError as guard:
             self._lost(guard.lost)
@@ -102,17 +115,21 @@ class CursorStore:
             self._answer(OutcomeUnknown("the segment was closed before the acknowledgement was stored"))
 
     async def _write_once(self) -> None:
-        target, changes = self._cursor.changes, self._cursor.take_changes()
+        target, changes, counts = self._changes, self._cursor.take_changes(), self._counts.take_changes()
         try:
-            for some in slices(self._store, list(self._writes(changes)), RECORDS_PER_APPLY, _add):
+            for some in slices(self._store, list(self._writes(changes, counts)), RECORDS_PER_APPLY, _add):
                 await self._apply(some)
         except BaseException:
             self._cursor.untake(changes)
+            self._counts.untake(counts)
             raise
+        self._counts.stored(counts)
         self._durable = target
         self._answer(None)
 
-    def _writes(self, changes: CursorChanges) -> Iterator[Write]:
+    def _writes(self, changes: CursorChanges, counts: DeliveryCountsRecord | None) -> Iterator[Write]:
+        if counts is not None:
+            yield paths.delivery_counts(*self._key), counts.encode()
         for name, spans in changes.in_order():
             if name is None:
                 yield paths.cursor_mark(*self._key), MarkDelete(before=str(changes.mark_delete)).encode()

@@ -5,24 +5,24 @@ There is no I/O and no clock: the time is passed in, in seconds. Messages are re
 Everything before that is acknowledged, or outstanding in one of these states:
 
     held by a consumer ──returned──▶ delayed ──ripe──▶ waiting for redelivery ──▶ held …
-         │       ▲                      │                    │
-         └───────┴──── PENDING_ACK ─────┴────────────────────┘    decided by `PendingAcks`, not here: it is neither
-                                                                  held, delayed nor waiting
+         │       ▲                      │                    │         ▲
+         └───────┴──── PENDING_ACK ─────┴────────────────────┘         perhaps delivered by an earlier owner
 
-What a consumer has held for the ack timeout returns by itself (`ripen`), and what returns may be delayed first, by the
-back-off of its subscription. A message that was returned more often than `max_redeliveries` does not wait: `returned`
-reports it as dead.
+PENDING_ACK is decided by `PendingAcks`, not here: such a message is neither held, delayed nor waiting. What a consumer
+has held for the ack timeout returns by itself (`ripen`), and what returns may be delayed first, by the back-off of its
+subscription. A message that was returned more often than `max_redeliveries` does not wait: it is reported as dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict, SortedSet
 
 from metatxn.wire.position import Position
-from participants.subscription.places import Place, Span
+from participants.subscription.delivery_counts import Counted, DeliveryCounts
+from participants.subscription.places import START, Place, Span, message_span
 from participants.subscription.redelivery import Redelivery
 
 MAX_OUTSTANDING = 50_000
@@ -31,10 +31,12 @@ MAX_OUTSTANDING = 50_000
 
 @dataclass(slots=True)
 class Delivery:
-    """A message of an entry that has `size` messages. It was delivered `times` times."""
+    """A message of an entry that has `size` messages. It was delivered `times` times; of these, `earlier` by earlier
+    owners of the segment."""
 
     size: int
     times: int
+    earlier: int = 0
     consumer: int | None = None
     """The number of its consumer's session, see `Sessions`."""
     dead: bool = False
@@ -48,15 +50,19 @@ class Delivery:
 
 
 class Deliveries:
-    def __init__(self, start: Place, redelivery: Redelivery) -> None:
+    def __init__(self, start: Place, redelivery: Redelivery, counts: DeliveryCounts | None = None) -> None:
+        """`counts` are those of earlier owners."""
         self.next_read = start
         self._redelivery = redelivery
+        self._counts = counts or DeliveryCounts()
         self._outstanding: SortedDict[Place, Delivery] = SortedDict()
         self._waiting: SortedSet[Place] = SortedSet()
         self._held: dict[int, set[Place]] = {}
         """Keyed by consumer."""
         self._timed: SortedSet[tuple[float, Place]] = SortedSet()
         """The messages to which something happens at a time, see `Delivery.at_s`."""
+        self._ahead: set[Place] = set()
+        """The messages that wait, and that this owner has never delivered to anybody."""
 
     def __len__(self) -> int:
         """The number of outstanding messages."""
@@ -73,13 +79,13 @@ class Deliveries:
 
     @property
     def undelivered(self) -> int:
-        """The number of messages that were read and have never been delivered to anybody."""
-        return 0
+        """The number of messages that were read and that this owner has never delivered to anybody."""
+        return len(self._ahead)
 
     def waits(self, span: Span) -> bool:
         """Whether a message of `span` has to be delivered before it can be acknowledged in a transaction. What has
         returned does not: its last consumer may still acknowledge it."""
-        return False
+        return any(place in self._ahead for place in self._within(span)) if self._ahead else False
 
     def items(self) -> Iterable[tuple[Place, Delivery]]:
         return self._outstanding.items()
@@ -94,8 +100,9 @@ class Deliveries:
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def first_waiting(self) -> Place | None:
-        return self._waiting[0] if self._waiting else None
+    def first_waiting(self, start: Place = START) -> Place | None:
+        """The first message at or after `start` that waits for redelivery."""
+        return next(self._waiting.irange(start), None)
 
     def waiting_in(self, position: Position) -> list[Place]:
         """The messages of one entry that wait for redelivery, in order."""
@@ -108,10 +115,20 @@ class Deliveries:
         self._hold(place, delivery, consumer, at_s=self._redelivery.returns_at(now_s))
         return delivery.times - 1
 
-    def pass_over(self, place: Place, size: int) -> None:
+    def pass_over(self, place: Place, size: int, key: int | None = None) -> None:
         """Record a message that is PENDING_ACK when it is read for the first time: it was delivered by an earlier
         owner."""
-        self._outstanding.setdefault(place, Delivery(size, 1))
+        self._enter(place, Delivery(size, max(1, self._counts.given_before(place)), key=key))
+
+    def come_back(self, place: Place, size: int, key: int | None = None) -> bool:
+        """A message that an earlier owner has perhaps delivered waits for redelivery. Returns whether it is dead,
+        because it was delivered too often."""
+        times = self._counts.given_before(place)
+        self._enter(place, Delivery(size, times, times, key=key))
+        return bool(self.returned([place]))
+
+    def _enter(self, place: Place, delivery: Delivery) -> None:
+        self._outstanding.setdefault(place, delivery)
 
     # -- taking back -------------------------------------------------------------------------------------------
 
@@ -153,6 +170,19 @@ class Deliveries:
     def held(self) -> list[Place]:
         """The messages that any consumer holds."""
         return sorted(place for places in self._held.values() for place in places)
+
+    def counted(self, begun: Collection[Place] = ()) -> list[Counted]:
+        """How often all messages were delivered, in ranges; `begun` are about to be delivered once more. What is
+        acknowledged may be in any range, because it is not delivered again."""
+        found: list[Counted] = []
+        for place, delivery in self._outstanding.items():
+            times = delivery.times - delivery.withdrawn + (place in begun)
+            end = message_span(place.position, place.message, delivery.size).end
+            if found and found[-1].times == times:
+                found[-1] = found[-1]._replace(end=end)
+            else:
+                found.append(Counted(place, end, times))
+        return found
 
     def has_dead(self, span: Span) -> bool:
         return any(self._outstanding[place].dead for place in self._within(span))
@@ -227,6 +257,10 @@ class Deliveries:
             self._waiting.add(place)
         else:
             self._waiting.discard(place)
+        if waiting and delivery.times == delivery.earlier:
+            self._ahead.add(place)
+        else:
+            self._ahead.discard(place)
 
     def _within(self, span: Span) -> Iterator[Place]:
         return self._outstanding.irange(span.start, span.end, inclusive=(True, False))

@@ -1,16 +1,22 @@
 """Dispatch of the messages of one subscription on one owned segment: delivering, returning, and counting what is left.
 
 Used only from the event loop of its process. Messages that are PENDING_ACK (the term of PIP-31) are not delivered.
+
+Where messages are given up, every delivery is counted before it takes place (see `DeliveryCounts`):
+
+    read ──▶ announced, in advance for many entries ──▶ delivered
+    waits for redelivery ──▶ chosen ──▶ counted ──▶ does it still wait? ──▶ delivered
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from metastore.errors import MetastoreError
 from metatxn.wire import errors
 from metatxn.wire.broker import ReadMessage, ReceivedMessage
 from metatxn.wire.frames import RawFrame
@@ -21,32 +27,18 @@ from participants.messages.payloads import message_count, read_messages
 from participants.segment.segment import Segment
 from participants.subscription.cursor import Cursor
 from participants.subscription.deliveries import Deliveries
+from participants.subscription.delivery_counts import DeliveryCounts
 from participants.subscription.home import NO_HOME, Home
 from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import PendingAckStore
 from participants.subscription.places import START, Place, Span, entry_span
 from participants.subscription.ranges import RangeSet
+from participants.subscription.taking import Chosen, DeliveredMessage, Taker, Taking, share_bytes
 
 READ_BYTES = 1 << 20
 LOOK_BYTES = 1 << 16
 """Read at once to find the first entry that is not hidden."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveredMessage:
-    """A message for a consumer. `size_bytes` is its share of the entry."""
-
-    message: ReceivedMessage
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Taker:
-    """A consumer that takes messages: the number of its session, and those of all consumers that are present."""
-
-    session: int
-    present: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +86,14 @@ class Dispatch:
         deliveries: Deliveries,
         message_counts: MessageCounts,
         view: IsolatedView,
+        counts: DeliveryCounts | None,
         *,
         assert_serving: Callable[[], None],
         on_dead: Callable[[Sequence[Place]], None],
+        persist: Callable[[], Awaitable[None]],
     ) -> None:
-        """`name` is that of the subscription. `on_dead` is called with messages that were delivered too often."""
+        """`name` is that of the subscription. `on_dead` is called with messages that were delivered too often. `counts`
+        are made durable by `persist`; None: deliveries are counted in memory only."""
         self._segment = segment
         self._name = name
         self._cursor = cursor
@@ -106,8 +101,10 @@ class Dispatch:
         self._deliveries = deliveries
         self._message_counts = message_counts
         self._view = view
+        self._stored_counts = counts
         self._assert_serving = assert_serving
         self._on_dead = on_dead
+        self._persist = persist
         self._reading = asyncio.Lock()
         self._home = NO_HOME
         self._timer: asyncio.TimerHandle | None = None
@@ -141,38 +138,51 @@ class Dispatch:
     async def take(self, taker: Taker, limit: int, max_bytes: int) -> list[DeliveredMessage]:
         """Messages for a consumer: first those that wait for redelivery, and then new ones, in order. They may exceed
         `max_bytes` by one entry."""
-        given: list[DeliveredMessage] = []
-
-        def room() -> int:
-            full = sum(each.size_bytes for each in given) >= max_bytes
-            return 0 if full else limit - len(given)
-
+        taking = Taking(taker, limit, max_bytes)
         async with self._reading:
             self._assert_serving()
             try:
-                await self._give_again(given, room, taker)
+                await self._give_again(taking)
                 more = True
-                while more and room() and not self._deliveries.full:
-                    more = await self._read_on(given, room, taker)
+                while more and taking.room and not self._deliveries.full:
+                    more = await self._read_on(taking)
             except errors.MetatxnError:
-                if not given:
+                if not taking.given:
                     raise  # raised next time: delivered messages must reach the consumer
             finally:
                 self._set_timer()
         # A message that is returned while an entry is read may be delivered to this very consumer again. In one
         # transaction it would count twice, because the second acknowledgement succeeds like the first.
-        return list({each.message.message_id: each for each in given}.values())
+        return list({each.message.message_id: each for each in taking.given}.values())
 
-    async def _give_again(self, given: list[DeliveredMessage], room: Callable[[], int], taker: Taker) -> None:
-        while room() and (place := self._deliveries.first_waiting()) is not None:
+    async def _give_again(self, taking: Taking) -> None:
+        """Deliver what waits for redelivery, as far as there is room."""
+        await self._choose_waiting(taking)
+        places = [place for each in taking.chosen for place in each.places]
+        if places:
+            await self._count(places)
+        for frame, indexes in taking.take_chosen():
+            due = self._waiting_of(frame, taking.room, taking.taker)
+            self._give(frame, [index for index in due if index in indexes], taking)
+        if any((delivery := self._deliveries.get(place)) and delivery.consumer is None for place in places):
+            self.recount()  # they were acknowledged or reserved meanwhile
+
+    async def _choose_waiting(self, taking: Taking) -> None:
+        """Choose from what waits for redelivery."""
+        at = START
+        while (room := taking.room) and (place := self._deliveries.first_waiting(at)) is not None:
             frame = await self.frame(place.position)
-            if frame is None:  # it has been trimmed meanwhile
+            if frame is not None:
+                taking.choose(frame, self._waiting_of(frame, room, taking.taker))
+            else:  # it has been trimmed meanwhile
                 self.delete(entry_span(place.position))
-                continue
-            again = self._deliveries.waiting_in(place.position)[: room()]
-            given += self._give(frame, [place.message for place in again], taker)
+            at = Place.behind(place.position)
 
-    async def _read_on(self, given: list[DeliveredMessage], room: Callable[[], int], taker: Taker) -> bool:
+    def _waiting_of(self, frame: RawFrame, room: int, taker: Taker) -> list[int]:
+        """Up to `room` messages of the entry that wait for redelivery to this consumer."""
+        return [place.message for place in self._deliveries.waiting_in(frame.position)[:room]]
+
+    async def _read_on(self, taking: Taking) -> bool:
         """Deliver messages of the next page. Returns whether there is more to read."""
         at = self._skip_to(
             max(self._deliveries.next_read, self._cursor.mark_delete), Place.behind(self._segment.ledgers.start)
@@ -181,11 +191,22 @@ class Dispatch:
             page = await self._view.page(at.read_after, READ_BYTES)
         except errors.PositionTrimmed:
             return True  # it was trimmed meanwhile; continue after it
+        if self._stored_counts is not None:
+            again = [frame for frame in page.frames if self._stored_counts.perhaps_given(frame.position)]
+            if again:
+                self._read_back(again, at)
+                await self._give_again(taking)
+                return True
         for frame in page.frames:
-            at = self._skip_to(at, Place.at(frame.position))
+            self._deliveries.next_read = at = self._skip_to(at, Place.at(frame.position))
+            if not taking.room:
+                return True
+            await self._announce(frame, taking.room)
             size = message_count(frame)
-            while at.position == frame.position and at.message < size and room() and not self._deliveries.far_ahead:
-                at = self._next_of_entry(frame, at, given, room(), taker)
+            while (
+                at.position == frame.position and at.message < size and taking.room and not self._deliveries.far_ahead
+            ):
+                at = self._next_of_entry(frame, at, taking)
             if at.position == frame.position and at.message < size:
                 self._deliveries.next_read = at
                 return True
@@ -193,11 +214,9 @@ class Dispatch:
         self._deliveries.next_read = self._skip_to(at, Place.behind(page.next))
         return not page.end
 
-    def _next_of_entry(
-        self, frame: RawFrame, at: Place, given: list[DeliveredMessage], room: int, taker: Taker
-    ) -> Place:
-        """Deliver up to `room` messages of an entry, from `at` on. Returns the place after them."""
-        position, size = frame.position, message_count(frame)
+    def _next_of_entry(self, frame: RawFrame, at: Place, taking: Taking) -> Place:
+        """Deliver messages of an entry, from `at` on, as far as there is room. Returns the place after them."""
+        position, size, room = frame.position, message_count(frame), taking.room
         indexes: list[int] = []
         index = at.message
         while index < size and len(indexes) < room:
@@ -208,23 +227,97 @@ class Dispatch:
                 else:
                     self._deliveries.pass_over(place, size)
             index += 1
-        given += self._give(frame, indexes, taker)
+        self._give(frame, indexes, taking)
         return Place.behind(position) if index == size else at._replace(message=index)
 
-    def _give(self, frame: RawFrame, indexes: Sequence[int], taker: Taker) -> list[DeliveredMessage]:
+    def _give(self, frame: RawFrame, indexes: Sequence[int], taking: Taking) -> None:
         if not indexes:
-            return []
-        size = message_count(frame)
-        share, now_s = len(frame.data) // size, asyncio.get_running_loop().time()
+            return
+        size, share, now_s = message_count(frame), share_bytes(frame), asyncio.get_running_loop().time()
         messages = read_messages(self._segment.id, frame, indexes)
-        places = (Place.at(frame.position)._replace(message=index) for index in indexes)
+        places = Chosen(frame, indexes).places
         given = [
-            DeliveredMessage(_received(message, self._deliveries.give(place, size, taker.session, now_s)), share)
+            DeliveredMessage(_received(message, self._deliveries.give(place, size, taking.taker.session, now_s)), share)
             for message, place in zip(messages, places, strict=True)
         ]
         self._segment.traffic.went_out(len(given), share * len(given))
         self._segment.traffic.redeliveries += sum(each.message.redelivery_count > 0 for each in given)
-        return given
+        taking.give(given)
+
+    # -- counting ----------------------------------------------------------------------------------------------
+
+    async def _announce(self, frame: RawFrame, room: int) -> None:
+        """Messages of the entry are about to be delivered for the first time. Raises STORE_UNAVAILABLE."""
+        if self._stored_counts is not None and not self._stored_counts.announces(frame.position):
+            self._stored_counts.announce(frame.position, room)
+            await self._until_stored()
+
+    async def _count(self, places: Sequence[Place]) -> None:
+        """These messages are about to be delivered. The first delivery was announced. Raises STORE_UNAVAILABLE."""
+        if self._stored_counts is not None and any(map(self._must_be_counted, places)):
+            self._stored_counts.count(self._deliveries.counted(frozenset(places)), self._deliveries.next_read)
+            try:
+                await self._until_stored()
+            except (errors.MetatxnError, asyncio.CancelledError):
+                self.recount()  # the write may have taken effect, or may yet
+                raise
+
+    async def _until_stored(self) -> None:
+        try:
+            await self._persist()
+        except MetastoreError as error:
+            self._assert_serving()
+            raise errors.StoreUnavailable(
+                f"messages of subscription {self._name} cannot be counted: {error}",
+                action="Try again in a moment; nothing was delivered.",
+                subscription=self._name,
+            ) from None
+        self._assert_serving()
+
+    def recount(self) -> None:
+        """Fewer deliveries count than it seemed; this is stored in the background."""
+        if self._stored_counts is not None:
+            self._stored_counts.count(self._deliveries.counted(), self._deliveries.next_read)
+            self._segment.spawn(self._store_counts())
+
+    async def _store_counts(self) -> None:
+        with suppress(MetastoreError):  # the write is repeated
+            await self._persist()
+
+    def _must_be_counted(self, place: Place) -> bool:
+        delivery = self._deliveries.get(place)
+        return (delivery is not None and delivery.times > 0) or (
+            self._stored_counts is not None and self._stored_counts.perhaps_given(place.position)
+        )
+
+    def _read_back(self, frames: Sequence[RawFrame], at: Place) -> None:
+        """Read entries, from `at` on, of which an earlier owner has perhaps delivered messages. These wait for
+        redelivery."""
+        for frame in frames:
+            at = self._skip_to(at, Place.at(frame.position))
+            size, keys = message_count(frame), self._keys_of(frame)
+            while at.position == frame.position and at.message < size:
+                if self._deliveries.far_ahead:
+                    self._deliveries.next_read = at
+                    return
+                self._come_back(at, size, keys[at.message] if keys is not None else None)
+                at = Place.behind(frame.position) if at.message + 1 == size else at._replace(message=at.message + 1)
+            at = self._skip_to(at, Place.behind(frame.position))
+        self._deliveries.next_read = at
+
+    def _come_back(self, place: Place, size: int, key: int | None) -> None:
+        if place in self._cursor:
+            return
+        if self._pending.holder(place) is not None:
+            self._deliveries.pass_over(place, size, key)
+        elif self._deliveries.come_back(place, size, key):
+            self._on_dead([place])
+
+    def _keys_of(self, frame: RawFrame) -> Sequence[int] | None:
+        """The hashes of the keys of an entry's messages, where messages are delivered by key."""
+        return None
+
+    # -- passing over ------------------------------------------------------------------------------------------
 
     def _skip_to(self, at: Place, end: Place) -> Place:
         """Skip to `end`, and return the later place. What is in between is never shown to readers, so it counts as
@@ -387,7 +480,9 @@ class Dispatch:
     @property
     def ended(self) -> bool:
         """Whether everything that the segment will ever contain was delivered at least once."""
-        return self._segment.ended_at(max(self._deliveries.next_read, self._cursor.mark_delete).last_before)
+        return not self._deliveries.undelivered and self._segment.ended_at(
+            max(self._deliveries.next_read, self._cursor.mark_delete).last_before
+        )
 
 
 def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:

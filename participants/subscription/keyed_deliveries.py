@@ -22,6 +22,7 @@ from sortedcontainers import SortedSet
 
 from metatxn.wire.position import Position
 from participants.subscription.deliveries import Deliveries, Delivery
+from participants.subscription.delivery_counts import DeliveryCounts
 from participants.subscription.places import Place, Span
 from participants.subscription.redelivery import Redelivery
 
@@ -40,10 +41,9 @@ class _Key:
 
 
 class KeyedDeliveries(Deliveries):
-    def __init__(self, start: Place, redelivery: Redelivery) -> None:
-        super().__init__(start, redelivery)
+    def __init__(self, start: Place, redelivery: Redelivery, counts: DeliveryCounts | None = None) -> None:
+        super().__init__(start, redelivery, counts)
         self._keys: dict[int, _Key] = {}
-        self._ahead: set[Place] = set()
 
     @property
     def full(self) -> bool:
@@ -53,10 +53,6 @@ class KeyedDeliveries(Deliveries):
     def far_ahead(self) -> bool:
         return len(self._ahead) >= LOOK_AHEAD
 
-    @property
-    def undelivered(self) -> int:
-        return len(self._ahead)
-
     def waits(self, span: Span) -> bool:
         """See `Deliveries`. What has returned may already be at another consumer's turn, so it does wait."""
         return any(self._has_returned(place) for place in self._within(span))
@@ -65,23 +61,18 @@ class KeyedDeliveries(Deliveries):
 
     def read_ahead(self, place: Place, size: int, key: int) -> None:
         """A message that waits from now on until its consumer comes for it."""
-        delivery = self._enter(place, size, 0, key)
+        self._enter(place, Delivery(size, 0, key=key))
+        delivery = self._outstanding[place]
         if not delivery.times:
             self._hold(place, delivery, None, waiting=True)
 
-    def pass_over_key(self, place: Place, size: int, key: int) -> None:
-        """As `pass_over`."""
-        self._enter(place, size, 1, key)
-
-    def _enter(self, place: Place, size: int, times: int, key: int) -> Delivery:
-        known = self._outstanding.get(place)
-        if known is not None:
-            return known
-        delivery = self._outstanding[place] = Delivery(size, times, key=key)
-        found = self._keys.setdefault(key, _Key())
-        found.places.add(place)
-        found.holders[None] += 1
-        return delivery
+    def _enter(self, place: Place, delivery: Delivery) -> None:
+        if place not in self._outstanding:
+            assert delivery.key is not None
+            self._outstanding[place] = delivery
+            found = self._keys.setdefault(delivery.key, _Key())
+            found.places.add(place)
+            found.holders[None] += 1
 
     # -- whose turn it is --------------------------------------------------------------------------------------
 
@@ -102,11 +93,18 @@ class KeyedDeliveries(Deliveries):
             assert key is not None
             yield place, key
 
-    def next_in(self, position: Position, before: Place, limit: int, may_have: Callable[[int], bool]) -> list[int]:
+    def next_in(
+        self,
+        position: Position,
+        before: Place,
+        limit: int,
+        may_have: Callable[[int], bool],
+        taken: Counter[int] | None = None,
+    ) -> list[int]:
         """The indexes of up to `limit` messages of one entry, before this place, that are the next ones of keys that a
-        consumer may have. They are in order."""
+        consumer may have. They are in order. `taken` counts those of each key that it will have before."""
         found: list[int] = []
-        taken: Counter[int] = Counter()
+        taken = Counter() if taken is None else taken
         for place in self.waiting_in(position):
             if place >= before or len(found) == limit:
                 break
@@ -186,10 +184,6 @@ class KeyedDeliveries(Deliveries):
         else:
             key.waiting.discard(place)
             key.holders[consumer] += 1
-        if waiting and not delivery.times:
-            self._ahead.add(place)
-        else:
-            self._ahead.discard(place)
 
     @staticmethod
     def _release(key: _Key, holder: int | None) -> None:

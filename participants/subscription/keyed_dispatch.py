@@ -11,15 +11,17 @@ undecided transaction holds its key, also after the segment was opened again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from participants.messages.payloads import key_hashes, message_count
 from participants.subscription.assignment import Assignment, assignment
-from participants.subscription.dispatch import Blocking, DeliveredMessage, Dispatch, Taker
+from participants.subscription.dispatch import Blocking, Dispatch
 from participants.subscription.keyed_deliveries import KeyedDeliveries
 from participants.subscription.places import Place, Span
+from participants.subscription.taking import DeliveredMessage, Taker, Taking
 
 
 class KeyedDispatch(Dispatch):
@@ -56,35 +58,42 @@ class KeyedDispatch(Dispatch):
                         keys.setdefault(key, place)
         return found
 
-    async def _give_again(self, given: list[DeliveredMessage], room: Callable[[], int], taker: Taker) -> None:
-        may_have, waiting = self._keys_for(taker), self._deliveries.waiting(self._deliveries.next_read)
+    async def _choose_waiting(self, taking: Taking) -> None:
+        may_have, waiting = self._keys_for(taking.taker), self._deliveries.waiting(self._deliveries.next_read)
+        taken: Counter[int] = Counter()
         for position in dict.fromkeys(place.position for place, key in waiting if may_have(key)):
-            if not room():
+            if not taking.room:
                 return
             frame = await self.frame(position)
-            if frame is None:  # it has been trimmed meanwhile
+            if frame is not None:
+                taking.choose(frame, self._waiting_of(frame, taking.room, taking.taker, taken))
+            else:  # it has been trimmed meanwhile
                 self.delete(Span(Place.at(position), Place.behind(position)))
-                continue
-            given += self._give(frame, self._next_in(frame, self._deliveries.next_read, room(), taker), taker)
 
-    def _next_of_entry(
-        self, frame: RawFrame, at: Place, given: list[DeliveredMessage], room: int, taker: Taker
-    ) -> Place:
-        """Read messages of an entry from `at` on, as far as the bound allows, and deliver up to `room` of them. Returns
-        the place after those that were read."""
+    def _waiting_of(self, frame: RawFrame, room: int, taker: Taker, taken: Counter[int] | None = None) -> list[int]:
+        return self._next_in(frame, self._deliveries.next_read, room, taker, taken)
+
+    def _next_of_entry(self, frame: RawFrame, at: Place, taking: Taking) -> Place:
+        """Read messages of an entry from `at` on, as far as the bound allows, and deliver of them as many as there is
+        room for. Returns the place after those that were read."""
         size, keys = message_count(frame), key_hashes(frame)
         while at.position == frame.position and not self._deliveries.far_ahead:
             if at not in self._cursor:
                 if self._pending.holder(at) is None:
                     self._deliveries.read_ahead(at, size, keys[at.message])
                 else:
-                    self._deliveries.pass_over_key(at, size, keys[at.message])
+                    self._deliveries.pass_over(at, size, keys[at.message])
             at = Place.behind(frame.position) if at.message + 1 == size else at._replace(message=at.message + 1)
-        given += self._give(frame, self._next_in(frame, at, room, taker), taker)
+        self._give(frame, self._next_in(frame, at, taking.room, taking.taker), taking)
         return at
 
-    def _next_in(self, frame: RawFrame, before: Place, room: int, taker: Taker) -> list[int]:
-        return self._deliveries.next_in(frame.position, before, room, self._keys_for(taker))
+    def _next_in(
+        self, frame: RawFrame, before: Place, room: int, taker: Taker, taken: Counter[int] | None = None
+    ) -> list[int]:
+        return self._deliveries.next_in(frame.position, before, room, self._keys_for(taker), taken)
+
+    def _keys_of(self, frame: RawFrame) -> Sequence[int]:
+        return key_hashes(frame)
 
     def _keys_for(self, taker: Taker) -> Callable[[int], bool]:
         """The keys of which the consumer may have the next message now."""
@@ -121,6 +130,8 @@ class KeyedDispatch(Dispatch):
         later = [place for place in self._deliveries.later(asked) if self._pending.holder(place) is None]
         self._deliveries.withdraw(later)
         super().give_back(later)  # nothing is known against them: they only follow those that were asked for
+        if later:
+            self.recount()
         super().give_back(asked, failed=failed)
         return later
 

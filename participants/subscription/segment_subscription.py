@@ -46,6 +46,7 @@ from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
 from participants.subscription.deletion import RECORDS_PER_APPLY, RECORDS_PER_READ, delete_keys
 from participants.subscription.deliveries import Deliveries
+from participants.subscription.delivery_counts import DeliveryCounts
 from participants.subscription.dispatch import Dispatch, Redelivered
 from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.keyed_deliveries import KeyedDeliveries
@@ -95,6 +96,7 @@ class SegmentSubscription:
         definition: Definition,
         cursor: Cursor,
         pending: PendingAckStore,
+        counts: DeliveryCounts,
         versions: dict[str, int],
         *,
         store: MetadataStore,
@@ -110,7 +112,7 @@ class SegmentSubscription:
         self.pending = pending
         keyed = definition.record.type == "key_shared"
         self.deliveries = (KeyedDeliveries if keyed else Deliveries)(
-            cursor.mark_delete, Redelivery.of(definition.record)
+            cursor.mark_delete, Redelivery.of(definition.record), counts
         )
         self.on_dead: Callable[[SegmentSubscription, Sequence[Place]], None] = lambda *_: None
         """Called with messages that were delivered too often. They are `buried` once they are published elsewhere."""
@@ -123,8 +125,10 @@ class SegmentSubscription:
             self.deliveries,
             message_counts,
             IsolatedView(segment, uncommitted=definition.uncommitted),
+            counts if definition.record.max_redeliveries is not None else None,
             assert_serving=self._assert_serving,
             on_dead=lambda places: self.on_dead(self, places),
+            persist=lambda: self._cursor_store.persist(),
         )
         self._store = store
         self._mirror = mirror
@@ -137,6 +141,7 @@ class SegmentSubscription:
             segment.ownership.check,
             definition,
             cursor,
+            counts,
             versions,
             spawn=segment.spawn,
             lost=self._guard_lost,

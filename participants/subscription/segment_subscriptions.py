@@ -81,12 +81,13 @@ class SegmentSubscriptions:
             if known is not None:  # an earlier incarnation, whose end was not reported
                 known.drop(definition.record)
                 self._segment.spawn(self._delete(definition.name, definition.record.incarnation - 1))
-            cursor, versions = await CursorStore.load(self._store, self._segment.id, definition)
+            cursor, counts, versions = await CursorStore.load(self._store, self._segment.id, definition)
             found = SegmentSubscription(
                 self._segment,
                 definition,
                 cursor,
                 self._open_pending_acks(self._segment.id, definition.name),
+                counts,
                 versions,
                 store=self._store,
                 mirror=self._mirror,

@@ -16,10 +16,11 @@ from metatxn.wire.broker import BlockingMessage, SubscriptionSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
-from participants.subscription.dispatch import Blocking, DeliveredMessage, Redelivered, Taker
+from participants.subscription.dispatch import Blocking, Redelivered
 from participants.subscription.home import Home
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
+from participants.subscription.taking import DeliveredMessage, Taker
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from metatxn.wire.broker import RedeliverAnswer, SubscriptionSegment
 from metatxn.wire.names import MessageId
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
-from participants.subscription.dispatch import DeliveredMessage, Redelivered, Taker
+from participants.subscription.dispatch import Redelivered
 from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest
+from participants.subscription.taking import DeliveredMessage, Taker
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 
 _SEGMENTS = TypeAdapter(list[SubscriptionSegment])

@@ -34,10 +34,10 @@ from participants.common.signal import Signal
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
-from participants.subscription.dispatch import DeliveredMessage, Taker
 from participants.subscription.home import Home
 from participants.subscription.sessions import ConsumerBusy, Sessions
 from participants.subscription.share import LocalShare, TakeAnswer, TakeRequest
+from participants.subscription.taking import DeliveredMessage, Taker
 from participants.topic.remote_share import RemoteShare
 from participants.topic.shares import SubscriptionShares, shares_of
 

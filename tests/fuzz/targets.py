@@ -343,6 +343,10 @@ TARGETS: Mapping[str, Target] = {
     "acked ranges": record_target(
         subscriptions.AckedBucket.decode, subscriptions.AckedBucket(ranges=(("1:2:0", "1:3:0"),))
     ),
+    "delivery counts": record_target(
+        subscriptions.DeliveryCountsRecord.decode,
+        subscriptions.DeliveryCountsRecord(through="1:9:0", counts=(("1:2:0", "1:3:0", 4),)),
+    ),
     "topics": record_target(topics.TopicRecord.decode, TOPIC),
     "brokers": record_target(processes.BrokerRecord.decode, processes.BrokerRecord(url="u", storage="s")),
     "coordinators": record_target(processes.CoordinatorRecord.decode, processes.CoordinatorRecord(url="u")),

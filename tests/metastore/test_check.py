@@ -21,7 +21,7 @@ from metastore.txn import paths
 from metastore.txn.laws.law import Finding
 from metastore.txn.records.groups import CommittedOffset, GroupRecord
 from metastore.txn.records.operations import AckOp, OffsetOp, Outcome, WriteOp
-from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
+from metastore.txn.records.subscriptions import AckedBucket, DeliveryCountsRecord, MarkDelete, SubscriptionRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import (
@@ -48,6 +48,7 @@ SUBSCRIPTION = paths.subscription(TOPIC, "s")
 GROUP = paths.group("g")
 GROUP_OFFSET = paths.group_offset("g", SEGMENT)
 MARK = paths.cursor_mark(SEGMENT, "s", 2)
+DELIVERIES = paths.delivery_counts(SEGMENT, "s", 2)
 BUCKET = paths.cursor_bucket(SEGMENT, "s", 2, (1, 2, 0))
 ACK = paths.ack_op(OPEN, SEGMENT, "s", 3, 9)
 
@@ -136,6 +137,8 @@ async def subscribe(store: MetadataStore) -> None:
     batch = store.batch().create(SUBSCRIPTION, live.encode())
     batch.create(paths.subscription("public/default/gone", "s"), dropped.encode())
     batch.create(MARK, MarkDelete(before="1:1:0").encode())
+    counts = (("1:1:0", "1:2:0", 3), ("1:2:0", "1:3:0", 1))
+    batch.create(DELIVERIES, DeliveryCountsRecord(through="1:5:0", counts=counts).encode())
     batch.create(BUCKET, AckedBucket(ranges=(("1:2:0", "1:2:1"), ("1:2:3", "1:4:0"))).encode())
     op = AckOp(segment=SEGMENT, subscription="s", incarnation=2, position="1:1", batch_index=0, batch_size=2)
     await store.apply(put_ack_ops(batch, OPEN, 3, [(9, op)]))
@@ -365,6 +368,13 @@ def damages() -> Iterator[Damage]:
     yield Damage("cursor nowhere", {MARK: packed({"before": "1:1"})}, MARK, "is not ledger:entry:index")
     touching = packed({"ranges": [["1:1:0", "1:2:0"], ["1:2:0", "1:3:0"]]})
     yield Damage("ranges that touch", {BUCKET: touching}, BUCKET, "overlap, touch")
+    for what, counts in {
+        "overlap": [["1:1:0", "1:3:0", 2], ["1:2:0", "1:4:0", 1]],
+        "not ledger:entry:index": [["1:1", "1:3:0", 2]],
+        "none that was delivered": [["1:1:0", "1:3:0", 0]],
+    }.items():
+        damaged = packed({"through": "1:9:0", "counts": counts})
+        yield Damage(f"counts {what}", {DELIVERIES: damaged}, DELIVERIES, what)
     yield Damage("bucket undecodable", {BUCKET: b"[]"}, BUCKET, "cannot be read")
     elsewhere = paths.cursor_mark("nowhere", "s", 2)
     yield Damage("cursor without segment", {elsewhere: packed({"before": "1:1:0"})}, elsewhere, "does not exist")

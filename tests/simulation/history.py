@@ -289,6 +289,10 @@ class History:
     letters: dict[str, Counter[str]] = field(default_factory=dict)
     """Of the first topic of such a pair, by the ids of its entries: how many dead letters there are in the end."""
     again: dict[str, set[str]] = field(default_factory=dict)
+    max_redeliveries: dict[str, int] = field(default_factory=dict)
+    """Of such a first topic: how often its messages are redelivered before they are given up."""
+    given: Counter[str] = field(default_factory=Counter)
+    """By the ids of its entries: how often consumers were given them."""
     early: dict[str, set[str]] = field(default_factory=dict)
     """By topic, what an uncommitted subscription has delivered."""
     """By topic, the entries that a subscription delivered after it was moved to the beginning in the end."""

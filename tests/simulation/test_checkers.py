@@ -299,6 +299,16 @@ def delivered_after_all(history: History) -> None:
     history.again[TOPIC] = set()
 
 
+def delivered_too_often(history: History) -> None:
+    """Each input has one dead letter, but one of them was delivered once more than can be explained."""
+    ids = [seen.id for seen in history.visible_in(TOPIC)]
+    history.layouts["nothing"] = []
+    history.pipes.append((TOPIC, "nothing"))
+    history.letters[TOPIC] = Counter(ids)
+    history.max_redeliveries[TOPIC] = 1
+    history.given = Counter(ids * 3 + ids[:1])
+
+
 def never_delivered_early(history: History) -> None:
     history.early[TOPIC] = set()
 
@@ -487,7 +497,7 @@ LIES: dict[str, list[Lie]] = {
     "no request tries for ever": [endless_request],
     "acknowledged exactly when there is an output": [
         *(input_without_output, letter_again, delivered_after_all),
-        never_delivered_early,
+        *(never_delivered_early, delivered_too_often),
     ],
     "order per key, at one consumer": [
         given_before_the_one_before,

@@ -42,3 +42,11 @@ class AckedBucket(JsonRecord):
     `ledger:entry:index` up to, but not including, another place."""
 
     ranges: tuple[tuple[str, str], ...]
+
+
+class DeliveryCountsRecord(JsonRecord):
+    """`/cursor/…/deliveries`: nothing at or after the place `through` was ever delivered. In each range of `counts`,
+    from `ledger:entry:index` up to another place, every unacknowledged message was delivered so many times at least."""
+
+    through: str
+    counts: tuple[tuple[str, str, int], ...] = ()

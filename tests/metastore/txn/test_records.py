@@ -26,7 +26,7 @@ from metastore.txn.records.segments import (
     OwnerRecord,
     SegmentRecord,
 )
-from metastore.txn.records.subscriptions import AckedBucket, MarkDelete, SubscriptionRecord
+from metastore.txn.records.subscriptions import AckedBucket, DeliveryCountsRecord, MarkDelete, SubscriptionRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Lease, Prepared, RememberedWriters, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState, may_become
@@ -116,6 +116,10 @@ STORED: list[tuple[JsonRecord, str]] = [
     ),
     (MarkDelete(before="1:2:0"), '{"before":"1:2:0"}'),
     (AckedBucket(ranges=(("1:2:0", "1:3:0"),)), '{"ranges":[["1:2:0","1:3:0"]]}'),
+    (
+        DeliveryCountsRecord(through="1:9:0", counts=(("1:2:0", "1:3:0", 4),)),
+        '{"through":"1:9:0","counts":[["1:2:0","1:3:0",4]]}',
+    ),
     (CoordinatorRecord(url="u", coordinator_id=3), '{"url":"u","coordinator_id":3}'),
     (BrokerRecord(url="u", storage="s"), '{"url":"u","storage":"s"}'),
     (Incarnation(id="i", begun_ms=1, earlier=("h",)), '{"id":"i","begun_ms":1,"earlier":["h"]}'),

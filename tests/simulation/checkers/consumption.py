@@ -3,14 +3,16 @@
 What a subscription delivers after it was moved to the beginning is what can be read. One that is not isolated has
 delivered all of that, and perhaps more.
 
-An input that was given back too often may have one dead letter instead; and both, when the broker that had written the
-letter died before it could acknowledge the input.
+An input is delivered at most once more often than its subscription says before it is given up: only of its first
+delivery a crash leaves nothing. An input that was given back too often may have one dead letter instead; and both, when
+the broker that had written the letter died before it could acknowledge the input.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 
 from tests.simulation.history import History
 
@@ -25,6 +27,9 @@ def check(history: History) -> Iterable[str]:
                 yield f"{name} of {source} has {outputs[name]} outputs in {target}"
             if letters[name] > 1:
                 yield f"{name} of {source} has {letters[name]} dead letters"
+            most = history.max_redeliveries.get(source, inf) + 2
+            if history.given[name] > most:
+                yield f"{name} of {source} was delivered {history.given[name]} times, more than {most}"
         for name in sorted((outputs.keys() | letters.keys()) - inputs):
             yield f"there is an output or a dead letter of {name}, which is not in {source}"
     for topic, again in history.again.items():

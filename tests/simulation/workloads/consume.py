@@ -64,7 +64,7 @@ class Consume(Workload):
             broker = random.choice(self.cluster.broker_urls)
             await self.client(random).create_topic(broker, self.letters, random.choice((1, 2)))
             self.cluster.topics.append(self.letters)
-            redeliveries = random.choice((0, 1, 3))
+            redeliveries = self.history.max_redeliveries[self.orders] = random.choice((0, 1, 3))
         times_ms = random.choice((*({},) * 3, *TIMES_MS))
         self.history.ack_timeout_s = times_ms.get("ack_timeout_ms", inf) / 1000
         await self.client(random).subscribe(
@@ -216,7 +216,9 @@ class Packer(Actor):
 
     async def receive(self, consumer: str) -> list[dict[str, Any]]:
         assert isinstance(self.workload, Consume)
-        return await self.client.receive(self.workload.orders, self.workload.subscription, consumer, 5)
+        given = await self.client.receive(self.workload.orders, self.workload.subscription, consumer, 5)
+        self.history.given.update(payload_of(message)["id"] for message in given)
+        return given
 
     async def give_back(self, given: list[dict[str, Any]]) -> None:
         assert isinstance(self.workload, Consume)
