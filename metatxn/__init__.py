@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from metatxn.sync.transaction import Transaction
     from metatxn.table_writer import AsyncTableWriter
     from metatxn.transaction import AsyncTransaction
+    from metatxn.wire.access import AccessInfo
     from metatxn.wire.broker import (
         HorizonsAnswer,
         PositionAnswer,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "AccessInfo",
     "AlreadyExists",
     "AsyncClient",
     "AsyncConsumer",
@@ -127,7 +129,7 @@ __all__ = [
 _MODULES = (
     *("client", "consumer", "frames", "producer", "reader", "table_writer", "transaction"),
     *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
-    *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker"),
+    *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker", "wire.access"),
 )
 """The modules in which these names are defined; if two modules define a name, the first one counts. They are imported
 when the first of their names is requested: the servers import `metatxn.wire` and never load the client."""

@@ -30,6 +30,7 @@ from metatxn.tables import OnError, read_topics
 from metatxn.topics import arrow_schema, wire_schema
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.transport.api import Transport
+from metatxn.wire.access import AccessInfo
 from metatxn.wire.broker import (
     ChildrenAnswer,
     HorizonPlace,
@@ -442,6 +443,10 @@ class AsyncClient:
     async def _of_broker(self, method: str, broker_id: str, *verb: str) -> BrokerInfo:
         call = Call(method, path_of("brokers", broker_id, *verb))
         return parsed(BrokerInfo, await self._connection.broker(call))
+
+    async def access(self) -> AccessInfo:
+        """Who this client is for the services, by its token, and what it may do. Raises `Unauthenticated`."""
+        return parsed(AccessInfo, await self._connection.coordinator(Call("GET", path_of("access"))))
 
     # -- data --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""`metatxn token …`: create the entries that `--token-file` lists."""
+"""`metatxn token …`: create the entries that `--token-file` lists, and see what a token may do."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from typing import Annotated
 import typer
 
 from metatxn.cli import services
-from metatxn.cli.options import CliError, OutputOption, output_of
-from metatxn.cli.output import Output, print_json
+from metatxn.cli.options import CliError, OutputOption, ServiceOptions, output_of, takes_session
+from metatxn.cli.output import Output, print_fields, print_json, print_rows
 
 app = typer.Typer(
-    help="Create tokens for --token-file.",
+    help="Create tokens for --token-file, and see what a token may do.",
     epilog="Example: metatxn token create --name billing --topic 'public/default/orders*=produce,consume'",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `create` a command of its own, although it is the only one."""
 
 
 @app.command(epilog="Example: metatxn token create --name ops --admin")
@@ -50,6 +45,21 @@ def create(
         print_json({"token": token, "entry": entry})
     else:
         print(f"token  {token}\n\nKeep the token: it is shown only now. Add this entry to the token file:\n\n{entry}")
+
+
+@app.command(epilog="Example: METATXN_TOKEN=… metatxn token show")
+@takes_session
+def show(session: ServiceOptions) -> None:
+    """Show who you are for the services, by your token, and what you may do."""
+    with session.connect() as client:
+        found = client.access()
+    if session.json:
+        print_json(found)
+        return
+    print_fields({"principal": found.principal or "nobody: there is no authentication", "admin": found.admin})
+    if found.topics:
+        print()
+        print_rows(("TOPICS", "RIGHTS"), [(pattern, ", ".join(rights)) for pattern, rights in found.topics.items()])
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -15,7 +15,9 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
+from metatxn.service.http import Caller
 from metatxn.service.openapi import problems
+from metatxn.wire.access import AccessInfo
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.models import BrokerProcess, Cluster, Health, Liveness, Process, ServiceStatus, StoreStatus
 
@@ -102,6 +104,11 @@ def add_operations(
             brokers=await _processes(store, paths.BROKERS, BrokerProcess),
             revision=await store.current_revision(),
         )
+
+    @app.get("/v1/access", tags=["operations"])
+    async def access(caller: Caller) -> AccessInfo:
+        """Tell the caller who it is, and what it may do."""
+        return caller.access()
 
 
 P = TypeVar("P", bound=Process)

@@ -98,6 +98,7 @@ class Client(Facade[AsyncClient]):
     broker = blocking(AsyncClient.broker)
     drain_broker = blocking(AsyncClient.drain_broker)
     undrain_broker = blocking(AsyncClient.undrain_broker)
+    access = blocking(AsyncClient.access)
 
     producer = making(AsyncClient.producer, Producer)
     reader = blocking_making(AsyncClient.reader, Reader)

@@ -9,8 +9,9 @@ from fastapi import Depends, Request
 from pydantic import AfterValidator
 
 from metatxn.service.http import Caller, PathText
-from metatxn.service.security.principal import Principal, Right
+from metatxn.service.security.principal import Principal
 from metatxn.wire import errors
+from metatxn.wire.access import Right
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import namespace_part, topic_name, topic_of_segment
 from participants.broker.broker import Broker

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from pydantic import AfterValidator
 
 from metatxn.service.http import PathText
-from metatxn.service.security.principal import Right
 from metatxn.wire import errors
+from metatxn.wire.access import Right
 from metatxn.wire.broker import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverAnswer, RedeliverRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId

@@ -231,6 +231,15 @@ async def test_a_list_shows_what_is_the_callers(callers: dict[str, Caller]) -> N
     refused(answer, ErrorCode.NOT_ALLOWED)
 
 
+async def test_callers_are_told_who_they_are_and_what_they_may_do(callers: dict[str, Caller]) -> None:
+    """The same at both services. A pattern has its rights in their order."""
+    ada = {"principal": "ada", "admin": False, "topics": {"*": ["admin", "consume", "produce"]}}
+    for http in (callers["ada"].coordinator, callers["ada"].broker):
+        assert (await http.get("/v1/access")).json() == ada
+    root = (await callers["root"].coordinator.get("/v1/access")).json()
+    assert root == {"principal": "root", "admin": True, "topics": {}}
+
+
 async def test_everything_below_admin_needs_the_right(callers: dict[str, Caller]) -> None:
     """Whatever is there, or will be: the prefix decides, not the endpoint. And no spelling of it slips through."""
     keys = "/admin/v2/transactions/transaction-keys"

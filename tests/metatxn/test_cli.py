@@ -213,6 +213,11 @@ def test_a_schema_that_cannot_be_set_is_refused(
     assert expected.format(topic=topic) in error_line(cli("schema", verb, topic, *options))
 
 
+def test_who_the_caller_is(ask: Callable[..., Any], cli: Run) -> None:
+    assert ask("token", "show") == {"admin": True, "topics": {}}
+    assert cli("token", "show").stdout == "principal  nobody: there is no authentication\nadmin      true\n"
+
+
 def test_keys(ask: Callable[..., Any], client: metatxn.Client) -> None:
     key = f"key-{uuid.uuid4().hex[:12]}"
     epoch = client.connect_key(key).epoch

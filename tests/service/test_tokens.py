@@ -161,6 +161,21 @@ def test_rights_add_up_over_patterns_and_name_what_is_missing() -> None:
     assert Principal("boss", Grants(admin=True)).may("admin", "any/topic/there-is")
 
 
+def test_what_a_caller_is_told_is_what_is_granted() -> None:
+    """A client that offers what `AccessInfo` allows offers nothing that is refused, and leaves nothing out."""
+    topics: Any = {"public/default/*": ["consume"], "public/default/orders-?": ["produce"], "a/b/c": []}
+    for principal in (
+        Principal("p", Grants.model_validate({"topics": topics})),
+        Principal("r", Grants(admin=True)),
+        ANYONE,
+    ):
+        told = principal.access()
+        for topic in ("public/default/x", "public/default/orders-1", "public/default/orders-10", "a/b/c", "a/b/d"):
+            assert told.may_see(topic) == principal.may_see(topic)
+            for right in ("produce", "consume", "admin"):
+                assert told.may(right, topic) == principal.may(right, topic)
+
+
 def test_what_nobody_owns_is_everybodys() -> None:
     """B15. An owner of none is not an owner called "None"."""
     ada, root = Principal("ada", Grants()), Principal("root", Grants(admin=True))

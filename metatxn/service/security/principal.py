@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from metatxn.wire import errors
+from metatxn.wire.access import AccessInfo, Right, grants
 from metatxn.wire.text import no_control_characters
-
-Right = Literal["produce", "consume", "admin"]
 
 
 def _topic_pattern(value: str) -> str:
@@ -67,16 +66,16 @@ class Principal:
         return owner is None or owner == self.name or self.superuser
 
     def may(self, right: Right, topic: str) -> bool:
-        return self.superuser or any(
-            right in rights and fnmatchcase(topic, pattern) for pattern, rights in self.grants.topics.items()
-        )
+        return self.superuser or grants(self.grants.topics, right, topic)
 
     def may_see(self, topic: str) -> bool:
         """Whether the principal has any right on the topic. If so, the topic's name and layout are not secret from
         it."""
-        return self.superuser or any(
-            rights and fnmatchcase(topic, pattern) for pattern, rights in self.grants.topics.items()
-        )
+        return self.superuser or grants(self.grants.topics, None, topic)
+
+    def access(self) -> AccessInfo:
+        topics = {pattern: sorted(rights) for pattern, rights in self.grants.topics.items()}
+        return AccessInfo(principal=self.name, admin=self.superuser, topics=topics)
 
     def require(self, right: Right, topic: str) -> None:
         """Raises NOT_ALLOWED, which names the right that is missing."""
