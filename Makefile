@@ -23,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -66,6 +66,9 @@ $(CLASSES): $(STAMP)
 
 contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
+
+console-test: setup  ## Only the tests of the console, in a browser
+	$(BIN)/python -m pytest tests/console
 
 simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOAD=bank WORKERS=2; SEED=7 replays one, TRACE=file)
 	$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST) --keep-going $(if $(WORKERS),--workers $(WORKERS)) $(if $(PUBLISH),--publish))

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from coordinator import gc_sweep, survey
 from coordinator.api.routes import hanging_routes, listing_routes, transaction_key_routes, transaction_routes
+from coordinator.console import PATH, ConsoleRoute, MakeConsole
 from coordinator.gc_sweep import GcSweep
 from coordinator.id_blocks import BLOCK_SIZE
 from coordinator.listings import Listings
@@ -60,7 +61,7 @@ class CoordinatorService:
     `coordinator_id` is the high part of the ids of transactions begun here; by default it is the lowest that no other
     coordinator has (see `presence`). It need not be unique: ids come in blocks from one record per coordinator id in
     the store. `port` 0 takes a free one. Without `exposure` only this machine may connect, and another `host` raises
-    `InvalidExposure`.
+    `InvalidExposure`. With `console` pages for people are served at `/console`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class CoordinatorService:
         coordinator_id: int | None = None,
         id_block_size: int = BLOCK_SIZE,
         clock: Clock = _now_ms,
+        console: MakeConsole | None = None,
     ) -> None:
         self._exposure = exposure or Exposure()
         self._exposure.check(host)
@@ -109,6 +111,7 @@ class CoordinatorService:
             share=self.presence.share,
         )
         self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
+        self._console = ConsoleRoute(console) if console is not None else None
         self.app = self._create_app()
         lag = LoopLag(self.metrics.registry)
         tls = self._exposure.tls
@@ -118,12 +121,19 @@ class CoordinatorService:
     def url(self) -> str:
         return self._server.url
 
+    @property
+    def console_url(self) -> str | None:
+        """Where people find the pages, if there are any."""
+        return self.url + PATH if self._console is not None else None
+
     async def start(self) -> None:
         """Bind, announce, serve, sweep. Raises `OSError` if the port is in use, and the store's errors."""
         self._server.bind()
         try:
             await self.guard.start()
             await self.presence.start(self.url)
+            if self._console is not None:
+                self._console.open(self.url)
             await self._server.start()
         except BaseException:
             await self.stop()
@@ -139,6 +149,8 @@ class CoordinatorService:
         log.info("coordinator stopping", process_id=self.process_id)
         await self.presence.stop()
         await self.guard.stop()
+        if self._console is not None:
+            await self._console.close()
         await self._server.stop()
         await self.timeout_sweep.stop()
         await self.gc_sweep.stop()
@@ -148,7 +160,10 @@ class CoordinatorService:
     def _create_app(self) -> FastAPI:
         registry = self.metrics.registry
         requests = RequestMetrics(registry)
-        app = create_app("metatxn coordinator", _DESCRIPTION, version("metatxn"), registry, self._exposure, requests)
+        open_below = (PATH,) if self._console is not None else ()
+        app = create_app(
+            "metatxn coordinator", _DESCRIPTION, version("metatxn"), registry, self._exposure, requests, open_below
+        )
         add_operations(
             app,
             self._store,
@@ -161,4 +176,6 @@ class CoordinatorService:
         add_routes(app, listing_routes(self.transactions, self.listings))
         add_routes(app, transaction_key_routes(self.transactions, self.listings))
         add_routes(app, hanging_routes(self.listings))
+        if self._console is not None:
+            app.router.routes.append(self._console)
         return app

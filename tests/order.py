@@ -11,6 +11,8 @@ from xdist.scheduler import LoadFileScheduling
 ROOT = Path(__file__).parents[1]
 SHARED_SPARK = "tests/spark_connector with one Spark"
 """All files whose tests share a Spark session and a `metatxn dev`: each worker would start, and warm up, its own."""
+SHARED_BROWSER = "tests/console with one browser"
+"""All files whose tests share a browser and the clusters that it visits, for the same reason."""
 _FIRST = (
     SHARED_SPARK,
     "tests/spark_connector/test_failure_matrix.py",
@@ -27,7 +29,10 @@ _FIRST = (
 @cache
 def work_of(file: str) -> str:
     """What a worker does as a whole: a file, by its path below the root, or several."""
-    return SHARED_SPARK if re.search(r"\bspark: SparkSession", (ROOT / file).read_text()) else file
+    source = (ROOT / file).read_text()
+    if re.search(r"\bspark: SparkSession", source):
+        return SHARED_SPARK
+    return SHARED_BROWSER if re.search(r"\b(?:visitor|stranger): Visitor", source) else file
 
 
 def place_of(nodeid: str) -> int:

@@ -26,7 +26,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DEVELOPMENT = {"demo", "dev", "docs", "fuzz", "matrix", "peers", "soak"}
 """Extras of which the product may import nothing."""
 BESIDE_THE_PRODUCT = ("tests", "benchmarks", "examples", "scripts")
-PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi"}
+PART_OF = {"markupsafe": "jinja2", "pydantic-core": "pydantic", "starlette": "fastapi"}
 """Distributions that belong to another one, which asks for the version that fits."""
 NOT_IMPORTED = {
     "pandas": "Spark imports it where it exchanges Arrow data with Python",
@@ -123,7 +123,8 @@ def test_what_the_product_imports_is_declared() -> None:
 
 def test_the_client_needs_no_extra() -> None:
     """uvloop is faster where it is there."""
-    client = [path for path in (ROOT / "metatxn").rglob("*.py") if "service" not in path.relative_to(ROOT).parts]
+    servers = {"service", "console"}
+    client = [path for path in (ROOT / "metatxn").rglob("*.py") if servers.isdisjoint(path.relative_to(ROOT).parts[:2])]
     modules = {name for path in client for name in third_party(path.read_text())}
     assert undeclared(modules, declared()) == {"uvloop"}
     connector = {name for path in (ROOT / "spark_connector").rglob("*.py") for name in third_party(path.read_text())}

@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "participants.topic": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker topic"),
     "participants.api": BELOW_PARTICIPANTS | floors("common ledger messages txn segment subscription broker topic api"),
     "participants": BELOW_PARTICIPANTS | {"participants"},
+    "metatxn.console": {"metatxn"},
     "metatxn": {"metatxn"},
     "metatxn_gateways": BELOW_PARTICIPANTS | {"participants", "coordinator", "metatxn_gateways"},
     "spark_connector": {"spark_connector", "metatxn"},
@@ -55,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """What may import what, the lowest floor first. The client imports no server, and no server the client."""
 SERVERS = "metatxn.service"
+CONSOLE = "metatxn.console"
 BANNED_CALLS = {
     "time.time": "take the clock that is handed in",
     "time.sleep": "await an event",
@@ -95,6 +97,8 @@ def allowed(room: str, module: str) -> bool:
         return True
     if within(module, SERVERS) and SERVERS not in ALLOWED[room]:
         return False
+    if within(module, CONSOLE) and room != CONSOLE:
+        return False
     return any(within(module, name) for name in ALLOWED[room])
 
 
@@ -126,6 +130,12 @@ def test_import_rule_can_fail() -> None:
     assert allowed("participants", "participants.api.routes")
     assert allowed("participants.broker", "metatxn.transport.pool")
     assert not allowed("metatxn", "participants.broker.broker")
+    assert not allowed("metatxn", "metatxn.console.app")
+    assert not allowed("coordinator", "metatxn.console.app")
+    assert not allowed("metatxn.console", "metatxn.service.audit")
+    assert not allowed("metatxn.console", "coordinator.survey")
+    assert not allowed("metatxn.console", "metastore.check")
+    assert allowed("metatxn.console", "metatxn.client")
     assert not allowed("metatxn", "metatxn.service.http")
     assert not allowed("spark_connector", "participants.common.metrics")
     assert not allowed("participants", "metatxn_gateways.listener")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import metatxn
-from metatxn.cli.output import print_rows, short_id
-from metatxn.cli.times import duration
+from metatxn.cli.output import print_rows
 from metatxn.wire.broker import OpenTransaction, SegmentDetail
 from metatxn.wire.coordinator import TransactionHeader
+from metatxn.words import duration, short_id
 
 BLOCKER_COLUMNS = ("BLOCKED_BY", "AGE", "OWNER", "KEY", "SEGMENT", "FIRST_ENTRY_AFTER")
 

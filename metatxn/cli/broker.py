@@ -15,8 +15,9 @@ from metatxn.cli.completion import complete_broker
 from metatxn.cli.options import CliError, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_json, print_rows
 from metatxn.cli.progress import ProgressLine
-from metatxn.cli.times import DURATION_HELP, duration, milliseconds_of
+from metatxn.cli.times import DURATION_HELP, milliseconds_of
 from metatxn.wire.models import BrokerProcess
+from metatxn.words import duration
 
 COLUMNS = ("BROKER", "URL", "STATE", "SEGMENTS", "UP", "VERSION", "STORAGE")
 POLL_S = 0.2

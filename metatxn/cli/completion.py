@@ -13,8 +13,9 @@ import typer
 
 import metatxn
 from metatxn.cli.options import DEFAULT_URL
-from metatxn.cli.output import printable, short_id
+from metatxn.cli.output import printable
 from metatxn.cli.settings import load_settings, profile_of
+from metatxn.words import short_id
 
 WITHIN_S = 2.0
 MOST = 200

@@ -21,8 +21,8 @@ from metatxn.cli.options import ServiceOptions, shared, takes_session
 from metatxn.cli.output import print_json, print_rows
 from metatxn.cli.status import HANGING_MS, hanging_problems, unserved_segments
 from metatxn.cli.store import looking_into
-from metatxn.cli.times import duration
 from metatxn.wire.coordinator import Process
+from metatxn.words import duration
 
 MOST_SKEW_MS = 500
 """What a coordinator allows by default: `--max-clock-skew-ms`."""

@@ -9,7 +9,8 @@ import typer
 from metatxn.cli.completion import complete_key
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, short_id, when
+from metatxn.cli.output import as_json, print_fields, print_json, when
+from metatxn.words import short_id
 
 app = typer.Typer(help="Take over, show and delete transaction keys.", no_args_is_help=True, rich_markup_mode=None)
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", autocompletion=complete_key)]

@@ -88,23 +88,6 @@ def print_note(message: str) -> None:
     print("note:", printable(" ".join(message.split())), file=sys.stderr)
 
 
-def short_id(txn_id: str) -> str:
-    """A transaction id without its leading zeros, as commands accept it."""
-    return txn_id.lstrip("0") or "0"
-
-
-def size_text(size_bytes: int) -> str:
-    """A size as people say it: `17 B`, `4.2 KiB`, `1.0 GiB`."""
-    units = ["KiB", "MiB", "GiB", "TiB", "PiB"]
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    number = size_bytes / 1024
-    while number >= 1024 and len(units) > 1:
-        number /= 1024
-        units.pop(0)
-    return f"{number:.1f} {units[0]}"
-
-
 def when(time_ms: int | None) -> str | None:
     if time_ms is None:
         return None

@@ -7,8 +7,9 @@ import typer
 from metatxn.cli.blockers import blockers, print_blockers
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, size_text
+from metatxn.cli.output import as_json, print_fields, print_json
 from metatxn.cli.topic import SegmentArgument
+from metatxn.words import size_text
 
 app = typer.Typer(
     help="Show segments, and delete those of which nothing is needed any more.",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from metatxn.cli import services
+from metatxn.cli.console import late_console
 from metatxn.cli.exposure import ExposureOptions, takes_exposure
 from metatxn.cli.logs import AuditOption, LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
@@ -83,6 +84,10 @@ KafkaPortOption = Annotated[
         "one. Needs metatxn[gateways].",
     ),
 ]
+NoConsoleOption = Annotated[bool, typer.Option("--no-console", help="Serve no pages for people at /console.")]
+ReadOnlyConsoleOption = Annotated[
+    bool, typer.Option("--read-only-console", help="The pages at /console show everything and change nothing.")
+]
 AdvertiseOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The URL at which others reach this service. [default: http(s)://<host>:<port>]"),
@@ -140,6 +145,8 @@ def dev(
     max_ledger_bytes: MaxLedgerOption = None,
     disk_watermark: WatermarkOption = None,
     kafka_port: KafkaPortOption = None,
+    no_console: NoConsoleOption = False,
+    read_only_console: ReadOnlyConsoleOption = False,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
     output: OutputOption = None,
@@ -164,12 +171,13 @@ def dev(
         else:
             opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
-        coordinator = made("coordinator", opened, settings, host=host, port=port, exposure=exposed)
+        console = late_console(no_console, read_only_console)
+        coordinator = made("coordinator", opened, settings, host=host, port=port, exposure=exposed, console=console)
         ledgers = data_dir / "broker"
         broker = made("broker", opened, settings, data_dir=ledgers, host=host, port=broker_port, exposure=exposed)
         await started(stack, coordinator, "coordinator", "--port", port)
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
-        urls = {"coordinator": coordinator.url, "broker": broker.url}
+        urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
         urls |= await kafka_started(stack, opened, broker, host, kafka_port, exposed)
         urls["data"] = str(data_dir.resolve())
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
@@ -190,6 +198,8 @@ def coordinator(
     max_clock_skew_ms: SkewOption = None,
     coordinator_id: CoordinatorIdOption = None,
     advertise_url: AdvertiseOption = None,
+    no_console: NoConsoleOption = False,
+    read_only_console: ReadOnlyConsoleOption = False,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
     output: OutputOption = None,
@@ -209,9 +219,11 @@ def coordinator(
         opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
+        where["console"] = late_console(no_console, read_only_console)
         service = made("coordinator", opened, settings, **where, exposure=exposed)
         await started(stack, service, "coordinator", "--port", port)
-        announce({"coordinator": service.url, "access": exposed.describe(host)}, output_of(context, output))
+        urls = {"coordinator": service.url} | console_of(service)
+        announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
 
@@ -308,6 +320,12 @@ async def kafka_started(
         raise CliError(str(error)) from error
     await started(stack, listener, "Kafka listener", "--kafka-port", port)
     return {"kafka": listener.url}
+
+
+def console_of(coordinator: services.ServerProcess) -> dict[str, str]:
+    """Where the pages of this coordinator are, if it has any."""
+    url: str | None = getattr(coordinator, "console_url", None)
+    return {} if url is None else {"console": url}
 
 
 def made(name: str, store: services.Store, settings: dict[str, int | None], **arguments: Any) -> services.ServerProcess:

@@ -13,8 +13,8 @@ import typer
 import metatxn
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows
-from metatxn.cli.times import duration
 from metatxn.wire.coordinator import HangingTransaction, Process
+from metatxn.words import duration
 
 EXIT_UNHEALTHY = 1
 HANGING_MS = 60_000

@@ -13,11 +13,12 @@ import typer
 from metatxn.cli.completion import complete_subscription
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import print_fields, print_json, print_rows, size_text, when
+from metatxn.cli.output import print_fields, print_json, print_rows, when
 from metatxn.cli.redrive import redrive
-from metatxn.cli.times import TIME_HELP, duration, milliseconds_of, time_of
+from metatxn.cli.times import TIME_HELP, milliseconds_of, time_of
 from metatxn.cli.topic import TopicArgument
 from metatxn.wire.broker import BlockingMessage, SubscriptionInfo
+from metatxn.words import duration, size_text
 
 app = typer.Typer(
     help="Create, show and drop subscriptions. `metatxn topic consume --subscription` reads them.",

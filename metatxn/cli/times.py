@@ -35,11 +35,3 @@ def milliseconds_of(option: str, text: str) -> int:
     if (found := _LENGTH.fullmatch(text)) is None:
         raise CliError(f"{option}: {text!r} is not a duration. Give {DURATION_HELP}.")
     return int(found[1]) * _MILLISECONDS[found[2]]
-
-
-def duration(ms: int) -> str:
-    """A duration in its two largest units, as people say it: `3d 4h`, `15m 2s`, `8s`."""
-    seconds = ms // 1000
-    parts = {"d": seconds // 86_400, "h": seconds // 3_600 % 24, "m": seconds // 60 % 60, "s": seconds % 60}
-    said = [f"{count}{unit}" for unit, count in parts.items() if count][:2]
-    return " ".join(said) or "0s"

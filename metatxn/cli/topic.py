@@ -26,8 +26,6 @@ from metatxn.cli.output import (
     print_line,
     print_note,
     print_rows,
-    short_id,
-    size_text,
     when,
 )
 from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
@@ -35,6 +33,7 @@ from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.txn import full_id, named_values
 from metatxn.wire.broker import SegmentDetail, TopicInfo
+from metatxn.words import short_id, size_text
 
 app = typer.Typer(
     help="Create, show and change topics; send and read messages.",

@@ -13,10 +13,11 @@ import metatxn
 from metatxn.cli.completion import complete_txn
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, print_rows, short_id, when
+from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
 from metatxn.cli.timeline import MOST_OPERATIONS, TIMELINE_COLUMNS, timeline
 from metatxn.cli.times import DURATION_HELP, milliseconds_of
 from metatxn.wire.coordinator import HangingTransaction, State, TransactionHeader
+from metatxn.words import short_id
 
 app = typer.Typer(
     help="Begin, end and show transactions.",

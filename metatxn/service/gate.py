@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -54,8 +54,12 @@ class Gate:
         metrics: RequestMetrics,
         audit: Audit | None = None,
         clock: Callable[[], float] = time.monotonic,
+        open_below: Sequence[str] = (),
     ) -> None:
+        """What is at or below `open_below` asks for tokens itself, if it needs any."""
         self._app = app
+        self._open_paths = _OPEN_PATHS.union(open_below)
+        self._open_below = (_OPEN_ASSETS, *(f"{path}/" for path in open_below))
         self._limits = limits
         self._authenticator = authenticator
         self._rate = RateLimit(limits.requests_per_second) if limits.requests_per_second else None
@@ -98,7 +102,7 @@ class Gate:
         """Sets the caller, also of a request that is refused because it lacks a right."""
         address = f"address {scope['client'][0] if scope.get('client') else ''}"
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")  # as the routes see it
-        if self._authenticator is None or path in _OPEN_PATHS or path.startswith(_OPEN_ASSETS):
+        if self._authenticator is None or path in self._open_paths or path.startswith(self._open_below):
             self._count(address)
             scope[CALLER] = ANYONE
             return

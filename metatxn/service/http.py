@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -130,9 +131,10 @@ def create_app(
     registry: CollectorRegistry,
     exposure: Exposure | None = None,
     requests: RequestMetrics | None = None,
+    open_below: Sequence[str] = (),
 ) -> FastAPI:
     """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`.
-    `requests` measures its requests.
+    `requests` measures its requests. Paths at and below `open_below` need no token.
 
     Every request passes the gate, which is the outermost layer: the middleware that is added last.
     """
@@ -143,7 +145,12 @@ def create_app(
     requests = requests or RequestMetrics(CollectorRegistry())
     audit = Audit(app.router.routes)
     app.add_middleware(
-        Gate, limits=exposure.limits, authenticator=exposure.authenticator, metrics=requests, audit=audit
+        Gate,
+        limits=exposure.limits,
+        authenticator=exposure.authenticator,
+        metrics=requests,
+        audit=audit,
+        open_below=open_below,
     )
 
     @app.exception_handler(errors.MetatxnError)

@@ -13,7 +13,7 @@ import pytest
 
 import metatxn
 from metatxn.cli.main import run as run_command
-from metatxn.cli.output import short_id
+from metatxn.words import short_id
 from tests.metatxn.dev_server import DevServer
 
 

@@ -20,11 +20,11 @@ import metatxn
 from metatxn.cli import blockers, timeline
 from metatxn.cli.main import run
 from metatxn.cli.options import CliError
-from metatxn.cli.output import short_id, size_text
 from metatxn.cli.times import milliseconds_of
 from metatxn.cli.txn import full_id
 from metatxn.wire.broker import OpenTransaction, SegmentDetail
 from metatxn.wire.coordinator import Operation, TransactionHeader
+from metatxn.words import short_id, size_text
 from tests.metatxn.command_line import Done, error_line, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually

@@ -15,9 +15,9 @@ import pytest
 
 import metatxn
 from metatxn.cli import status
-from metatxn.cli.times import duration
 from metatxn.wire.broker import SegmentInfo, TopicInfo
 from metatxn.wire.models import BrokerProcess, Cluster, OpenTransactions, Process, ServiceStatus, StoreStatus
+from metatxn.words import duration
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.guards.client import CLIENT
 from tests.mutants.guards.clusters import CLUSTERS
 from tests.mutants.guards.connector import CONNECTOR
+from tests.mutants.guards.console import CONSOLE
 from tests.mutants.guards.consumers import CONSUMERS
 from tests.mutants.guards.coordinator import COORDINATOR
 from tests.mutants.guards.draining import DRAINING
@@ -37,5 +38,6 @@ GUARDS = (
     *CLIENT,
     *CONNECTOR,
     *OPERATING,
+    *CONSOLE,
     *GATEWAYS,
 )

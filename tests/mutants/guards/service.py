@@ -134,17 +134,17 @@ SERVICE = (
     Mutant(
         "one-right-is-every-right",
         "each right opens its own endpoints",
-        _PRINCIPAL,
-        "            right in rights and fnmatchcase",
-        "            rights and fnmatchcase",
+        "metatxn/wire/access.py",
+        "right in rights if right is not None else bool(rights)",
+        "bool(rights)",
         tests=("tests/participants/test_security.py::test_each_right_opens_its_own_endpoints_and_no_other",),
     ),
     Mutant(
         "every-topic-is-shown",
         "the name of a topic is shown to whom it has given a right",
         _PRINCIPAL,
-        "            rights and fnmatchcase",
-        "            True or fnmatchcase",
+        "return self.superuser or grants(self.grants.topics, None, topic)",
+        "return True or grants(self.grants.topics, None, topic)",
         tests=("tests/participants/test_security.py::test_a_list_of_topics_shows_what_one_has_a_right_on",),
     ),
     Mutant(

@@ -1,0 +1,138 @@
+"""The console: pages that show a cluster and change it, for people with a browser.
+
+It is a client like any other. All that it knows of a cluster it asks of the public REST API of the services, with the
+token of its caller; nothing here reads the store or calls into a service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qsl, quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Message, Receive, Scope, Send
+
+import metatxn
+from metatxn.console import signing_in
+from metatxn.console.live import events, is_live
+from metatxn.console.pages import overview
+from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
+from metatxn.console.site import Recorder, Site
+from metatxn.console.visit import Visit
+from metatxn.transport.pool import HttpTransport
+
+PageHandler = Callable[[Visit], Awaitable[Response]]
+FormHandler = Callable[[Visit, dict[str, str]], Awaitable[Response]]
+
+PAGES: dict[str, PageHandler] = {
+    "/": overview.overview,
+}
+"""What is shown, by path. Only callers whom the services know get there."""
+OPEN_PAGES: dict[str, PageHandler] = {"/sign-in": signing_in.form}
+OPEN_CHANGES: dict[str, FormHandler] = {
+    "/sign-in": signing_in.sign_in,
+    "/sign-out": signing_in.sign_out,
+    "/theme": signing_in.choose_theme,
+}
+"""What changes nothing but the reader's own session."""
+
+_HEADERS = {
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; base-uri 'none'; connect-src 'self'; font-src 'self'; "
+    b"form-action 'self'; frame-ancestors 'none'; img-src 'self'; script-src 'self'; style-src 'self'",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"same-origin",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+}
+"""Of every answer, unless it has others."""
+MAX_FIELDS = 1_100
+"""Of one form: more than there are rows on any page."""
+
+
+def create_console(url: str, *, record: Recorder, read_only: bool = False) -> Console:
+    """The console of the cluster that the service at `url` belongs to. `record` writes a line of the audit log for each
+    change. With `read_only` nothing can be changed."""
+    return Console(Site(url, HttpTransport(), record, read_only))
+
+
+class Console:
+    """An ASGI application, to be mounted at `/console`."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._app = Starlette(routes=[*self._routes()], exception_handlers={HTTPException: self._no_such_page})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                message["headers"] += [pair for pair in _HEADERS.items() if pair[0] not in given]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+    async def close(self) -> None:
+        """End the streams of open pages, so that the server can stop, and close the connections to the services."""
+        self._site.closing.set()
+        await self._site.transport.close()
+
+    # -- routes ------------------------------------------------------------------------------------------------
+
+    def _routes(self) -> list[BaseRoute]:
+        pages = [Route(path, self._showing(page, open_to_all=False)) for path, page in PAGES.items()]
+        pages += [Route(path, self._showing(page, open_to_all=True)) for path, page in OPEN_PAGES.items()]
+        changes = [Route(path, self._changing(change), methods=["POST"]) for path, change in OPEN_CHANGES.items()]
+        return [*pages, *changes, Route("/static/{name}", self._asset)]
+
+    def _showing(self, page: PageHandler, *, open_to_all: bool) -> Callable[[Request], Awaitable[Response]]:
+        async def show(request: Request) -> Response:
+            visit = Visit(self._site, request)
+            if comes_from_elsewhere(request):
+                return visit.page("elsewhere.html")
+            if self._site.closing.is_set():
+                return visit.page("stopping.html", 503) if not is_live(request) else events([])
+            try:
+                if not open_to_all:
+                    await visit.identify()
+                return await page(visit)
+            except metatxn.MetatxnError as error:
+                return failed(visit, error) if not is_live(request) else events([visit.problem(error)])
+
+        return show
+
+    def _changing(self, change: FormHandler) -> Callable[[Request], Awaitable[Response]]:
+        async def make(request: Request) -> Response:
+            visit = Visit(self._site, request)
+            values = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), max_num_fields=MAX_FIELDS))
+            if not comes_from_here(request) or not visit.session.sent(values.get("form_token", "")):
+                return visit.page("forged.html", 403)
+            try:
+                return await change(visit, values)
+            except metatxn.MetatxnError as error:
+                return failed(visit, error)
+
+        return make
+
+    async def _asset(self, request: Request) -> Response:
+        found = self._site.assets.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404)
+        return found.response()
+
+    async def _no_such_page(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return Visit(self._site, request).page("missing.html", error.status_code)
+
+
+def failed(visit: Visit, error: metatxn.MetatxnError) -> Response:
+    """The page that says what is wrong and what to do; or that on which to sign in."""
+    if isinstance(error, metatxn.Unauthenticated):
+        return RedirectResponse(f"{PATH}/sign-in?next={quote(visit.here, safe='')}", 303)
+    status = 503 if isinstance(error, metatxn.ServiceUnreachable) else error.status
+    return visit.page("problem.html", status, error=error)

@@ -1,0 +1,97 @@
+"""How values look on a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from metatxn.words import duration, short_id, size_text
+
+_MANY = ("k", "M", "G", "T")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def span(ms: float | None) -> str:
+    """A duration, also a short one: `3d 4h`, `8s`, `120 ms`."""
+    if ms is None:
+        return "–"
+    return f"{round(ms)} ms" if ms < 1_000 else duration(int(ms))
+
+
+def size(number: int | None) -> str:
+    return "–" if number is None else size_text(number)
+
+
+def count(number: float | None) -> str:
+    """A number of things: `17`, `9,999`, `12.3k`, `4.2M`."""
+    if number is None:
+        return "–"
+    if number < 10_000:
+        return f"{number:,.0f}" if number == int(number) or number >= 100 else f"{number:.1f}"
+    power = next((power for power, _ in enumerate(_MANY, 1) if number < 1_000 ** (power + 1)), len(_MANY))
+    return f"{number / 1_000**power:.1f}{_MANY[power - 1]}"
+
+
+def rate(number: float | None) -> str:
+    return "–" if number is None else f"{count(number)}/s"
+
+
+def time_tag(at_ms: int | None) -> str | Markup:
+    """A point in time, which the page shows in the zone of its reader, and exactly when it is pointed at."""
+    if at_ms is None:
+        return "–"
+    try:
+        at = _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return str(at_ms)
+    exact = at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03}Z"
+    shown = at.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{}" title="{} · {}">{} UTC</time>').format(exact, exact, at_ms, shown)
+
+
+def ago(at_ms: int | None, now_ms: int) -> str:
+    return "–" if at_ms is None else span(max(0, now_ms - at_ms))
+
+
+def path_part(text: str) -> str:
+    """A name as one segment of a path."""
+    return quote(text, safe="")
+
+
+def pretty_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def plain_topic(name: str) -> str:
+    """A topic's name as people say it: without `public/default/`."""
+    return name.removeprefix("public/default/")
+
+
+def segment_part(segment: str) -> str:
+    """What tells a segment of a topic from the others: `0000-7fff-2`."""
+    return segment.rpartition("/")[2]
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "ago": ago,
+    "count": count,
+    "part": path_part,
+    "plain_topic": plain_topic,
+    "plural": plural,
+    "pretty_json": pretty_json,
+    "rate": rate,
+    "segment_part": segment_part,
+    "short_id": short_id,
+    "size": size,
+    "span": span,
+    "time": time_tag,
+}

@@ -1,0 +1,61 @@
+"""Pages that follow what changes: server-sent events, each of which is the whole live part of a page.
+
+The browser swaps it in, and keeps what its reader has focused, opened or chosen. The services are asked again and
+again as long as the page is seen; the stream of a page in the background is closed. While nothing changes, nothing is
+sent but a comment now and then, by which a reader who is gone is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+EVENTS = "text/event-stream"
+LOOK_EVERY_S = 2.0
+QUIET_LOOKS = 7
+"""After so many looks without news, a comment is sent."""
+
+Look = Callable[[], Awaitable[str]]
+"""Makes the live part of a page as it is now."""
+
+
+def is_live(request: Request) -> bool:
+    """Whether the events of a page are asked for, and not the page."""
+    return EVENTS in request.headers.get("accept", "")
+
+
+def live_response(look: Look, closing: asyncio.Event) -> Response:
+    return StreamingResponse(_looks(look, closing), media_type=EVENTS)
+
+
+def events(texts: Iterable[str]) -> Response:
+    """A stream of these events that ends behind them. The browser asks again after a while."""
+    return Response("".join(map(event, texts)), media_type=EVENTS)
+
+
+async def _looks(look: Look, closing: asyncio.Event) -> AsyncIterator[str]:
+    before, quiet = None, 0
+    while not closing.is_set():
+        seen = await look()
+        if seen != before:
+            before, quiet = seen, 0
+            yield event(seen)
+        elif (quiet := quiet + 1) == QUIET_LOOKS:
+            quiet = 0
+            yield ": nothing has changed\n\n"
+        await _pause(closing)
+
+
+async def _pause(closing: asyncio.Event) -> None:
+    try:
+        await asyncio.wait_for(closing.wait(), LOOK_EVERY_S)
+    except TimeoutError:
+        return
+
+
+def event(text: str) -> str:
+    """An event without a name, which htmx swaps into the page. Every line of the text needs its field."""
+    return "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"

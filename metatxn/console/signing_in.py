@@ -1,0 +1,62 @@
+"""Signing in and out, and the colours of the pages."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.responses import RedirectResponse, Response
+
+import metatxn
+from metatxn.client import connect_async
+from metatxn.console.sessions import MAX_TOKEN_LENGTH, PATH, BrowserSession, is_token, set_cookie
+from metatxn.console.visit import THEME, THEMES, Visit
+
+A_YEAR_S = 365 * 86_400
+
+
+async def form(visit: Visit) -> Response:
+    return visit.page("sign_in.html", next=_local(visit.query("next")), wrong=None)
+
+
+async def sign_in(visit: Visit, values: dict[str, str]) -> Response:
+    """The token counts once the services know it. The session is a new one: forms of the former are worthless."""
+    token, then = values.get("token", "").strip(), _local(values.get("next", ""))
+    wrong = await _refusal(visit, token)
+    if wrong is not None:
+        return visit.page("sign_in.html", 401, next=then, wrong=wrong)
+    response = RedirectResponse(then, 303)
+    BrowserSession.begin(token).keep(visit.request, response)
+    return response
+
+
+async def _refusal(visit: Visit, token: str) -> str | None:
+    if len(token) > MAX_TOKEN_LENGTH:
+        return f"A browser keeps no token with more than {MAX_TOKEN_LENGTH:,} characters. Use a shorter one."
+    if not is_token(token):
+        return "This is not a token. Paste it as a whole, and nothing else."
+    try:
+        await connect_async(visit.site.url, token, transport=visit.site.transport).access()
+    except metatxn.Unauthenticated as error:
+        return f"{error.detail[:1].upper()}{error.detail[1:]}."
+    return None
+
+
+async def sign_out(visit: Visit, _: dict[str, str]) -> Response:
+    response = RedirectResponse(f"{PATH}/sign-in", 303)
+    BrowserSession.begin().keep(visit.request, response)
+    return response
+
+
+async def choose_theme(visit: Visit, values: dict[str, str]) -> Response:
+    theme = values.get("theme", "")
+    response = RedirectResponse(_local(values.get("next", "")), 303)
+    if theme in THEMES:
+        set_cookie(visit.request, response, THEME, theme, A_YEAR_S)
+    return response
+
+
+def _local(url: str) -> str:
+    """A page of this console, and of no other site."""
+    parts = urlsplit(url)
+    is_here = not parts.scheme and not parts.netloc and (parts.path + "/").startswith(f"{PATH}/")
+    return url if is_here else f"{PATH}/"

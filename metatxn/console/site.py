@@ -1,0 +1,67 @@
+"""What all requests to a console share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from metatxn.console.assets import Assets
+from metatxn.console.formats import FILTERS
+from metatxn.transport.api import Transport
+
+
+class Recorder(Protocol):
+    """Writes a line of the audit log; `status` is that of HTTP."""
+
+    def __call__(
+        self,
+        verb: str,
+        about: Mapping[str, Any],
+        status: int,
+        *,
+        principal: str | None = None,
+        address: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class Site:
+    """`url` is that of a coordinator, through which the console finds all others. With `read_only` nothing can be
+    changed. `closing` is set when the process is about to stop, so that no page keeps it from that."""
+
+    url: str
+    transport: Transport
+    record: Recorder
+    read_only: bool = False
+    clock: Callable[[], float] = time.time
+    assets: Assets = field(default_factory=Assets)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    templates: Environment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.templates = _templates(self.assets)
+
+    def now_ms(self) -> int:
+        return int(self.clock() * 1000)
+
+
+def _templates(assets: Assets) -> Environment:
+    """Whatever a page shows is escaped, and a name that a template does not know is a bug."""
+    templates = Environment(
+        loader=PackageLoader("metatxn.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    templates.filters.update(FILTERS)
+    templates.globals["asset"] = assets.__getitem__
+    templates.globals["ui"] = templates.get_template("macros.html").module
+    return templates

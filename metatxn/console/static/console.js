@@ -1,0 +1,57 @@
+// What a page needs beyond HTML: times in the reader's zone, news of a lost connection, and some keys.
+"use strict";
+
+(() => {
+  const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const today = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+
+  function showTimes(root) {
+    const day = new Date().toDateString();
+    for (const each of root.querySelectorAll("time[datetime]")) {
+      const at = new Date(each.dateTime);
+      if (!Number.isNaN(at.getTime())) {
+        each.textContent = (at.toDateString() === day ? today : exact).format(at);
+      }
+    }
+  }
+
+  function connection(lost) {
+    const said = document.getElementById("lost");
+    if (said && said.hidden === lost) {
+      document.getElementById("lost-at").textContent = today.format(new Date());
+      said.hidden = !lost;
+    }
+  }
+
+  document.addEventListener("htmx:sse:error", () => connection(true));
+  document.addEventListener("htmx:sse:after:connection", () => connection(false));
+  document.addEventListener("htmx:after:swap", () => showTimes(document));
+
+  document.addEventListener("click", (click) => {
+    const copied = click.target.closest("[data-copy]");
+    if (copied) {
+      navigator.clipboard.writeText(copied.dataset.copy).then(() => {
+        copied.textContent = "Copied";
+      });
+    }
+  });
+
+  document.addEventListener("change", (change) => {
+    const all = change.target.closest("[data-checks]");
+    if (all) {
+      for (const each of document.getElementsByName(all.dataset.checks)) {
+        each.checked = all.checked;
+      }
+    }
+  });
+
+  document.addEventListener("keydown", (key) => {
+    const search = document.querySelector("input[type=search]");
+    if (key.key === "/" && search && !key.target.closest("input, textarea, select")) {
+      key.preventDefault();
+      search.focus();
+    }
+  });
+
+  showTimes(document);
+})();

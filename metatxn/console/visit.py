@@ -1,0 +1,134 @@
+"""One request to the console: who asks, what the services answer them, and the page that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+import metatxn
+from metatxn.client import connect_async
+from metatxn.console.live import is_live, live_response
+from metatxn.console.sessions import PATH, BrowserSession, comes_from_elsewhere, set_cookie
+from metatxn.console.site import Site
+
+READ_TIMEOUT_S = 5.0
+"""A page says that a service does not answer, rather than let its reader wait."""
+CHANGE_TIMEOUT_S = 30.0
+THEME = "metatxn-theme"
+SAID = "metatxn-said"
+THEMES = ("auto", "light", "dark")
+LONGEST_SAID = 300
+NAVIGATION = (("/", "Overview"),)
+Values = Mapping[str, Any]
+"""What a template shows, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeChange:
+    """A change was made: what to say, and the page on which to say it."""
+
+    said: str
+    url: str
+
+
+class Visit:
+    """`client` asks the services with the token of the caller."""
+
+    def __init__(self, site: Site, request: Request) -> None:
+        self.site = site
+        self.request = request
+        found = BrowserSession.of(request)
+        # The browser does not send its cookie if another site has led to us: it may have one all the same.
+        self._begins_session = found is None and request.method == "GET" and not comes_from_elsewhere(request)
+        self.session = found or BrowserSession.begin()
+        timeout_s = READ_TIMEOUT_S if request.method == "GET" else CHANGE_TIMEOUT_S
+        self.client = connect_async(site.url, self.session.token, timeout_s, transport=site.transport)
+        self._access: metatxn.AccessInfo | None = None
+
+    @property
+    def theme(self) -> str:
+        chosen = self.request.cookies.get(THEME, "auto")
+        return chosen if chosen in THEMES else "auto"
+
+    @property
+    def access(self) -> metatxn.AccessInfo:
+        """The rights of the caller, once they were asked for."""
+        return self._access or metatxn.AccessInfo(admin=False)
+
+    @property
+    def here(self) -> str:
+        """The URL of this page, without its host."""
+        url = self.request.url
+        return f"{url.path}?{url.query}" if url.query else url.path
+
+    @property
+    def navigation(self) -> list[tuple[str, str]]:
+        """The pages that the caller may open, by URL; none before it has signed in."""
+        return [(f"{PATH}{url}", name) for url, name in NAVIGATION] if self._access is not None else []
+
+    def is_below(self, url: str) -> bool:
+        """Whether this page is the one at `url`, or belongs to it."""
+        return self.request.url.path == url or (url != f"{PATH}/" and self.request.url.path.startswith(f"{url}/"))
+
+    async def identify(self) -> None:
+        """Ask the services who the caller is. Raises `Unauthenticated` and what else a client raises."""
+        self._access = await self.client.access()
+
+    def query(self, name: str) -> str:
+        """A parameter of the query, without the space around it; empty if it is not there."""
+        return self.request.query_params.get(name, "").strip()
+
+    def part(self, name: str) -> str:
+        """A parameter of the path."""
+        return unquote(self.request.path_params[name])
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        said = unquote(self.request.cookies.get(SAID, ""))
+        response = HTMLResponse(self._render(template, {**values, "said": said}), status)
+        if said:
+            response.delete_cookie(SAID, PATH)
+        if self._begins_session:
+            self.session.keep(self.request, response)
+        return response
+
+    async def live_page(self, template: str, load: Callable[[], Awaitable[Values]]) -> Response:
+        """A page whose block `live` follows what changes: the browser asks the same URL for its events."""
+        if not is_live(self.request):
+            return self.page(template, **await load())
+
+        async def look() -> str:
+            try:
+                return self._block(template, "live", await load())
+            except metatxn.MetatxnError as error:
+                return self.problem(error)
+
+        return live_response(look, self.site.closing)
+
+    def problem(self, error: metatxn.MetatxnError) -> str:
+        """What stands in place of the live part of a page until the services answer again."""
+        return self._block("problem.html", "live", {"error": error})
+
+    def fragment(self, template: str, block: str, **values: Any) -> Response:
+        """A part of a page, for htmx."""
+        return HTMLResponse(self._block(template, block, values))
+
+    def done(self, done: MadeChange) -> Response:
+        """Go to a page that says so. The sentence travels in a cookie that is taken away there."""
+        response = RedirectResponse(done.url, 303)
+        set_cookie(self.request, response, SAID, quote(done.said[:LONGEST_SAID]), max_age_s=60)
+        return response
+
+    def _render(self, template: str, values: Values) -> str:
+        return self.site.templates.get_template(template).render({**values, "visit": self})
+
+    def _block(self, template: str, block: str, values: Values) -> str:
+        found = self.site.templates.get_template(template)
+        context = found.new_context({**values, "visit": self})
+        return "".join(found.blocks[block](context))

@@ -1,0 +1,68 @@
+"""One browser, and one cluster without and one with tokens, for all tests of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from playwright.sync_api import Browser
+
+from metatxn.service.exposure import open_exposure
+from tests.console.browser import Visitor, running_browser
+from tests.console.cluster import ConsoleCluster, Loop
+from tests.service.security import TokenFile
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A cluster with tokens, by principal."""
+
+    cluster: ConsoleCluster
+    tokens: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[Loop]:
+    with Loop() as loop:
+        yield loop
+
+
+@pytest.fixture(scope="session")
+def cluster(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleCluster]:
+    with ConsoleCluster(loop, tmp_path_factory.mktemp("console")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def secured(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    listed = TokenFile(tmp_path_factory.mktemp("tokens"))
+    tokens = {"root": listed.add("root", admin=True)}
+    tokens["ada"] = listed.add("ada", topics={"public/default/orders*": "produce,consume"})
+    exposure = open_exposure(token_file=listed.path)
+    with ConsoleCluster(loop, tmp_path_factory.mktemp("secured"), exposure=exposure) as cluster:
+        yield Secured(cluster, tokens)
+
+
+@pytest.fixture
+def visitor(browser: Browser, cluster: ConsoleCluster) -> Iterator[Visitor]:
+    """Somebody at the console of the cluster without tokens. No page may have caused trouble in the end."""
+    visitor = Visitor(browser, cluster.url)
+    yield visitor
+    visitor.context.close()
+    assert visitor.troubles == []
+
+
+@pytest.fixture
+def stranger(browser: Browser, secured: Secured) -> Iterator[Visitor]:
+    """Somebody who has not signed in yet, at the console of the cluster with tokens."""
+    visitor = Visitor(browser, secured.cluster.url)
+    yield visitor
+    visitor.context.close()
+    assert visitor.troubles == []

@@ -1,0 +1,160 @@
+"""Goal: what holds on every page of the console: who may see it, what a form may do, how it looks and reads, and that
+it follows what changes.
+
+Method: a real browser at a coordinator without tokens and at one with them. Every test also fails for an error in the
+browser's console and for a request to elsewhere (`tests/console/browser.py`).
+"""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.console.browser import PHONE, Visitor, is_too_wide, violations
+from tests.console.cluster import ConsoleCluster
+from tests.console.conftest import Secured
+
+EVERY_PAGE = ("/", "/sign-in", "/no-such-page")
+
+
+def sign_in(visitor: Visitor, token: str, path: str = "/") -> Page:
+    page = visitor.open(path)
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    return page
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_can_be_used_by_everybody(browser: Browser, cluster: ConsoleCluster, theme: str) -> None:
+    """axe finds nothing in either theme, and nobody has to scroll sideways on a phone."""
+    visitor = Visitor(browser, cluster.url, color_scheme=theme)
+    for path in EVERY_PAGE:
+        page = visitor.open(path)
+        assert violations(page) == [], path
+        page.set_viewport_size(PHONE)
+        assert not is_too_wide(page), path
+    visitor.context.close()
+    assert [trouble for trouble in visitor.troubles if "404" not in trouble] == []
+
+
+def test_a_page_that_cannot_be_used_is_noticed(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.evaluate("document.querySelector('h1').innerHTML = '<img src=\"/console/static/mark.svg\">'")
+    page.evaluate("document.querySelector('main').style.width = '2000px'")
+    assert any("alternative text" in found for found in violations(page))
+    assert is_too_wide(page)
+
+
+def test_the_page_follows_what_changes(visitor: Visitor, cluster: ConsoleCluster) -> None:
+    page = visitor.open()
+    services = page.get_by_role("region", name="Services")
+    expect(services.get_by_text(cluster.url, exact=True)).to_be_visible()
+    expect(services.get_by_text(cluster.broker_url, exact=True)).to_be_visible()
+    before = page.get_by_text("Revision of the store").locator("xpath=following-sibling::dd").inner_text()
+    with cluster.client() as client:
+        client.begin()
+    expect(page.get_by_text("Revision of the store").locator("xpath=following-sibling::dd")).not_to_have_text(before)
+
+
+def test_a_page_says_that_its_coordinator_is_gone_and_follows_the_next_one(
+    visitor: Visitor, cluster: ConsoleCluster
+) -> None:
+    visitor.may_be_gone = True
+    page = visitor.open()
+    lost = page.get_by_text("The coordinator does not answer")
+    expect(lost).to_be_hidden()
+    cluster.stop_coordinator()
+    expect(lost).to_be_visible()
+    cluster.start_coordinator()
+    expect(lost).to_be_hidden()
+    expect(page.get_by_role("region", name="Services").get_by_text(cluster.url, exact=True)).to_be_visible()
+
+
+def test_the_keyboard_is_enough(visitor: Visitor) -> None:
+    """The first key leads to the content, and each stop can be seen."""
+    page = visitor.open()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_colours_are_those_that_were_chosen(visitor: Visitor) -> None:
+    page = visitor.open()
+    expect(page.locator("html")).to_have_attribute("data-theme", "auto")
+    for theme in ("light", "dark", "auto"):
+        page.get_by_role("button", name=re.compile("auto|light|dark", re.IGNORECASE)).click()
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
+
+
+# -- who may see it ------------------------------------------------------------------------------------------------
+
+
+def test_with_tokens_a_page_is_shown_after_signing_in(stranger: Visitor, secured: Secured) -> None:
+    page = sign_in(stranger, secured.tokens["root"], "/?of=interest")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert page.url == f"{secured.cluster.url}/console/?of=interest", "the page that was asked for"
+    (cookie,) = [each for each in stranger.context.cookies() if each["name"].startswith("metatxn-console-")]
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/console")
+    assert secured.tokens["root"] not in page.content() and page.evaluate("document.cookie") == ""
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    stranger.open()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+UNKNOWN = "mtx_0000000000000000_" + "0" * 64
+
+
+@pytest.mark.parametrize("wrong", [UNKNOWN, "<script>alert(1)</script>", "x" * 4_000, "päss"])
+def test_a_wrong_token_is_refused_in_words(stranger: Visitor, wrong: str) -> None:
+    page = sign_in(stranger, wrong)
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert violations(page) == []
+    assert wrong not in page.content()
+    stranger.troubles = [trouble for trouble in stranger.troubles if "401" not in trouble]
+
+
+def test_a_link_on_another_site_leads_to_the_page(stranger: Visitor, secured: Secured) -> None:
+    """The browser does not send the cookie with such a request, and with the next one it does."""
+    expect(sign_in(stranger, secured.tokens["ada"]).get_by_role("button", name="Sign out")).to_be_visible()
+    elsewhere = secured.cluster.url.replace("127.0.0.1", "localhost")
+    page = stranger.new_page()
+    page.goto(f"{elsewhere}/console/sign-in")
+    page.evaluate("url => { document.body.innerHTML = '<a href=\"' + url + '\">here</a>' }", f"{stranger.url}/console/")
+    page.get_by_text("here").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    stranger.troubles = [trouble for trouble in stranger.troubles if "localhost" not in trouble]
+
+
+# -- what a form may do --------------------------------------------------------------------------------------------
+
+
+def test_what_another_site_sends_changes_nothing(visitor: Visitor, cluster: ConsoleCluster) -> None:
+    page = visitor.open()
+    form_token = page.locator("input[name=form_token]").first.get_attribute("value")
+    cookies = {each["name"]: each["value"] for each in visitor.context.cookies()}
+    url = f"{cluster.url}/console/theme"
+    here = {"sec-fetch-site": "same-origin"}
+    good = {"form_token": form_token, "theme": "dark"}
+    with httpx.Client(cookies=cookies) as http:
+        for headers, sent in (
+            (here, {"theme": "dark"}),
+            (here, good | {"form_token": "0" * 64}),
+            ({"sec-fetch-site": "cross-site"}, good),
+            ({"sec-fetch-site": "same-site"}, good),
+            ({"origin": "http://evil.example"}, good),
+            ({}, good),
+        ):
+            refused = http.post(url, data=sent, headers=headers)
+            assert (refused.status_code, "set-cookie" in refused.headers) == (403, False), headers
+            assert "Nothing was changed" in refused.text
+        for headers in (here, {"origin": cluster.url}):
+            assert http.post(url, data=good, headers=headers).status_code == 303
+    with httpx.Client() as http:  # another browser, or one that keeps its cookie from another site
+        for headers in (here, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}):
+            refused = http.post(url, data=good, headers=headers)
+            assert (refused.status_code, "set-cookie" in refused.headers) == (403, False), "nobody is signed out"

@@ -1,0 +1,54 @@
+"""The console: what no other site may do through the browser of somebody who is signed in."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_APP = "metatxn/console/app.py"
+_FRAME = "tests/console/test_frame.py"
+
+CONSOLE = (
+    Mutant(
+        "form-from-anywhere",
+        "a change is made only if a page of this session has asked for it",
+        _APP,
+        'not comes_from_here(request) or not visit.session.sent(values.get("form_token", ""))',
+        "not comes_from_here(request)",
+        tests=(f"{_FRAME}::test_what_another_site_sends_changes_nothing",),
+    ),
+    Mutant(
+        "origin-not-compared",
+        "a change is made only if the browser says that a page of this origin has asked for it",
+        _APP,
+        'not comes_from_here(request) or not visit.session.sent(values.get("form_token", ""))',
+        'not visit.session.sent(values.get("form_token", ""))',
+        tests=(f"{_FRAME}::test_what_another_site_sends_changes_nothing",),
+    ),
+    Mutant(
+        "another-site-ends-the-session",
+        "a request that another site has led to gets no new session, in place of one that the browser keeps back",
+        "metatxn/console/visit.py",
+        'found is None and request.method == "GET" and not comes_from_elsewhere(request)',
+        "found is None",
+        tests=(
+            f"{_FRAME}::test_a_link_on_another_site_leads_to_the_page",
+            f"{_FRAME}::test_what_another_site_sends_changes_nothing",
+        ),
+    ),
+    Mutant(
+        "sent-elsewhere-after-signing-in",
+        "signing in leads to a page of the console and to nowhere else",
+        "metatxn/console/signing_in.py",
+        "not parts.scheme and not parts.netloc and",
+        "not parts.scheme and",
+        tests=("tests/console/test_console.py::test_nobody_is_sent_elsewhere",),
+    ),
+    Mutant(
+        "pages-keep-a-coordinator-from-stopping",
+        "the streams of open pages end when the coordinator is stopped",
+        _APP,
+        "        self._site.closing.set()\n",
+        "",
+        tests=("tests/console/test_console.py::test_a_coordinator_stops_although_somebody_watches",),
+    ),
+)
