@@ -33,6 +33,7 @@ from metastore.txn import listing, paths
 from metastore.txn.records.transactions import GcHorizon
 from metastore.txn.states import TxnState
 from metastore.types import EmptyRange, Record
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.wire.ids import TxnId
 
 DEFAULT_INTERVAL_MS = 60_000
@@ -118,7 +119,7 @@ class GcSweep(PeriodicSweep):
                     window_ms *= 4
                 reach_ms = min(reach_ms + window_ms, until_ms)
         if deleted:
-            log.info("headers collected", deleted=deleted, kept=kept)
+            tell(Lifecycle.HEADERS_COLLECTED, deleted=deleted, kept=kept)
         return Collected(deleted, kept)
 
     async def _collect(self, due: Sequence[listing.Row], overdue_ms: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from importlib.metadata import version
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
@@ -32,6 +33,7 @@ from metastore.measured import MeasuredStore
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.operations import add_operations
 from metatxn.service.process_metrics import LoopLag, add_process_metrics
 from metatxn.service.request_metrics import RequestMetrics
@@ -141,12 +143,11 @@ class CoordinatorService:
         self.timeout_sweep.start()
         self.gc_sweep.start()
         self.survey.start()
-        coordinator_id = self.presence.coordinator_id
-        log.info("coordinator ready", url=self.url, process_id=self.process_id, coordinator_id=coordinator_id)
+        self._tell(Lifecycle.SERVICE_READY, url=self.url, coordinator_id=self.presence.coordinator_id)
 
     async def stop(self) -> None:
         """Withdraw the announcement, then finish the requests and the sweep in progress. Idempotent."""
-        log.info("coordinator stopping", process_id=self.process_id)
+        self._tell(Lifecycle.SERVICE_STOPPING)
         await self.presence.stop()
         await self.guard.stop()
         if self._console is not None:
@@ -155,7 +156,10 @@ class CoordinatorService:
         await self.timeout_sweep.stop()
         await self.gc_sweep.stop()
         await self.survey.stop()
-        log.info("coordinator stopped", process_id=self.process_id)
+        self._tell(Lifecycle.SERVICE_STOPPED)
+
+    def _tell(self, event: Lifecycle, **members: Any) -> None:
+        tell(event, service="coordinator", id=self.process_id, version=self.app.version, **members)
 
     def _create_app(self) -> FastAPI:
         registry = self.metrics.registry

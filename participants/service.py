@@ -21,6 +21,7 @@ from metastore.types import Revision
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.operations import add_operations
 from metatxn.service.process_metrics import LoopLag, add_process_metrics
 from metatxn.service.request_metrics import RequestMetrics
@@ -140,6 +141,7 @@ class BrokerService:
         await self._server.start()
         await self.broker.open_all()
         await self.broker.announcement.start()
+        self._tell(Lifecycle.SERVICE_READY, url=self.url, storage=self._storage.storage_id)
 
     def _create_app(self) -> FastAPI:
         registry = self.metrics.registry
@@ -168,6 +170,7 @@ class BrokerService:
 
     async def stop(self) -> None:
         """Finish the requests in progress, close the segments, and release the storage."""
+        self._tell(Lifecycle.SERVICE_STOPPING)
         if self.broker is not None:
             await self.broker.announcement.stop()
         await self._server.stop()
@@ -178,6 +181,11 @@ class BrokerService:
             await self._memory.stop()
         if self._storage is not None:
             await self._storage.close()
+        self._tell(Lifecycle.SERVICE_STOPPED)
+
+    def _tell(self, event: Lifecycle, **members: Any) -> None:
+        broker = self.broker.id if self.broker is not None else None
+        tell(event, service="broker", id=broker, version=self.app.version, **members)
 
     def _seen_revision(self) -> Revision:
         return self.broker.mirror_revision if self.broker is not None else 0

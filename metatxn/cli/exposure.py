@@ -73,6 +73,10 @@ class ExposureOptions:
         int | None, typer.Option(min=1, help="Time for an answer; longer than the longest long poll. [default: 120000]")
     ] = None
 
+    slow_request_ms: Annotated[
+        int | None, typer.Option(min=1, help="An answer that takes longer has a line in the log. [default: 1000]")
+    ] = None
+
     def open(self, *hosts: str) -> ServerExposure:
         """Reads the files. Raises `CliError` if that fails, or if a host must not be listened on with these options."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -29,6 +29,7 @@ from metatxn.service.limits import Limits, RateLimit
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE
+from metatxn.service.slow_requests import SlowRequests
 from metatxn.wire import errors
 from metatxn.wire.problems import Problem, problem_of
 
@@ -65,6 +66,7 @@ class Gate:
         self._rate = RateLimit(limits.requests_per_second) if limits.requests_per_second else None
         self._metrics = metrics
         self._audit = audit or Audit()
+        self._slow = SlowRequests(limits.slow_request_ms, metrics.clock)
         self._clock = clock
         self._under_way = 0
 
@@ -81,7 +83,9 @@ class Gate:
         finally:
             self._metrics.end(measured, scope["method"])
             caller = scope.get(CALLER, ANYONE).name
-            self._audit.end(scope, measured.route, measured.status, caller, scope.get(BODY, b""))
+            body = scope.get(BODY, b"")
+            self._audit.end(scope, measured.route, measured.status, caller, body)
+            self._slow.end(scope, measured, caller, body)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -27,6 +27,9 @@ class Limits:
     """The most requests per second of one principal, or of one address while requests are not authenticated. None: no
     limit."""
 
+    slow_request_ms: int = 1_000
+    """An answer that takes longer has a line in the log."""
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)

@@ -38,11 +38,13 @@ class _Route:
 class MeasuredRequest:
     """One request in progress. `send` is to be used in place of the sending function of the server."""
 
-    __slots__ = ("_began", "_send", "route", "status")
+    __slots__ = ("_answered", "_began", "_clock", "_send", "route", "status")
 
-    def __init__(self, send: Send, began: float) -> None:
+    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self._send = send
-        self._began = began
+        self._clock = clock
+        self._began = clock()
+        self._answered: float | None = None
         self.route: Any = None
         """The route that was found; its type is the framework's."""
         self.status = NO_ANSWER
@@ -50,6 +52,7 @@ class MeasuredRequest:
     async def send(self, message: Message) -> None:
         if "status" in message:
             self.status = message["status"]
+            self._answered = self._clock()
         await self._send(message)
 
     def failed(self) -> None:
@@ -59,19 +62,23 @@ class MeasuredRequest:
     def seconds(self, now: float) -> float:
         return now - self._began
 
+    def seconds_to_answer(self, now: float) -> float:
+        """Until the answer began, or until now if there was none."""
+        return (self._answered or now) - self._began
+
 
 class RequestMetrics(Collector):
     """Registers itself. Used only on the event loop of the service."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+        self.clock = self._clock = clock
         self._under_way = 0
         self._by_route: dict[tuple[str, str], _Route] = {}
         registry.register(self)
 
     def begin(self, scope: Scope, send: Send) -> MeasuredRequest:
         self._under_way += 1
-        request = scope[REQUEST] = MeasuredRequest(send, self._clock())
+        request = scope[REQUEST] = MeasuredRequest(send, self._clock)
         return request
 
     def end(self, request: MeasuredRequest, method: str) -> None:

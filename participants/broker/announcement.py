@@ -16,6 +16,7 @@ from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord, DrainRecord
+from metatxn.service.lifecycle import Lifecycle, tell
 from participants.ledger.storage import LedgerStorage
 
 TTL_MS = 10_000
@@ -26,6 +27,7 @@ class Announcement:
 
     def __init__(self, store: MetadataStore, broker: str, url: str, storage: LedgerStorage, clock: Clock) -> None:
         self._store = store
+        self._broker = broker
         self._key = paths.broker_process(broker)
         self._url = url
         self._storage = storage
@@ -79,6 +81,8 @@ class Announcement:
                 await (self._remember() if draining else self._forget())
             if self._record is not None and draining != self._announced:
                 await self._announce(draining)
+            if draining != self.draining:
+                tell(Lifecycle.DRAIN_BEGUN if draining else Lifecycle.DRAIN_ENDED, broker=self._broker)
             self.draining = draining
 
     async def _announce(self, draining: bool) -> None:

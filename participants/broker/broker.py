@@ -24,6 +24,7 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import Header
 from metastore.types import Revision
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.retry import until_it_succeeds
 from metatxn.transport.api import Transport
 from metatxn.transport.pool import HttpTransport
@@ -148,6 +149,8 @@ class Broker:
         self._reconcile_interval_s = reconcile_interval_ms / 1000
         self._segments: dict[str, Segment] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[str] = set()
+        """The segments that are being given up."""
         self._why_not: dict[str, str] = {}
         self._deleted: set[str] = set()
         self._ended_before: set[str] = set()
@@ -389,21 +392,26 @@ class Broker:
         segment = self._segments.get(segment_id)
         if segment is None or segment.lost:
             return  # it is still being opened; it can move later
+        self._leaving.add(segment_id)
         await segment.publisher.drain()
-        segment.lose("it moves to another broker")
+        segment.leave("it moves to another broker")
         await self.drop(segment_id)
         await until_it_succeeds(
             lambda: self._release(segment),
             MetastoreError,
             lambda error: log.warning("give up again", segment=segment_id, error=str(error)),
         )
+        self._leaving.discard(segment_id)
+        if self.announcement.draining and not self._keepers and not self._leaving:
+            tell(Lifecycle.BROKER_DRAINED, broker=self.id)
 
     async def _release(self, segment: Segment) -> None:
         """Clear the owner's record, unless another broker has taken it. Raises the store's errors."""
-        owner = OwnerRecord(broker="", url="", generation=segment.ownership.generation)
-        check = segment.ownership.check
+        generation, check = segment.ownership.generation, segment.ownership.check
+        released = OwnerRecord(broker="", url="", generation=generation).encode()
         with suppress(CheckFailed):
-            await self.store.apply(self.store.batch().check(check).put(check.key, owner.encode()))
+            await self.store.apply(self.store.batch().check(check).put(check.key, released))
+            tell(Lifecycle.SEGMENT_HANDED_OVER, segment=segment.id, generation=generation)
 
     def _deposed(self, segment_id: str, owner: OwnerRecord) -> None:
         segment = self._segments.get(segment_id)
@@ -449,6 +457,7 @@ class Broker:
     async def _keep_open(self, segment_id: str) -> None:
         async def open_once() -> None:
             async with self._opening:
+                began = asyncio.get_running_loop().time()
                 try:
                     segment = await open_segment(segment_id, self._context)
                 except (SegmentDeleted, OwnedElsewhere) as gone:
@@ -465,6 +474,7 @@ class Broker:
                     raise
                 self._segments[segment_id] = segment
                 self.metrics.segments_opened.inc()
+                _tell_of(segment, asyncio.get_running_loop().time() - began)
             self._why_not.pop(segment_id, None)
             self._opened.notify()
 
@@ -592,6 +602,12 @@ class Broker:
     def _knows(self, name: str, segment_id: str) -> bool:
         topic = self._topic_cache.get(name)
         return topic is not None and segment_id in topic.segments
+
+
+def _tell_of(segment: Segment, seconds: float) -> None:
+    former, generation = segment.ownership.former, segment.ownership.generation
+    event = Lifecycle.SEGMENT_ACQUIRED if former is None else Lifecycle.SEGMENT_TAKEN_OVER
+    tell(event, segment=segment.id, generation=generation, former=former, seconds=round(seconds, 3))
 
 
 def _not_owner(segment_id: str, url: str) -> errors.MetatxnError:

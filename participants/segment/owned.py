@@ -21,6 +21,7 @@ from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
 from metastore.types import AtVersion, Revision, Version
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.broker import Isolation
@@ -46,6 +47,8 @@ class Ownership:
 
     generation: int
     check: AtVersion
+    former: str | None = None
+    """The broker that owned it before and has not given it up, if it was another one."""
 
 
 class OwnedSegment:
@@ -223,9 +226,14 @@ class OwnedSegment:
         """Stop serving at once, because the broker was deposed or the ledger failed. The broker opens the segment
         again."""
         if self.lost is None:
+            tell(Lifecycle.SEGMENT_LOST, segment=self.id, generation=self.ownership.generation, reason=reason)
+            self.leave(reason)
+
+    def leave(self, reason: str) -> None:
+        """Stop serving, as it was planned."""
+        if self.lost is None:
             self.lost = reason
             self._metrics.segments_lost.inc()
-            log.warning("segment lost", segment=self.id, reason=reason)
             self.changed.notify()
 
     def advanced(self) -> None:

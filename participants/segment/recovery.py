@@ -179,7 +179,8 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
     else:
         batch.create(owner_key, value)
     applied = await context.store.apply(batch)
-    return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision))
+    former = owner.broker if owner is not None and owner.broker != context.broker else ""
+    return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision), former or None)
 
 
 async def _refuse_unknown_ledgers(segment_id: str, record: SegmentRecord, storage: LedgerStorage) -> None:

@@ -19,6 +19,7 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch, Version
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from participants.ledger.storage import LedgerError, SealedLedger
@@ -53,6 +54,8 @@ async def seal(
                 sealed, version, last = await _seal(segment, store, succession)
                 await installation(sealed)
                 segment.sealed(sealed, version, last)
+                event = Lifecycle.SEGMENT_SPLIT if sealed.children else Lifecycle.SEGMENT_SEALED
+                tell(event, segment=segment.id, last_position=str(last.last), children=list(sealed.children))
                 check = segment.ownership.check
                 stale_gone = until_done(
                     segment,

@@ -130,6 +130,6 @@ async def delete_trimmed(segment: Segment, store: MetadataStore, storage: Ledger
 async def stored_segment(segment: Segment, store: MetadataStore) -> Record:
     stored = await store.get(paths.segment(segment.id))
     if stored is None:
-        segment.lose("it was deleted")
+        segment.leave("it was deleted")
         raise segment.not_serving()
     return stored

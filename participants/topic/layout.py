@@ -22,6 +22,7 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.segments import MergeClaim, SegmentRecord
 from metastore.types import Batch, Record
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.wire import errors
 from metatxn.wire.broker import HashRange
 from metatxn.wire.names import segment_id as new_segment_id
@@ -265,7 +266,8 @@ class LayoutUpkeep:
             batch.replace(parent.stored, record.encode())
         grown = topic.topic.model_copy(update={"segments": (*topic.topic.segments, claim.child)})
         batch.replace(topic.record, grown.encode())
-        await self._apply_unless_changed(batch)
+        if await self._apply_unless_changed(batch):
+            tell(Lifecycle.SEGMENTS_MERGED, segments=[low.id, high.id], child=claim.child)
 
     async def _give_up(self, one: StoredSegment, other: StoredSegment) -> None:
         """Give up the merge in one apply: neither segment is claimed any more, and one that was sealed for it has a
@@ -280,11 +282,13 @@ class LayoutUpkeep:
         log.warning("merge given up", segment=one.id, other=other.id)
         await self._apply_unless_changed(batch)
 
-    async def _apply_unless_changed(self, batch: Batch) -> None:
+    async def _apply_unless_changed(self, batch: Batch) -> bool:
         try:
             await self._store.apply(batch)
         except CheckFailed as lost:
             log.info("another broker has changed the layout first", check=str(lost.check))
+            return False
+        return True
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 

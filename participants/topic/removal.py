@@ -23,6 +23,7 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
+from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.wire import errors
 from metatxn.wire.names import number_of_segment
 from metatxn.wire.position import Position
@@ -253,7 +254,7 @@ class Removal:
 
     async def _finish(self, segment: Segment) -> None:
         """It is removed. What is left of it is deleted now, or by a later reconcile."""
-        log.info("segment removed", segment=segment.id, children=list(segment.record.children))
+        tell(Lifecycle.SEGMENT_REMOVED, segment=segment.id, children=list(segment.record.children))
         self._broker.metrics.segments_removed.inc()
         self._broker.forget_topic(segment.record.topic)
         try:

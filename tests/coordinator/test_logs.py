@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from tests.coordinator.processes import CoordinatorProcess
+from tests.log_lines import checked
 from tests.metatxn.dev_server import COMMAND
 
 REASON = 'x\n{"event": "forged"}\x1b]0;forged\x07\u2028'
@@ -46,6 +47,7 @@ async def test_every_line_is_an_object(tmp_path: Path) -> None:
         assert await asyncio.to_thread(process.wait) == 0
         lines: list[dict[str, Any]] = [json.loads(line) for line in process.rest_of_log().split("\n") if line]
     assert all({"event", "level", "timestamp"} <= set(line) for line in lines)
+    assert [line["event"] for line in checked(lines)] == ["service ready", "service stopping", "service stopped"]
     told = [(line["event"], line.get("reason")) for line in lines if line.get("txn_id") == txn_id]
     assert told == [
         ("transaction begun", None),

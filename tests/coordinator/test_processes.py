@@ -120,13 +120,13 @@ async def test_a_signal_lets_a_slow_commit_finish(tmp_path: Path) -> None:
             # One event loop over there: what was sent first is read by the time the next request is answered.
             assert (await http.get(f"{process.url}/healthz")).status_code == 200
         process.signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait_for_log, "coordinator stopping")
+        await asyncio.to_thread(process.wait_for_log, "service stopping")
         assert not status.done()
         server.thaw()
         assert await status == b"HTTP/1.1 200 OK\r\n"
         assert b'"state":"COMMITTED"' in await reader.read()
         writer.close()
-        await asyncio.to_thread(process.wait_for_log, "coordinator stopped")
+        await asyncio.to_thread(process.wait_for_log, "service stopped")
         assert await asyncio.to_thread(process.wait) == 0
         assert '"state":"COMMITTED"' in header(server, txn_id)
 

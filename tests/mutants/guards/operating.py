@@ -9,6 +9,8 @@ _TEST_CONSENT = "tests/metatxn/test_cli_consent.py"
 _AUDITED = "metatxn/service/audited.py"
 _TEST_AUDIT = "tests/service/test_audit.py"
 
+_TEST_SLOW = "tests/service/test_slow_requests.py"
+
 OPERATING = (
     Mutant(
         "any-answer-is-yes",
@@ -114,5 +116,37 @@ OPERATING = (
         "if status in _UNKNOWN:",
         "if status in _UNKNOWN[:1]:",
         tests=(f"{_TEST_AUDIT}::test_a_bug_leaves_the_outcome_unknown",),
+    ),
+    Mutant(
+        "long-poll-is-slow",
+        "the time that a request asked to wait does not make it slow",
+        "metatxn/service/slow_requests.py",
+        " or seconds - _asked_to_wait_s(scope, body) < self._slow_s",
+        "",
+        tests=(f"{_TEST_SLOW}::test_the_time_that_was_asked_for_does_not_count",),
+    ),
+    Mutant(
+        "slow-reader-is-slow",
+        "a client that takes its answer slowly does not make it a slow one",
+        "metatxn/service/request_metrics.py",
+        "return (self._answered or now) - self._began",
+        "return now - self._began",
+        tests=(f"{_TEST_SLOW}::test_only_slow_requests_have_a_line",),
+    ),
+    Mutant(
+        "slow-requests-flood-the-log",
+        "there are at most a few lines a second of slow requests",
+        "metatxn/service/slow_requests.py",
+        "self._next, self._unlisted = now + PAUSE_S, 0",
+        "self._next, self._unlisted = now - PAUSE_S, 0",
+        tests=(f"{_TEST_SLOW}::test_what_has_no_line_is_counted_by_the_next_one",),
+    ),
+    Mutant(
+        "planned-move-is-a-warning",
+        "a segment that is handed over is not told as lost",
+        "participants/broker/broker.py",
+        'segment.leave("it moves to another broker")',
+        'segment.lose("it moves to another broker")',
+        tests=("tests/participants/broker/test_lifecycle.py::test_a_planned_move_is_no_warning",),
     ),
 )

@@ -94,8 +94,8 @@ PARTICIPANTS = (
         "given-up-by-a-deposed-owner",
         "5.2: an owner gives a segment up at its own generation, not at another one's",
         "participants/broker/broker.py",
-        "self.store.apply(self.store.batch().check(check).put(check.key, owner.encode()))",
-        "self.store.apply(self.store.batch().put(check.key, owner.encode()))",
+        "self.store.apply(self.store.batch().check(check).put(check.key, released))",
+        "self.store.apply(self.store.batch().put(check.key, released))",
         tests=(f"{_TEST_OWNERSHIP}::test_what_another_broker_has_taken_is_not_given_up",),
     ),
     Mutant(
