@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +13,9 @@ from metatxn.paging import Paged
 from metatxn.table_writer import KEY_METADATA, key_text
 from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
 from metatxn.wire.columns import Misfit, fitted, table_with_nulls
+from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_frames
-from metatxn.wire.record_batches import bodies_of
 
 PAGE_BYTES = 8 * 1024 * 1024
 
@@ -50,6 +48,7 @@ async def read_frames(
         "isolation": isolation,
         "revision": revision,
         "wait_ms": wait_ms or None,
+        "batches": "true",
     }
     call = Call("GET", path_of("segments", segment, "entries"), params, wait_s=wait_ms / 1000)
     if owner_url is not None and connection.topics.owner(segment) is None:
@@ -130,8 +129,9 @@ def decode_rows(frame: Frame, schema: pa.Schema | None, *, segment: str | None =
 def decode_with_nulls(frame: Frame, schema: pa.Schema | None, *, keys: bool = False) -> Decoded:
     """Like `decode_rows`, but never raises."""
     if frame.kind is not PayloadKind.ARROW:
-        found, misfits = table_with_nulls(values_of(frame), schema)
-        return Decoded(found, _message_keys(frame) if keys else [], misfits)
+        messages = messages_of(frame)
+        found, misfits = table_with_nulls(list(messages.values), schema)
+        return Decoded(found, list(messages.keys) if keys else [], misfits)
     table = _written_table(frame)
     found, misfits = (table.replace_schema_metadata(None), []) if schema is None else fitted(table, schema)
     return Decoded(found, _arrow_keys(table) if keys else [], misfits)
@@ -139,26 +139,12 @@ def decode_with_nulls(frame: Frame, schema: pa.Schema | None, *, keys: bool = Fa
 
 def keys_of(frame: Frame) -> list[str | None]:
     """The keys, row by row."""
-    return _arrow_keys(_written_table(frame)) if frame.kind is PayloadKind.ARROW else _message_keys(frame)
+    return _arrow_keys(_written_table(frame)) if frame.kind is PayloadKind.ARROW else list(messages_of(frame).keys)
 
 
 def _written_table(frame: Frame) -> pa.Table:
     # Copied, because columns in the middle of a page would be unaligned, which slows Arrow's kernels down.
     return pa.ipc.open_stream(pa.py_buffer(bytes(frame.payload))).read_all()
-
-
-def _value_of(message: dict[str, Any]) -> Any:
-    if "value_base64" in message:
-        return base64.b64decode(message["value_base64"])
-    return message["value"]
-
-
-def _message_keys(frame: Frame) -> list[str | None]:
-    if frame.kind is PayloadKind.BYTES:
-        return [None]
-    if frame.kind is PayloadKind.KAFKA:
-        return [body["key"] for body in bodies_of(frame.payload, frame.count)]
-    return [message.get("key") for message in json.loads(bytes(frame.payload))]
 
 
 def _arrow_keys(table: pa.Table) -> list[str | None]:
@@ -170,9 +156,4 @@ def _arrow_keys(table: pa.Table) -> list[str | None]:
 
 def values_of(frame: Frame) -> list[Any]:
     """The values of an entry that is not a table."""
-    assert frame.kind is not PayloadKind.ARROW
-    if frame.kind is PayloadKind.BYTES:
-        return [bytes(frame.payload)]
-    if frame.kind is PayloadKind.KAFKA:
-        return [body["raw"] if "raw" in body else body["value"] for body in bodies_of(frame.payload, frame.count)]
-    return [_value_of(message) for message in json.loads(bytes(frame.payload))]
+    return list(messages_of(frame).values)

@@ -19,12 +19,16 @@ from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
+from metatxn.wire.batches import PackedMessage, pack_batch, packed_message
 from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from metatxn.wire.record_batches import HEADER
 
 BATCH_BYTES = 1024 * 1024
 BATCH_MESSAGES = 1000
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+RECORD_BYTES = 8
+"""What a message takes in an entry beside its content, at most."""
 STICKY_MESSAGES = 100
 """This many messages without a key go to one segment before the next segment's turn, so that they share entries."""
 
@@ -34,16 +38,16 @@ class Outgoing:
     """A queued message. `future` is of the kind that its sender can wait for."""
 
     key: str | None
-    encoded: bytes
+    packed: PackedMessage
     turn: int
     future: asyncio.Future[str] | concurrent.futures.Future[str]
 
 
 class MessageFormat:
-    kind = PayloadKind.MESSAGES
+    kind = PayloadKind.BATCH
 
     def size(self, item: Outgoing) -> int:
-        return len(item.encoded) + 1
+        return len(item.packed.content) + RECORD_BYTES
 
     def key(self, item: Outgoing) -> str | None:
         return item.key
@@ -54,7 +58,7 @@ class MessageFormat:
         return [(layout.segment_of(item.key), item)]
 
     def encode(self, items: list[Outgoing]) -> tuple[bytes, int]:
-        return b"[" + b",".join([item.encoded for item in items]) + b"]", len(items)
+        return pack_batch(item.packed for item in items)
 
     def done(self, items: list[Outgoing], outcome: str | MetatxnError) -> None:
         for item in items:
@@ -91,7 +95,7 @@ def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pe
             raise InvalidArgument(f"{name}: must be at least 1" + (f" and at most {top}" if top else ""), field=name)
     if not 0 <= linger_ms <= 3_600_000:
         raise InvalidArgument("linger_ms: must be between 0 and an hour", field="linger_ms")
-    return Batching(max_bytes, max_messages, linger_ms / 1000, max_pending_bytes)
+    return Batching(max(1, max_bytes - HEADER.size), max_messages, linger_ms / 1000, max_pending_bytes)
 
 
 class AsyncProducer:
@@ -158,4 +162,4 @@ class AsyncProducer:
         properties: dict[str, str] | None,
         future: asyncio.Future[str] | concurrent.futures.Future[str],
     ) -> Outgoing:
-        return Outgoing(key, encoded_message(value, key, properties), next(self._turns), future)
+        return Outgoing(key, packed_message(value, key, properties), next(self._turns), future)

@@ -16,11 +16,13 @@ from metatxn.wire.text import encodable, no_control_characters
 FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
 ARROW_MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 MESSAGES_MEDIA_TYPE = "application/vnd.metatxn.messages+json"
+BATCH_MEDIA_TYPE = "application/vnd.metatxn.batch"
 BYTES_MEDIA_TYPE = "application/octet-stream"
 PAYLOAD_MEDIA_TYPES = {
     PayloadKind.BYTES: BYTES_MEDIA_TYPE,
     PayloadKind.ARROW: ARROW_MEDIA_TYPE,
     PayloadKind.MESSAGES: MESSAGES_MEDIA_TYPE,
+    PayloadKind.BATCH: BATCH_MEDIA_TYPE,
 }
 
 NEXT_HEADER = "Metatxn-Next"
@@ -31,8 +33,8 @@ END_HEADER = "Metatxn-End"
 """`true` if nothing after this page was readable when it was read."""
 
 MAX_ENTRY_MESSAGES = 100_000
-"""The most JSON messages in one entry. A broker parses each of them separately, and each takes half a kilobyte of its
-memory meanwhile."""
+"""The most messages in one entry, if it is not a table. A broker that parses JSON needs half a kilobyte of memory for
+each meanwhile."""
 MAX_SEGMENTS = 100
 """The most segments that a new topic may have: a topic and its segments are created in one apply, and etcd accepts 128
 operations in one."""

@@ -1,4 +1,5 @@
-"""Record batches of Kafka's (magic 2), the payload of entries in topics with the format `kafka`.
+"""Record batches of Kafka's (magic 2): the payload of entries in topics with the format `kafka`, and of those in which
+the client library sends its messages (see `batches`).
 
 All numbers are signed and big-endian. The checksum is the CRC-32C of everything behind it, so an offset can be stamped
 into a finished batch.
@@ -29,7 +30,10 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 LENGTH_OFFSET = 8
@@ -38,6 +42,8 @@ CHECKED_FROM = 21
 """The first byte that the checksum covers."""
 MAGIC = 2
 COMPRESSION, TRANSACTIONAL, CONTROL = 0x07, 0x10, 0x20
+CODECS = range(5)
+"""The values of the bits of compression: none, gzip, snappy, lz4, zstd."""
 MAX_RECORDS_BYTES = 64 << 20
 """The most bytes that the records of a batch have once they are decompressed."""
 CONTENT_TYPE, JSON_TYPE = "content-type", "application/json"
@@ -58,8 +64,8 @@ class KafkaRecord:
         A value is JSON if its header says so, and otherwise bytes. A key or a header that is not UTF-8 is shown with
         escapes.
         """
-        properties = {name: _text(value or b"") for name, value in self.headers}
-        body: dict[str, Any] = {"key": None if self.key is None else _text(self.key), "properties": properties}
+        properties = {name: text_of(value or b"") for name, value in self.headers}
+        body: dict[str, Any] = {"key": None if self.key is None else text_of(self.key), "properties": properties}
         if self.value is not None and properties.get(CONTENT_TYPE) == JSON_TYPE:
             try:
                 return body | {"value": json.loads(self.value)}
@@ -68,22 +74,36 @@ class KafkaRecord:
         return body | ({"value": None} if self.value is None else {"raw": self.value})
 
 
-def decode_records(batch: bytes | memoryview) -> list[KafkaRecord]:
+RecordHeaders = tuple[tuple[str, bytes | None], ...]
+
+
+class Columns(NamedTuple):
+    """The records of a batch, field by field."""
+
+    attributes: list[int]
+    times_ms: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[RecordHeaders]
+
+
+def decode_columns(batch: bytes | memoryview) -> Columns:
     """The records of a batch whose checksum was checked before. Raises `ValueError` if they cannot be read."""
     view = memoryview(batch)
     try:
         fields = HEADER.unpack_from(view)
-        attributes, base_ms, number = fields[5], fields[7], fields[12]
-        if attributes & CONTROL:
-            return [KafkaRecord(None, None)] * number
-        data, at = _decompressed(view[HEADER.size :], attributes & COMPRESSION), 0
-        records = []
-        for _ in range(number):
-            record, at = _record(data, at, base_ms)
-            records.append(record)
+        data = bytes(_decompressed(view[HEADER.size :], fields[5] & COMPRESSION))
+        return _columns(data, fields[12], fields[7])
     except (struct.error, IndexError, UnicodeDecodeError, OSError, zlib.error) as error:
         raise ValueError(f"the records of a batch cannot be read: {error}") from error
-    return records
+
+
+def decode_records(batch: bytes | memoryview) -> list[KafkaRecord]:
+    """Like `decode_columns`, record by record. Those of a control batch have no content."""
+    if len(batch) >= HEADER.size and HEADER.unpack_from(batch)[5] & CONTROL:
+        return [KafkaRecord(None, None)] * HEADER.unpack_from(batch)[12]
+    _, times_ms, keys, values, headers = decode_columns(batch)
+    return list(map(KafkaRecord, keys, values, headers, times_ms))
 
 
 def bodies_of(batch: bytes | memoryview, count: int) -> list[dict[str, Any]]:
@@ -97,50 +117,132 @@ def bodies_of(batch: bytes | memoryview, count: int) -> list[dict[str, Any]]:
     return [record.body() for record in records]
 
 
-def _text(raw: bytes) -> str:
+def text_of(raw: bytes) -> str:
+    """What is not UTF-8 is shown with escapes."""
     return raw.decode(errors="backslashreplace")
 
 
-def _record(data: memoryview, at: int, base_ms: int) -> tuple[KafkaRecord, int]:
-    size, at = _varint(data, at)
-    end = at + size
-    if size < 0 or end > len(data):
-        raise ValueError("a record reaches beyond its batch")
-    delta_ms, at = _varint(data, at + 1)
-    _, at = _varint(data, at)
-    key, at = _bytes(data, at)
-    value, at = _bytes(data, at)
+def _columns(data: bytes, number: int, base_ms: int) -> Columns:
+    """A call costs more than all else that is done for a record, so numbers of one byte are read in place, and two
+    lengths that often have two. A number is in zigzag: an odd one is negative."""
+    attributes: list[int] = []
+    times_ms: list[int] = []
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    headers: list[RecordHeaders] = []
+    at = 0
+    for _ in range(number):
+        size = data[at]
+        at += 1
+        if size >= 0x80:
+            size = size & 0x7F | data[at] << 7
+            at += 1
+            if size >= 0x4000:
+                size, at = _long(data, at - 2)
+        end = at + (size >> 1)
+        if size & 1 or end > len(data):
+            raise ValueError("a record reaches beyond its batch")
+        attributes.append(data[at])
+        delta = data[at + 1]
+        at += 2
+        if delta >= 0x80:
+            delta, at = _long(data, at - 1)
+        times_ms.append(base_ms + ((delta >> 1) ^ -(delta & 1)))
+        while data[at] >= 0x80:  # the offset says nothing
+            at += 1
+        size = data[at + 1]
+        at += 2
+        if size & 1 and size < 0x80:
+            keys.append(None)
+        else:
+            if size >= 0x80:
+                size, at = _long(data, at - 1)
+            keys.append(None if size & 1 else data[at : at + (size >> 1)])
+            at += 0 if size & 1 else size >> 1
+        size = data[at]
+        at += 1
+        if size >= 0x80:
+            size = size & 0x7F | data[at] << 7
+            at += 1
+            if size >= 0x4000:
+                size, at = _long(data, at - 2)
+        if size & 1:
+            values.append(None)
+        else:
+            values.append(data[at : at + (size >> 1)])
+            at += size >> 1
+        if data[at]:
+            some, at = _headers(data, at)
+            headers.append(some)
+        else:
+            headers.append(())
+            at += 1
+        if at != end:
+            raise ValueError("a record has another length than it says")
+    return Columns(attributes, times_ms, keys, values, headers)
+
+
+def _headers(data: bytes, at: int) -> tuple[RecordHeaders, int]:
     number, at = _varint(data, at)
-    headers = []
+    found = []
     for _ in range(number):
         name, at = _bytes(data, at)
         content, at = _bytes(data, at)
-        headers.append(((name or b"").decode(), content))
-    if at != end:
-        raise ValueError("a record has another length than it says")
-    return KafkaRecord(key, value, tuple(headers), base_ms + delta_ms), end
+        found.append(((name or b"").decode(), content))
+    return tuple(found), at
 
 
-def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
+def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
     size, at = _varint(data, at)
     if size < 0:
         return None, at
     if at + size > len(data):
         raise ValueError("a field reaches beyond its batch")
-    return bytes(data[at : at + size]), at + size
+    return data[at : at + size], at + size
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _long(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _long(data: bytes, at: int) -> tuple[int, int]:
+    """A number as it is written, in zigzag."""
     value = shift = 0
     while True:
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
+            return value, at
         shift += 7
         if shift > 63:
             raise ValueError("a number is too long")
+
+
+@lru_cache(maxsize=1 << 14)
+def encoded_varint(number: int) -> bytes:
+    """Remembered, because the lengths of messages are alike, and their places begin at 0 in every batch."""
+    left = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while left > 0x7F:
+        out.append(left & 0x7F | 0x80)
+        left >>= 7
+    out.append(left)
+    return bytes(out)
+
+
+def finished_batch(body: bytes, number: int, base_ms: int, latest_ms: int) -> bytes:
+    """A batch of encoded records without compression and without a producer, at offset 0."""
+    length = HEADER.size - LENGTH_OFFSET - 4 + len(body)
+    draft = HEADER.pack(0, length, 0, MAGIC, 0, 0, number - 1, base_ms, latest_ms, -1, -1, -1, number)
+    crc = crc32c(body, crc32c(draft[CHECKED_FROM:]))
+    return b"".join((draft[:CRC_OFFSET], crc.to_bytes(4, "big"), draft[CHECKED_FROM:], body))
+
+
+def checksum_fits(batch: bytes | memoryview) -> bool:
+    view = memoryview(batch)
+    return bool(crc32c(view[CHECKED_FROM:]) == int.from_bytes(view[CRC_OFFSET:CHECKED_FROM], "big"))
 
 
 def _decompressed(data: memoryview, compression: int) -> memoryview:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -16,8 +19,10 @@ from metatxn.service.direct import DirectRoute
 from metatxn.service.gate import BODY
 from metatxn.service.http import Caller, PathText, problems
 from metatxn.wire import errors, names
+from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
+    BATCH_MEDIA_TYPE,
     BYTES_MEDIA_TYPE,
     END_HEADER,
     FRAMES_MEDIA_TYPE,
@@ -58,7 +63,8 @@ from participants.api.subscription_routes import add_subscription_routes
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
-from participants.messages.payloads import as_batch, hashes_of
+from participants.messages.batches import for_kafka
+from participants.messages.payloads import as_batch, hashes_of, with_json
 from participants.messages.topics import segment_not_found
 from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
@@ -81,6 +87,7 @@ _ENTRY_BODY = {
                 "schema": {"type": "array", "items": {"type": "object"}},
                 "example": [{"key": "7", "value": {"id": 7}}],
             },
+            BATCH_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "a batch of messages"},
         },
     }
 }
@@ -232,13 +239,14 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         found = await inspect(broker, target, request.headers.get("content-type"), payload, txn_id)
         if found.count is not None and count not in (None, found.count):
             raise errors.InvalidArgument(f"count: {count}, but the body holds {found.count}", field="count")
-        kind = found.kind
+        rows = found.count if found.count is not None else count or 1
+        sent = Entry(payload, found.kind, rows, txn_id, writer, producer, sequence)
+        entry = sent
         if found.messages is not None and target.record.next_offset is not None:
-            payload, kind = as_batch(found.messages, broker.clock()), PayloadKind.KAFKA
-        hashes = _hashes(target, found.messages, producer, sequence)
-        entry = Entry(
-            payload, kind, found.count if found.count is not None else count or 1, txn_id, writer, producer, sequence
-        )
+            entry = replace(sent, payload=as_batch(found.messages, broker.clock()), kind=PayloadKind.KAFKA)
+        elif sent.kind is PayloadKind.BATCH and target.record.next_offset is not None:
+            entry = replace(sent, payload=for_kafka(payload, broker.clock()), kind=PayloadKind.KAFKA)
+        hashes = partial(_hashes, target, sent, found.messages)
         try:
             position, duplicate = await target.publish(entry, hashes, misfit=found.misfit)
         except AppendedBefore as before:
@@ -260,15 +268,17 @@ async def _appendable(broker: Broker, segment_id: str) -> Segment:
         raise removed.sealed() from None
 
 
-def _hashes(
-    segment: Segment, messages: list[Message] | None, producer: str | None, sequence: int | None
-) -> frozenset[int] | None:
+def _hashes(segment: Segment, sent: Entry, messages: list[Message] | None) -> frozenset[int] | None:
     """The hashes of the keys of an entry that may be a retry. None if they are unknown, or if they did not determine
     the segment."""
-    if messages is None or sequence is None:
+    if sent.kind is PayloadKind.BATCH:
+        keys: Sequence[str | None] = unpack_batch(sent.payload, sent.count).keys
+    elif messages is not None:
+        keys = [message.key for message in messages]
+    else:
         return None
     low, high = segment.record.range
-    found = frozenset(hashes_of(messages, producer, sequence))
+    found = frozenset(hashes_of(keys, sent.producer, sent.sequence))
     return found if all(low <= hashed <= high for hashed in found) else None
 
 
@@ -288,8 +298,11 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         isolation: Isolation = "read_committed",
         revision: RevisionQuery = None,
         wait_ms: WaitQuery = 0,
+        batches: Annotated[bool, Query(description="The reader knows the payload kind 4")] = False,
     ) -> Response:
         """Read the visible frames after `after`, in the format of the ledger format page, one after another.
+
+        Without `batches`, batches of messages are sent as JSON messages.
 
         The answer contains as many whole frames as fit into `max_bytes`, and never many more than 4 MiB; but at least
         one.
@@ -311,7 +324,7 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
-        return _answer(page, broker, segment, headers)
+        return _answer(page, broker, segment, headers, batches=batches)
 
 
 async def _page_of_removed(
@@ -329,10 +342,11 @@ async def _page_of_removed(
     return Page([], place.position if place is not None else removed.end or Position(0, -1), True, revision)
 
 
-def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str]) -> Response:
-    first = page.frames[0] if page.frames else None
-    if first is None or len(first.data) <= ANSWER_BYTES:
-        return FramesResponse(page.frames, headers)
+def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str], *, batches: bool) -> Response:
+    frames = page.frames if batches else list(map(with_json, page.frames))
+    first = frames[0] if frames else None
+    if first is None or len(first.data) <= ANSWER_BYTES or first is not page.frames[0]:
+        return FramesResponse(frames, headers)
     assert len(page.frames) == 1, "a page above the bound is one entry"
     position = first.position
 

@@ -26,7 +26,7 @@ from metatxn.wire.frames import Entry, peek_all
 from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
 from metatxn.wire.problems import Problem, from_problem
-from participants.segment.dedup import AppendedBefore, Remembered
+from participants.segment.dedup import AppendedBefore, KeyHashes, Remembered, unknown_hashes
 from participants.segment.reading import Page
 
 CONNECT_S = 5.0
@@ -103,7 +103,7 @@ class RemoteSegment:
         ends = [ledger.last for ledger in self.record.ledgers]
         return self.record.state == "sealed" and all(end is not None and position >= end for end in ends)
 
-    async def publish(self, entry: Entry, hashes: frozenset[int] | None = None) -> tuple[Position, bool]:
+    async def publish(self, entry: Entry, hashes: KeyHashes = unknown_hashes) -> tuple[Position, bool]:
         """See `Segment.publish`. `hashes` are not sent, because the owner determines those of a retry from its
         messages."""
         media_type = PAYLOAD_MEDIA_TYPES[entry.kind]
@@ -128,6 +128,7 @@ class RemoteSegment:
             "isolation": isolation,
             "revision": revision,
             "wait_ms": int(wait_s * 1000) or None,
+            "batches": "true",
         }
         answer = await self._request("GET", params, wait_s=wait_s)
         place = ReadPlace.parse(answer.headers[NEXT_HEADER.lower()])

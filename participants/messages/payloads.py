@@ -1,11 +1,11 @@
-"""The content of an entry: bytes, an Arrow stream, a JSON list of messages, or a record batch of Kafka's."""
+"""The content of an entry: bytes, an Arrow stream, a JSON list of messages, a batch of them, or a batch of Kafka's."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, repeat
 from typing import Any
 
@@ -13,8 +13,9 @@ import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from metatxn.wire import errors
+from metatxn.wire.batches import UNREADABLE, unpack_batch
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
-from metatxn.wire.frames import Entry, Frame, PayloadKind
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, Frame, PayloadKind, RawFrame, encode_frame, peek
 from metatxn.wire.names import message_ids
 from metatxn.wire.record_batches import CONTENT_TYPE, JSON_TYPE, KafkaRecord, bodies_of
 from participants.messages.batches import encode_batch
@@ -46,15 +47,20 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _check_readable(messages: Sequence[Message]) -> None:
-    """Raises INVALID_ARGUMENT for a value that is too deep, or contains half of a surrogate pair or a number that JSON
-    cannot express."""
-    values = [message.value for message in messages]
+    if problem := _problems([message.value for message in messages]):
+        raise errors.InvalidArgument(f"messages: {problem}", field="messages")
+
+
+def _problems(values: list[Any]) -> str | None:
+    """What is wrong with a value that is too deep, or contains half of a surrogate pair or a number that JSON cannot
+    express."""
     try:
         written = _VALUES.dump_json(values)
         if b"NaN" in written or b"Infinity" in written:  # such a number, or a text that contains this word
             json.dumps(values, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise errors.InvalidArgument(f"messages: a value is not plain JSON: {error}", field="messages") from None
+        return f"a value is not plain JSON: {error}"
+    return None
 
 
 def decode_messages(payload: bytes | memoryview) -> list[Message]:
@@ -98,11 +104,11 @@ def _validated(piece: str, before: int) -> list[Message]:
         raise errors.InvalidArgument(f"body.{where}: {first['msg']}", field="body") from None
 
 
-def hashes_of(messages: Sequence[Message], producer: str | None, sequence: int | None) -> list[int]:
+def hashes_of(keys: Iterable[str | None], producer: str | None, sequence: int | None) -> list[int]:
     """The hash that determines the segment of each message. Messages without a key share one, which is the same in a
     retry."""
     default = hash_of_key(f"{producer}/{sequence}")
-    return [default if message.key is None else hash_of_key(message.key) for message in messages]
+    return [default if key is None else hash_of_key(key) for key in keys]
 
 
 def inspect_arrow(payload: bytes) -> ArrowPayload:
@@ -134,6 +140,8 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
             bodies = _rows(frame.payload, wanted)
         case PayloadKind.BYTES:
             bodies = [{"value_base64": base64.b64encode(frame.payload).decode()} for _ in wanted]
+        case PayloadKind.BATCH:
+            bodies = _batch_bodies(frame, wanted)
         case PayloadKind.KAFKA:
             records = bodies_of(frame.payload, frame.count)
             bodies = [_without_raw(records[index]) for index in wanted]
@@ -143,19 +151,49 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
     return _READ_MESSAGES.validate_python(bodies)
 
 
+def _batch_bodies(frame: Frame, indexes: Sequence[int]) -> list[dict[str, Any]]:
+    """A value that was accepted unseen, and that JSON cannot express, is answered with its reason."""
+    keys, values, properties = unpack_batch(frame.payload, frame.count)
+    found = [values[index] for index in indexes]
+    problems = _problems([value for value in found if not isinstance(value, bytes)])
+    bodies = []
+    for index, value in zip(indexes, found, strict=True):
+        body = {"key": keys[index], "properties": properties[index]}
+        if isinstance(value, bytes):
+            body["value_base64"] = base64.b64encode(value).decode()
+        elif problems and (problem := _problems([value])):
+            body |= {"value": None, "properties": {**(properties[index] or {}), UNREADABLE: problem}}
+        else:
+            body["value"] = value
+        bodies.append(body)
+    return bodies
+
+
+def batch_as_json(frame: Frame) -> bytes:
+    """The messages of a batch as a payload of the kind `MESSAGES`."""
+    members = ("key", "value", "value_base64", "properties")
+    bodies = _batch_bodies(frame, range(frame.count))
+    return json.dumps(
+        [{name: body[name] for name in members if name in body} for body in bodies], separators=(",", ":")
+    ).encode()
+
+
+def with_json(frame: RawFrame) -> RawFrame:
+    """A frame for readers that do not know batches: the same one with JSON, unless that is too large for a frame."""
+    if frame.kind is not PayloadKind.BATCH:
+        return frame
+    payload = batch_as_json(frame)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        return frame
+    return peek(encode_frame(replace(frame, payload=payload, kind=PayloadKind.MESSAGES)))
+
+
 def as_batch(messages: Sequence[Message], now_ms: int) -> bytes:
     """The messages as a record batch of Kafka's. A value that is not bytes becomes JSON, and a header says so.
     Raises INVALID_ARGUMENT if there is none."""
     if not messages:
         raise errors.InvalidArgument("messages: a record batch has at least one", field="messages")
-    try:
-        return encode_batch([_as_record(message, now_ms) for message in messages])
-    except ModuleNotFoundError as error:
-        raise errors.InvalidArgument(
-            f"messages: this broker cannot write record batches, because {error.name} is not installed",
-            action="Install it on the broker with `pip install 'metatxn[gateways]'`.",
-            field="messages",
-        ) from error
+    return encode_batch([_as_record(message, now_ms) for message in messages])
 
 
 def _as_record(message: Message, now_ms: int) -> KafkaRecord:
@@ -192,11 +230,20 @@ def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
                 before += len(bodies)
         case PayloadKind.ARROW:
             yield from _keyed_rows(frame.payload)
+        case PayloadKind.BATCH:
+            yield from _keyed_in_batch(frame)
         case PayloadKind.KAFKA:
             # A key that is not UTF-8 has no text of its own, so compaction leaves these entries alone.
             return
         case PayloadKind.BYTES:
             return
+
+
+def _keyed_in_batch(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
+    keys, values, _ = unpack_batch(frame.payload, frame.count)
+    for start in range(0, frame.count, PIECE_ITEMS):
+        piece = zip(count(start), keys[start : start + PIECE_ITEMS], values[start : start + PIECE_ITEMS])
+        yield [(index, key, value is None or value == b"") for index, key, value in piece if key is not None]
 
 
 def key_hashes(frame: Frame) -> list[int]:

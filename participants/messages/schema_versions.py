@@ -9,6 +9,7 @@ are too many or they are too large, it has the columns that later versions lack,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records.topics import FormerSchema, SchemaHistory, TopicRecord
 from metatxn.wire import errors
+from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, Message
 from metatxn.wire.columns import first_misfit
 from metatxn.wire.names import topic_of_segment
@@ -189,10 +191,18 @@ def _info(found: InForce) -> SchemaInfo:
 def check_messages_fit(topic: TopicRecord, messages: Sequence[Message]) -> None:
     """Raises SCHEMA_MISMATCH, which names the first message and column, if the values cannot be rows of the topic. A
     message without a value is a row of nulls."""
-    if topic.arrow_schema is None:
-        return
-    values = [schemas.value_of(message) for message in messages]
-    misfit = first_misfit(values, schemas.decode_schema(topic.arrow_schema))
+    if topic.arrow_schema is not None:
+        _check_values_fit(topic, topic.arrow_schema, [schemas.value_of(message) for message in messages])
+
+
+def check_batch_fits(topic: TopicRecord, payload: bytes, count: int) -> None:
+    """Like `check_messages_fit`. Nothing is decoded for a topic without a schema."""
+    if topic.arrow_schema is not None:
+        _check_values_fit(topic, topic.arrow_schema, list(unpack_batch(payload, count).values))
+
+
+def _check_values_fit(topic: TopicRecord, arrow_schema: str, values: list[Any]) -> None:
+    misfit = first_misfit(values, schemas.decode_schema(arrow_schema))
     if misfit is None or any(first_misfit(values, former) is None for former in _former_that_fit(topic)):
         return
     raise errors.SchemaMismatch(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,14 @@ from metatxn.wire.position import Position
 
 REMEMBERED_SEQUENCES = 1_000
 REMEMBERED_IN_ALL = 100_000
+
+KeyHashes = Callable[[], frozenset[int] | None]
+"""The hashes of the keys of an entry, or None if they are unknown. They are only looked at if something was appended
+under its sequence, because whoever looks at them reads every message."""
+
+
+def unknown_hashes() -> frozenset[int] | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,10 @@ class DedupTable:
         self._remembered = 0
         self._transactions: dict[TxnId, dict[Scope, dict[int, tuple[Remembered, ...]]]] = {}
         self._in_flight: dict[tuple[Scope, int], asyncio.Task[Position]] = {}
+
+    def knows(self, scope: Scope, sequence: int) -> bool:
+        """Whether any entry was appended under the sequence."""
+        return sequence in self._scope(scope)
 
     def find(self, scope: Scope, sequence: int, hashes: frozenset[int] | None) -> tuple[Remembered, ...]:
         """The entries that were appended under the sequence and may contain messages with these key hashes. If `hashes`

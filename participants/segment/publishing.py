@@ -31,7 +31,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.offsets import stamped
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
 from participants.ledger.watermark import Watermark
-from participants.segment.dedup import AppendedBefore, Scope, sequence_used
+from participants.segment.dedup import AppendedBefore, KeyHashes, Scope, sequence_used, unknown_hashes
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.refusals import prepared_refusal, refusal
@@ -70,13 +70,13 @@ class Publisher:
     async def publish(
         self,
         entry: Entry,
-        hashes: frozenset[int] | None = None,
+        hashes: KeyHashes = unknown_hashes,
         *,
         misfit: errors.SchemaMismatch | None = None,
     ) -> tuple[Position, bool]:
         """Append one entry. Returns its position and whether it had already been appended (a retried sequence).
-        `hashes` are the hashes of its keys, or None if they are unknown. For `writer` and `sequence` see DESIGN
-        §5.12-13. `misfit` is why it does not fit the topic: it may have fitted when it was appended.
+        For `writer` and `sequence` see DESIGN §5.12-13. `misfit` is why it does not fit the topic: it may have fitted
+        when it was appended.
 
         When this returns, the entry is durable. Raises `misfit`, TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
         PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED, STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and
@@ -137,10 +137,14 @@ class Publisher:
                 segment=self._segment.id,
             )
 
-    def _appended_before(self, entry: Entry, sequence: int, hashes: frozenset[int] | None) -> Position | None:
+    def _appended_before(self, entry: Entry, sequence: int, key_hashes: KeyHashes) -> Position | None:
         """The position of the entry, if it was already appended here. An entry with unknown hashes is taken for one of
         this segment rather than for an inherited one. Raises `AppendedBefore`, INVALID_ARGUMENT."""
-        found = self._segment.dedup.find(Scope(entry.txn_id, entry.writer, entry.producer), sequence, hashes)
+        scope = Scope(entry.txn_id, entry.writer, entry.producer)
+        if not self._segment.dedup.knows(scope, sequence):
+            return None
+        hashes = key_hashes()
+        found = self._segment.dedup.find(scope, sequence, hashes)
         own = next((each for each in found if each.segment is None), None)
         if own is not None and (len(found) == 1 or hashes is None):
             if own.count != entry.count:

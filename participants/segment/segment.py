@@ -31,6 +31,7 @@ from participants.ledger.form import Form
 from participants.ledger.offsets import OpenOffsets
 from participants.ledger.storage import OpenLedger, SealedLedger
 from participants.segment.damage import DamagedLedgers
+from participants.segment.dedup import KeyHashes, unknown_hashes
 from participants.segment.hidden import HiddenEntries
 from participants.segment.offset_index import OffsetIndex
 from participants.segment.owned import OwnedSegment, Ownership
@@ -146,7 +147,7 @@ class Segment(OwnedSegment):
             ledgers.open.on_durable = self._on_durable
 
     async def publish(
-        self, entry: Entry, hashes: frozenset[int] | None = None, *, misfit: errors.SchemaMismatch | None = None
+        self, entry: Entry, hashes: KeyHashes = unknown_hashes, *, misfit: errors.SchemaMismatch | None = None
     ) -> tuple[Position, bool]:
         """See `Publisher.publish`."""
         return await self.publisher.publish(entry, hashes, misfit=misfit)

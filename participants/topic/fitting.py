@@ -9,21 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from metastore.txn.records.topics import TopicRecord
 from metatxn.wire import errors
-from metatxn.wire.broker import ARROW_MEDIA_TYPE, MESSAGES_MEDIA_TYPE, Message
+from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, Message
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.ids import TxnId
 from participants.broker.broker import Broker
 from participants.messages import schemas
+from participants.messages.batches import check_batch
 from participants.messages.payloads import decode_messages_in_turns, inspect_arrow
-from participants.messages.schema_versions import check_bytes_fit, check_messages_fit, check_table_fits
+from participants.messages.schema_versions import (
+    check_batch_fits,
+    check_bytes_fit,
+    check_messages_fit,
+    check_table_fits,
+)
 from participants.segment.segment import Segment
 
-_KINDS = {ARROW_MEDIA_TYPE: PayloadKind.ARROW, MESSAGES_MEDIA_TYPE: PayloadKind.MESSAGES}
+_KINDS = {media_type: kind for kind, media_type in PAYLOAD_MEDIA_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,8 @@ async def inspect(
     if kind is PayloadKind.MESSAGES:
         messages = await decode_messages_in_turns(payload)
         count = len(messages)
+    elif kind is PayloadKind.BATCH:
+        count = check_batch(payload)
     elif kind is PayloadKind.ARROW:
         stream = inspect_arrow(payload)
         table, count = stream.schema, stream.rows
@@ -57,6 +66,8 @@ async def inspect(
             await _check_table(broker, segment, table, txn_id)
         elif messages is not None:
             await check_messages(broker, topic, messages)
+        elif kind is PayloadKind.BATCH and count is not None:
+            await _checked(broker, topic, partial(check_batch_fits, payload=payload, count=count))
         else:
             await _checked(broker, topic, check_bytes_fit)
     except errors.SchemaMismatch as found:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -83,7 +84,7 @@ class Messages:
                 *(
                     owners[segment_id].publish(
                         self._entry(owners[segment_id], [messages[index] for index in indexes], options),
-                        frozenset(hashes[index] for index in indexes),
+                        partial(_of_each, hashes, indexes),
                     )
                     for segment_id, indexes in routed.items()
                 ),
@@ -129,7 +130,7 @@ class Messages:
         self, messages: Sequence[Message], options: PublishOptions, segments: Sequence[AnySegment]
     ) -> list[int]:
         if options.sequence is not None:
-            return hashes_of(messages, options.producer, options.sequence)
+            return hashes_of([message.key for message in messages], options.producer, options.sequence)
         active = [segment for segment in segments if segment.record.state == "active"]
         default = active[next(self._round_robin) % len(active)].record.range[0] if active else 0
         return [default if message.key is None else hash_of_key(message.key) for message in messages]
@@ -345,6 +346,10 @@ class _Place:
     segment: str
     position: Position
     count: int
+
+
+def _of_each(hashes: Sequence[int], indexes: Sequence[int]) -> frozenset[int]:
+    return frozenset(hashes[index] for index in indexes)
 
 
 def _told(before: AppendedBefore, hashes: Sequence[int], indexes: Sequence[int]) -> dict[int, _Place]:

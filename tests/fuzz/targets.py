@@ -29,13 +29,17 @@ from metatxn.service.security.tokens import create_token, find_token, parse_toke
 from metatxn.transport.api import Answer
 from metatxn.transport.reading import AnswerReader
 from metatxn.wire import errors, frames
+from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
 from metatxn.wire.position import Position
+from metatxn.wire.record_batches import HEADER as HEADER_OF_BATCH
+from metatxn.wire.record_batches import finished_batch
 from participants.ledger import storage_id
 from participants.ledger.objects import HEADER_BYTES, ObjectHeader, ObjectIndex, ObjectKind
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
+from participants.messages.batches import check_batch
 from participants.messages.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.subscription.places import Place
 
@@ -217,6 +221,16 @@ def check_messages(data: bytes) -> None:
         assert decode_messages(encode_messages(messages)) == messages
 
 
+def check_batch_of_messages(data: bytes) -> None:
+    """As it is, and with a header that fits. What counts as so many messages is read as so many."""
+    body = data[HEADER_OF_BATCH.size :]
+    for raw in (data, finished_batch(body, len(data) % 5 + 1, -1, -1)):
+        count = answered(ErrorCode.INVALID_ARGUMENT, check_batch, raw)
+        if not isinstance(count, errors.MetatxnError):
+            keys, values, properties = unpack_batch(raw, count)
+            assert len(keys) == len(values) == len(properties) == count
+
+
 def check_arrow(data: bytes) -> None:
     found = answered(ErrorCode.INVALID_ARGUMENT, inspect_arrow, data)
     assert isinstance(found, errors.MetatxnError) or found.rows >= 0
@@ -363,6 +377,7 @@ TARGETS: Mapping[str, Target] = {
     "page tokens": text_target(parse_page_token, page_token, page_token("orders")),
     "pages of the coordinator": Target(check_coordinator_page, [make_token("all", str(TXN)).encode()]),
     "messages": Target(check_messages, [json.dumps([{"key": "k", "value": {"n": [1.5, None]}}]).encode()]),
+    "batches": Target(check_batch_of_messages, [pack_batch([packed_message({"n": [1.5, None]}, "k", {"p": "x"})])[0]]),
     "Arrow streams": Target(check_arrow, [arrow_stream()]),
     "authorization": Target(check_authorization, [b"mtx_0000000000000000_0", b"Bearer a.b.c", b"e30.e30.e30"]),
     "token files": Target(check_token_file, [create_token("somebody", topics={"a/*": "consume"})[1].encode()]),

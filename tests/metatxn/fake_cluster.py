@@ -19,8 +19,10 @@ import httpx
 import pyarrow as pa
 
 import metatxn
+from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, HASH_RANGE_END, hash_of_key
 from metatxn.wire.errors import BY_CODE, ErrorCode
+from participants.messages.batches import check_batch
 from tests.over_httpx import OverHttpx
 
 COORDINATOR = "http://coordinator.test"
@@ -216,10 +218,11 @@ class FakeCluster:
             rows = pa.ipc.open_stream(request.content).read_all().to_pylist()
             messages = [{"key": row["k"], "value": row} for row in rows]
         else:
-            messages = json.loads(request.content)
+            keys, values, _ = unpack_batch(request.content, check_batch(request.content))
+            messages = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
         assert len(messages) == int(params["count"])
         for message in messages:
-            assert "key" not in message or segment.low <= hash_of_key(message["key"]) <= segment.high
+            assert message["key"] is None or segment.low <= hash_of_key(message["key"]) <= segment.high
         segment.seen[number] = None
         plain = [each for each in segment.seen if each[:2] == (None, params["producer"])]
         for forgotten in plain[: max(0, len(plain) - self.memory)]:

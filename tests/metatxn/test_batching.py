@@ -82,11 +82,11 @@ async def test_linger_ends_by_itself(cluster: FakeCluster, client: metatxn.Async
         assert await (await producer.send("x")) == "0:0"
 
 
-@pytest.mark.parametrize(("full_by", "count"), [({"max_entry_messages": 5}, 5), ({"max_entry_bytes": 100}, 8)])
+@pytest.mark.parametrize(("full_by", "count"), [({"max_entry_messages": 5}, 5), ({"max_entry_bytes": 161}, 8)])
 async def test_full_entry_does_not_linger(
     cluster: FakeCluster, client: metatxn.AsyncClient, full_by: dict[str, int], count: int
 ) -> None:
-    """By messages, or by bytes: of `{"value":1},` eight fit into 100."""
+    """By messages, or by bytes: the header takes 61 of them, and each message up to 12, so that eight fit."""
     async with client:
         producer = client.producer("t", linger_ms=HOUR_MS, **full_by)  # type: ignore[arg-type]  # two numbers
         sent = [await producer.send(1) for _ in range(9)]

@@ -5,13 +5,13 @@ Method: faults in front of a fake cluster; the requests it saw and the entries i
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import httpx
 import pytest
 
 import metatxn
+from metatxn.wire.batches import pack_batch, packed_message
 from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import (
     BROKER,
@@ -151,7 +151,7 @@ def test_redirect_keeps_method_and_body() -> None:
         producer = client.producer("t")
         producer.send(1).result(60)
         producer.send(2).result(60)
-    body = json.dumps([{"value": 1}], separators=(",", ":")).encode()
+    body, _ = pack_batch([packed_message(1, None, None)])
     assert seen[:2] == [("POST", "broker.test", body), ("POST", "other.test", body)]
     assert [host for _, host, _ in seen[2:]] == ["other.test"]
     assert cluster.visible() == [1, 2]

@@ -18,8 +18,16 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from metastore.types import Revision
-from metatxn.wire.broker import END_HEADER, MESSAGES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, hash_of_key
-from metatxn.wire.frames import decode_frames
+from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
+from metatxn.wire.broker import (
+    BATCH_MEDIA_TYPE,
+    END_HEADER,
+    MESSAGES_MEDIA_TYPE,
+    NEXT_HEADER,
+    REVISION_HEADER,
+    hash_of_key,
+)
+from metatxn.wire.frames import PayloadKind, decode_frames
 from metatxn.wire.names import MessageId
 from tests.simulation.history import Asked, Begun, History, Outcome, Seen, connection
 from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
@@ -29,6 +37,7 @@ PATIENCE_S = 25.0
 _JSON = {"content-type": "application/json"}
 _BYTES = {"content-type": "application/octet-stream"}
 _MESSAGES = {"content-type": MESSAGES_MEDIA_TYPE}
+_BATCH = {"content-type": BATCH_MEDIA_TYPE}
 
 
 class Refused(Exception):
@@ -322,6 +331,8 @@ class Client:
         content, headers = json.dumps(payload).encode(), _BYTES
         if self.as_messages:
             content, headers = json.dumps([{"key": payload["key"], "value": payload}]).encode(), _MESSAGES
+        if sequence % 2:
+            content, headers = pack_batch([packed_message(payload, payload["key"], None)])[0], _BATCH
         layout = self.layouts.get(topic) or await self.look(topic)
         doubtful = False
         while True:
@@ -364,7 +375,9 @@ class Client:
         return [MessageId.parse(each) for each in answer.json()["message_ids"]]
 
     async def read(self, place: SegmentPlace, after: str | None, isolation: str, revision: int | None = None) -> Page:
-        query = {"after": after, "isolation": isolation, "revision": revision, "max_bytes": 4096}
+        query: dict[str, Any] = {"after": after, "isolation": isolation, "revision": revision, "max_bytes": 4096}
+        if revision is None:
+            query["batches"] = "true"
         path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
         answer = await self._ask("GET", self._brokers, path, query, segment=place.segment)
         said = answer.headers.get(REVISION_HEADER.lower())
@@ -484,7 +497,7 @@ def asked_by(method: str, path: str, given: Mapping[str, Any], content: bytes, r
     asked.topic = asked.topic or given.get("name")
     producer = given.get("producer") or given.get("writer")
     if producer is not None and given.get("sequence") is not None:
-        asked.sequence = (producer, given["sequence"], content.decode() or str(given["messages"]))
+        asked.sequence = (producer, given["sequence"], content.hex() or str(given["messages"]))
     return asked
 
 
@@ -497,8 +510,11 @@ def frames_of(segment: str, body: bytes) -> list[Seen]:
     """What the entries of a page hold: one payload each, or several messages of which each has one for its value."""
     found = []
     for frame in decode_frames(body):
-        content = json.loads(bytes(frame.payload))
-        payloads = map(payload_of, content) if isinstance(content, list) else [content]
+        if frame.kind is PayloadKind.BATCH:
+            payloads = list(unpack_batch(frame.payload, frame.count).values)
+        else:
+            content = json.loads(bytes(frame.payload))
+            payloads = list(map(payload_of, content)) if isinstance(content, list) else [content]
         for index, payload in enumerate(payloads):
             found.append(
                 Seen(

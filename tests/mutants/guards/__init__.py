@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.guards.batches import BATCHES
 from tests.mutants.guards.client import CLIENT
 from tests.mutants.guards.clusters import CLUSTERS
 from tests.mutants.guards.connector import CONNECTOR
@@ -32,6 +33,7 @@ GUARDS = (
     *PARTICIPANTS,
     *DRAINING,
     *CONSUMERS,
+    *BATCHES,
     *POLICIES,
     *SCHEMAS,
     *REMOVALS,

@@ -432,13 +432,13 @@ async def test_the_child_of_a_merge_holds_a_sequence_against_the_keys_of_the_par
     for _ in range(2):
         child = await process.broker.segment(merged)
         with pytest.raises(AppendedBefore) as before:
-            await child.publish(retried, frozenset({5}))
+            await child.publish(retried, lambda: frozenset({5}))
         assert [part.segment for part in before.value.parts] == [names[0]], "the lower half has it"
         scope = Scope(None, None, "p")
         assert not child.dedup.find(scope, 1, frozenset({0x9000}))
         assert not child.dedup.find(scope, 1, None), "nobody knows which half it is of"
         process = await process.crash()
-    assert not (await (await process.broker.segment(merged)).publish(retried, frozenset({0x9000})))[1]
+    assert not (await (await process.broker.segment(merged)).publish(retried, lambda: frozenset({0x9000})))[1]
     await process.stop()
 
 

@@ -388,7 +388,7 @@ async def test_a_retry_is_recognized_by_the_children_and_a_writer_is_sent_to_the
     assert await send(topic.process, LOW, "once", sequence=1) == first
     child = await topic.process.broker.segment(CHILDREN[0])
     with pytest.raises(AppendedBefore):
-        await child.publish(Entry(b"x", PayloadKind.BYTES, 1, None, None, "p", 1), frozenset({0}))
+        await child.publish(Entry(b"x", PayloadKind.BYTES, 1, None, None, "p", 1), lambda: frozenset({0}))
     answer = await topic.process.http.post(f"/v1/segments/{quoted(PARENT)}/entries", content=b"late")
     assert (answer.status_code, answer.json()["code"]) == (409, "SEGMENT_SEALED")
     assert answer.json()["children"] == CHILDREN

@@ -8,6 +8,7 @@ That only a part was carried out is brought about by an owner that cannot be rea
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 from obstore.store import MemoryStore
 
 from metastore.errors import StoreUnavailable
-from metatxn.wire.broker import MESSAGES_MEDIA_TYPE, hash_of_key
+from metatxn.wire.batches import pack_batch, packed_message
+from metatxn.wire.broker import BATCH_MEDIA_TYPE, MESSAGES_MEDIA_TYPE, hash_of_key
 from metatxn.wire.names import MessageId
 from tests.over_httpx import OverHttpx
 from tests.participants.broker.shared import SharedBroker
@@ -105,13 +107,15 @@ async def ids_of(broker: SharedBroker, keys: tuple[str, ...], txn: str | None = 
     return found
 
 
-async def append(broker: SharedBroker, segment: str, sequence: int) -> httpx.Response:
-    """To the segment itself."""
+async def append(broker: SharedBroker, segment: str, media_type: str) -> httpx.Response:
+    """To the segment itself, as the client library does, or in JSON."""
+    as_json = json.dumps([{"key": key, "value": key} for key in QUARTERS]).encode()
+    batch, _ = pack_batch(packed_message(key, key, None) for key in QUARTERS)
     return await broker.http.post(
         f"/v1/segments/{quoted(segment)}/entries",
-        params={"producer": "p", "sequence": sequence},
-        json=[{"key": key, "value": key} for key in QUARTERS],
-        headers={"Content-Type": MESSAGES_MEDIA_TYPE},
+        params={"producer": "p", "sequence": 7, "count": 4},
+        content=batch if media_type == BATCH_MEDIA_TYPE else as_json,
+        headers={"Content-Type": media_type},
     )
 
 
@@ -234,12 +238,15 @@ async def test_another_request_under_a_sequence_that_was_used_is_refused(brokers
     assert len(await brokers.read()) == 4
 
 
-async def test_an_entry_that_is_sent_again_to_the_child_of_a_merge_is_told_what_is_there(brokers: Brokers) -> None:
+@pytest.mark.parametrize("media_type", [MESSAGES_MEDIA_TYPE, BATCH_MEDIA_TYPE])
+async def test_an_entry_that_is_sent_again_to_the_child_of_a_merge_is_told_what_is_there(
+    brokers: Brokers, media_type: str
+) -> None:
     """As other brokers do, and clients that route by themselves."""
     names = await brokers.create(2)
     first = await ids_of(brokers.started[0], QUARTERS)
     (merged,) = await brokers.change(names[0], "merge", **{"with": names[1]})
-    answer = (await append(await brokers.owner(merged), merged, 7)).json()
+    answer = (await append(await brokers.owner(merged), merged, media_type)).json()
     places = [MessageId.parse(each) for each in (first[0], first[2])]
     assert answer["duplicate"] and answer["position"] == str(places[0].position)
     assert [(each["segment"], each["position"], each["count"]) for each in answer["appended"]] == [
@@ -247,11 +254,12 @@ async def test_an_entry_that_is_sent_again_to_the_child_of_a_merge_is_told_what_
     ]
 
 
-async def test_an_entry_of_which_a_part_is_there_is_refused_by_the_segment(brokers: Brokers) -> None:
+@pytest.mark.parametrize("media_type", [MESSAGES_MEDIA_TYPE, BATCH_MEDIA_TYPE])
+async def test_an_entry_of_which_a_part_is_there_is_refused_by_the_segment(brokers: Brokers, media_type: str) -> None:
     names = await brokers.create(2)
     await publish_without(brokers, QUARTERS, names[1])
     (merged,) = await brokers.change(names[0], "merge", **{"with": names[1]})
-    answer = await append(await brokers.owner(merged), merged, 7)
+    answer = await append(await brokers.owner(merged), merged, media_type)
     assert answer.status_code == 422 and answer.json()["definite"]
     assert [(part["segment"], part["ranges"]) for part in answer.json()["appended"]] == [(names[0], [[0, 0x7FFF]])]
     assert len(await brokers.read()) == 2

@@ -1,0 +1,142 @@
+"""MessageColumns in a binary batch, as the client library sends and reads them: the payload kind `BATCH`.
+
+The bytes are a record batch of Kafka's (see `record_batches`), one record for each message:
+
+    attributes  0 the value is bytes, 1 it is JSON
+    key         UTF-8, or null
+    value       the bytes, or the JSON in UTF-8; null stands for the JSON value null
+    headers     the properties, in UTF-8
+
+There are no times in it, because the entry has one, and its offsets say nothing. Encoding and decoding take well below
+a microsecond for each message, in Python, and a broker looks at the header and the checksum only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ConfigDict, TypeAdapter
+
+from metatxn.wire.record_batches import decode_columns, encoded_varint, finished_batch, text_of
+
+BYTES, JSON = 0, 1
+"""The attributes of a record."""
+MAX_DEPTH = 198
+"""The most lists and objects within each other. The brokers' parser of JSON stops at 200, two of which are around a
+value."""
+UNREADABLE = "metatxn.unreadable"
+"""The property of a message that cannot be read. It says why."""
+_NULL, _NO_HEADERS = encoded_varint(-1), encoded_varint(0)
+_PREFIXES = (b"\0\0", b"\1\0")
+"""What a record begins with: its attributes, and the difference of its time."""
+_json_of_text = TypeAdapter(str).serializer.to_json
+_LISTS = TypeAdapter(list[Any], config=ConfigDict(cache_strings="keys"))
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
+
+class PackedMessage(NamedTuple):
+    """A message, encoded but for its place in a batch."""
+
+    prefix: bytes
+    content: bytes
+
+
+def packed_message(value: Any, key: str | None, properties: dict[str, str] | None) -> PackedMessage:
+    """Raises `TypeError` or `ValueError` for a value that is not JSON, or a key or properties that are not text."""
+    if type(value) is str:
+        raw, prefix = _json_of_text(value), _PREFIXES[JSON]
+    elif isinstance(value, bytes | bytearray | memoryview):
+        raw, prefix = bytes(value), _PREFIXES[BYTES]
+    else:
+        raw, prefix = _json_of(value), _PREFIXES[JSON]
+    encoded_key = _NULL if key is None else _sized(str.encode(key))
+    encoded_size = _NULL if value is None else encoded_varint(len(raw))
+    headers = _NO_HEADERS if not properties else _headers_of(properties)
+    return PackedMessage(prefix, b"".join((encoded_key, encoded_size, raw, headers)))
+
+
+def _json_of(value: Any) -> bytes:
+    if value is None:
+        return b""
+    text = _encode(value)
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise ValueError(f"the value has more than {MAX_DEPTH} lists or objects within each other")
+    return text.encode()
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list | tuple) else 0
+
+
+def _sized(raw: bytes) -> bytes:
+    return encoded_varint(len(raw)) + raw
+
+
+def _headers_of(properties: dict[str, str]) -> bytes:
+    parts = [encoded_varint(len(properties))]
+    for name, text in properties.items():
+        parts += (_sized(str.encode(name)), _sized(str.encode(text)))
+    return b"".join(parts)
+
+
+def pack_batch(records: Iterable[PackedMessage]) -> tuple[bytes, int]:
+    """The batch of at least one record, and their number."""
+    parts: list[bytes] = []
+    number = 0
+    for prefix, content in records:
+        offset = encoded_varint(number)
+        parts += (encoded_varint(len(offset) + len(content) + 2), prefix, offset, content)
+        number += 1
+    return finished_batch(b"".join(parts), number, -1, -1), number
+
+
+class MessageColumns(NamedTuple):
+    """Columns of the same length. A value that is `bytes` was published as bytes; every other one as JSON."""
+
+    keys: Sequence[str | None]
+    values: Sequence[Any]
+    properties: Sequence[dict[str, str] | None]
+
+
+def unpack_batch(payload: bytes | memoryview, count: int) -> MessageColumns:
+    """The messages of an entry that counts as so many. If it cannot be read, each has a property that says why."""
+    try:
+        flags, _, raw_keys, values, headers = decode_columns(payload)
+        if len(values) != count:
+            raise ValueError(f"the batch has {len(values)} records, and counts as {count}")
+    except ValueError as error:
+        unreadable = {UNREADABLE: str(error)}
+        return MessageColumns([None] * count, [None] * count, [dict(unreadable) for _ in range(count)])
+    keys = [None if key is None else text_of(key) for key in raw_keys]
+    properties = [None if not each else {name: text_of(text or b"") for name, text in each} for each in headers]
+    return MessageColumns(keys, _values(flags, values), properties)
+
+
+def _values(flags: Sequence[int], values: Sequence[bytes | None]) -> list[Any]:
+    found: list[Any] = list(values)
+    places = [place for place, flag in enumerate(flags) if flag & JSON and values[place] is not None]
+    for place, value in zip(places, _parsed([values[place] or b"" for place in places]), strict=True):
+        found[place] = value
+    return found
+
+
+def _parsed(texts: list[bytes]) -> list[Any]:
+    """The values of JSON texts, which are parsed as one list. A text that is not JSON is left as bytes."""
+    try:
+        parsed = _LISTS.validate_json(b"[%b]" % b",".join(texts))
+        if len(parsed) == len(texts):
+            return parsed
+    except (ValueError, RecursionError):
+        pass
+    return [_parsed_alone(text) for text in texts]
+
+
+def _parsed_alone(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

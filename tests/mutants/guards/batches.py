@@ -1,0 +1,77 @@
+"""Messages in batches: what a broker checks of them, and who gets them."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ROUTES = "participants/api/routes.py"
+_WIRE = "metatxn/wire/batches.py"
+_TEST = "tests/participants/api/test_batches.py"
+_TEST_WIRE = "tests/metatxn/test_batches.py"
+
+BATCHES = (
+    Mutant(
+        "batch-damaged-on-its-way",
+        "a batch is accepted only if it matches its checksum",
+        "participants/messages/batches.py",
+        "    if not checksum_fits(payload):\n",
+        "    if checksum_fits(payload) is None:\n",
+        tests=(f"{_TEST}::test_what_is_no_batch_is_refused_and_changes_nothing",),
+    ),
+    Mutant(
+        "batch-beside-the-columns",
+        "messages of a topic with columns have to fit, in a batch, too",
+        "participants/messages/schema_versions.py",
+        "        _check_values_fit(topic, topic.arrow_schema, list(unpack_batch(payload, count).values))\n",
+        "        pass\n",
+        tests=(f"{_TEST}::test_messages_of_a_topic_with_columns_have_to_fit",),
+    ),
+    Mutant(
+        "batch-for-those-who-did-not-ask",
+        "a reader that did not ask for batches gets JSON",
+        _ROUTES,
+        "    frames = page.frames if batches else list(map(with_json, page.frames))\n",
+        "    frames = page.frames\n",
+        tests=(f"{_TEST}::test_a_batch_is_stored_as_it_came_and_read_by_everybody",),
+    ),
+    Mutant(
+        "hashes-of-a-batch-unknown",
+        "5.13: of a batch that is sent again, the part that is there is not appended again",
+        _ROUTES,
+        "        keys: Sequence[str | None] = unpack_batch(sent.payload, sent.count).keys\n",
+        "        return None\n",
+        tests=("tests/participants/broker/test_retries.py",),
+    ),
+    Mutant(
+        "kafka-is-not-told-what-is-json",
+        "a value that is JSON has the header that says so, for Kafka's clients",
+        "participants/messages/batches.py",
+        "(*named, is_json) if flag & JSON and value is not None else named",
+        "named",
+        tests=(f"{_TEST}::test_kafka_s_clients_are_told_what_is_json",),
+    ),
+    Mutant(
+        "deletions-in-batches-unseen",
+        "5.19: a message without a value deletes its key, in a batch, too",
+        "participants/messages/payloads.py",
+        'yield [(index, key, value is None or value == b"") for',
+        "yield [(index, key, False) for",
+        tests=(f"{_TEST}::test_the_latest_value_of_each_key_is_found_in_batches",),
+    ),
+    Mutant(
+        "values-shifted-by-one-that-is-no-json",
+        "a value that is wrongly called JSON does not change its neighbours",
+        _WIRE,
+        "        if len(parsed) == len(texts):\n            return parsed\n",
+        "        return (parsed + [None] * len(texts))[: len(texts)]\n",
+        tests=(f"{_TEST_WIRE}::test_a_text_of_several_values_does_not_move_those_behind_it",),
+    ),
+    Mutant(
+        "batch-with-another-number-of-messages",
+        "an entry has as many messages as it counts, whatever its batch holds",
+        _WIRE,
+        "        if len(values) != count:\n",
+        "        if count < 0:\n",
+        tests=(f"{_TEST_WIRE}::test_a_batch_that_cannot_be_read_has_as_many_messages_as_it_counts",),
+    ),
+)
