@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ from metatxn.wire.columns import Misfit, fitted, table_with_nulls
 from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_frames
+from metatxn.wire.record_batches import records_of
 
 PAGE_BYTES = 8 * 1024 * 1024
 
@@ -152,6 +155,39 @@ def _arrow_keys(table: pa.Table) -> list[str | None]:
     if name is None or name.decode() not in table.column_names:
         return [None] * table.num_rows
     return [None if key is None else key_text(key) for key in table.column(name.decode()).to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class RawMessage:
+    """A message with the bytes of its value: JSON as text in UTF-8, anything else as it was sent."""
+
+    key: str | None
+    value: bytes | None
+    properties: dict[str, str]
+    timestamp_ms: int
+
+
+def raw_messages(frame: Frame) -> list[RawMessage] | None:
+    """The messages of an entry, or None if it is a table. Those of Kafka's clients have the times that these gave."""
+    if frame.kind is PayloadKind.ARROW:
+        return None
+    if frame.kind is PayloadKind.KAFKA:
+        return [
+            RawMessage(record.key_text, record.value, record.properties, record.timestamp_ms)
+            for record in records_of(frame.payload, frame.count)
+        ]
+    keys, values, properties = messages_of(frame)
+    times = repeat(frame.publish_ms)
+    return [
+        RawMessage(key, _raw(value), given or {}, time_ms)
+        for key, value, given, time_ms in zip(keys, values, properties, times, strict=False)
+    ]
+
+
+def _raw(value: Any) -> bytes | None:
+    if isinstance(value, bytes | None):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def values_of(frame: Frame) -> list[Any]:

@@ -135,12 +135,18 @@ def _cast(column: pa.Array[Any], field: pa.Field[Any]) -> pa.Array[Any]:
     except pa.ArrowException as error:
         raise metatxn.SchemaMismatch(
             f"column {field.name} of type {column.type} has a value that {field.type} cannot hold: {error}",
-            action=f"Read it as a number: .schema('{field.name} long, …')."
-            if counts_nanoseconds(column.type)
-            else "Name the columns to read in .schema(), and leave this one out.",
+            action=_instead(field.name, column.type),
             columns=[field.name],
         ) from error
     return cast
+
+
+def _instead(name: str, kind: pa.DataType) -> str:
+    if counts_nanoseconds(kind):
+        return f"Read it as a number: .schema('{name} long, …')."
+    if pat.is_binary(kind):
+        return f"Read it as bytes: .schema('{name} binary, …')."
+    return "Name the columns to read in .schema(), and leave this one out."
 
 
 def counts_nanoseconds(data_type: pa.DataType) -> bool:

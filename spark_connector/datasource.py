@@ -29,7 +29,7 @@ from spark_connector.spark_versions import StreamArrowWriter, needs_spark
 from spark_connector.stream_writer import StreamWriter
 from spark_connector.table_options import remember_in, remembered_in
 from spark_connector.table_writes import check_dataframe, fitting_schema
-from spark_connector.topics import common_schema, find_topic
+from spark_connector.topics import find_topic
 from spark_connector.writer import BatchWriter
 
 
@@ -62,8 +62,7 @@ class MetatxnDataSource(DataSource):
         _check(options.service)
         assert options.topic is not None
         with one_line():
-            topic = find_topic(client(options.service), options.topic)
-            return arrow_schema.to_spark(common_schema([topic]))
+            return arrow_schema.to_spark(find_topic(client(options.service), options.topic).declared)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(remembered_in(schema, self.options, "read"), "batch")

@@ -60,6 +60,7 @@ class BatchReader(DataSourceReader):
                 ends[each.id] if ends is not None else None,
                 revision,
                 columns[topic.name],
+                topic.columns is None,
             )
             for topic in topics
             for each in topic.segments

@@ -16,6 +16,7 @@ from metatxn.frames import decode_rows
 from spark_connector import arrow_schema
 from spark_connector.clients import client
 from spark_connector.errors import data_lost, one_line
+from spark_connector.message_rows import may_be_text, messages_of_entry
 from spark_connector.options import OptionError, ReadOptions
 from spark_connector.places import before, order
 from spark_connector.topics import Topic
@@ -45,7 +46,7 @@ def every_entry(_described: Mapping[str, Any]) -> bool:
 class SegmentRange(InputPartition):
     """Entries after `after` and up to `end`, inclusive. If `end` is None, they go up to the end of the snapshot of
     `revision`. Both ends are fixed on the driver, so that a task notices what was trimmed meanwhile. `columns` are the
-    wanted columns of the topic."""
+    wanted columns of the topic; with `messages` it has no schema, and they are those of its messages."""
 
     topic: str
     segment: str
@@ -54,6 +55,7 @@ class SegmentRange(InputPartition):
     end: str | None
     revision: int | None
     columns: pa.Schema
+    messages: bool = False
 
 
 def with_metadata(columns: StructType) -> StructType:
@@ -72,7 +74,7 @@ def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa
     Raises `SchemaMismatch` for a column that the topic does not have, or that has another type there.
     """
     wanted = set(schema.names)
-    own = {field.name: field for field in topic.declared if field.name in wanted}
+    own = {field.name: field for field in topic.offered if field.name in wanted}
     offered = arrow_schema.to_spark(pa.schema(own.values()))
     if options.include_metadata:
         offered = with_metadata(offered)
@@ -81,17 +83,19 @@ def wanted_columns(schema: StructType, topic: Topic, options: ReadOptions) -> pa
     for field in arrow_schema.of_dataframe(schema):
         if field.name not in known:
             problems.append(f"column {field.name} is not in topic {topic.name}")
-        elif known[field.name] != field.type and not _as_nanoseconds(own.get(field.name), field):
+        elif known[field.name] != field.type and not _may_be_read_as(topic, own.get(field.name), field):
             problems.append(f"column {field.name} is read as {field.type}, the topic has {known[field.name]}")
     if problems:
         raise metatxn.SchemaMismatch(
             "; ".join(problems), action="Leave out or correct .schema(), or create the table or view again."
         )
     # Even if only metadata is wanted, a column is needed to count the rows.
-    return pa.schema([own[name] for name in schema.names if name in own] or [topic.declared.field(0)])
+    return pa.schema([own[name] for name in schema.names if name in own] or [topic.offered.field(0)])
 
 
-def _as_nanoseconds(written: pa.Field[Any] | None, wanted: pa.Field[Any]) -> bool:
+def _may_be_read_as(topic: Topic, written: pa.Field[Any] | None, wanted: pa.Field[Any]) -> bool:
+    if topic.columns is None and may_be_text(wanted.name, wanted.type):
+        return True
     return written is not None and wanted.type == pa.int64() and arrow_schema.counts_nanoseconds(written.type)
 
 
@@ -137,7 +141,12 @@ def _rows(
             }
             if not let_through(described):
                 continue
-            decoded = decode_rows(frame, partition.columns, segment=partition.segment, keys=options.include_metadata)
+            if partition.messages:
+                decoded = messages_of_entry(frame, partition.columns, partition.segment)
+            else:
+                decoded = decode_rows(
+                    frame, partition.columns, segment=partition.segment, keys=options.include_metadata
+                )
             table = decoded.table
             if options.include_metadata:
                 table = _with_metadata(table, decoded.keys, described)

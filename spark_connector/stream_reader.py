@@ -275,7 +275,8 @@ class StreamPlanner:
                 continue
             topic = topic_of[segment]
             columns = wanted_columns(self._schema, topic, self._options)
-            found.append(SegmentRange(topic.name, segment, owners[segment], after, place, None, columns))
+            messages = topic.columns is None
+            found.append(SegmentRange(topic.name, segment, owners[segment], after, place, None, columns, messages))
         return found
 
     def _beginning(self, segment: str) -> str | None:

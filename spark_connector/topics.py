@@ -9,6 +9,7 @@ import pyarrow as pa
 
 import metatxn
 from metatxn.topics import arrow_schema
+from spark_connector.message_rows import MESSAGE_COLUMNS
 
 DEFAULT_NAMESPACE = "public/default/"
 
@@ -25,7 +26,7 @@ class TopicSegment:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`columns` is None if nothing was written yet and the topic was created without a schema."""
+    """`columns` is None if the topic has no schema."""
 
     name: str
     columns: pa.Schema | None
@@ -40,6 +41,11 @@ class Topic:
                 action="Write a table to it first, or create it with a schema.",
             )
         return self.columns
+
+    @property
+    def offered(self) -> pa.Schema:
+        """The columns for readers: without a schema those of messages."""
+        return MESSAGE_COLUMNS if self.columns is None else self.columns
 
 
 def find_topic(client: metatxn.Client, name: str) -> Topic:
@@ -82,12 +88,12 @@ def full_name(topic: str) -> str:
 
 
 def common_schema(topics: list[Topic]) -> pa.Schema:
-    """The one schema of all topics. Raises `SchemaMismatch`, which names a topic that differs or has none."""
+    """The one schema of all topics. Raises `SchemaMismatch`, which names a topic that differs."""
     first, *others = topics
     for other in others:
-        if not other.declared.equals(first.declared):
+        if not other.offered.equals(first.offered):
             raise metatxn.SchemaMismatch(
                 f"topics {first.name} and {other.name} have different columns",
                 action="Read them separately: a DataFrame has one schema.",
             )
-    return first.declared
+    return first.offered

@@ -64,14 +64,22 @@ class KafkaRecord:
         A value is JSON if its header says so, and otherwise bytes. A key or a header that is not UTF-8 is shown with
         escapes.
         """
-        properties = {name: text_of(value or b"") for name, value in self.headers}
-        body: dict[str, Any] = {"key": None if self.key is None else text_of(self.key), "properties": properties}
+        properties = self.properties
+        body: dict[str, Any] = {"key": self.key_text, "properties": properties}
         if self.value is not None and properties.get(CONTENT_TYPE) == JSON_TYPE:
             try:
                 return body | {"value": json.loads(self.value)}
             except (ValueError, RecursionError):
                 pass
         return body | ({"value": None} if self.value is None else {"raw": self.value})
+
+    @property
+    def key_text(self) -> str | None:
+        return None if self.key is None else text_of(self.key)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {name: text_of(value or b"") for name, value in self.headers}
 
 
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
@@ -107,14 +115,20 @@ def decode_records(batch: bytes | memoryview) -> list[KafkaRecord]:
 
 
 def bodies_of(batch: bytes | memoryview, count: int) -> list[dict[str, Any]]:
-    """See `KafkaRecord.body`. Of a batch that cannot be read, `count` messages without a value that say why."""
+    """See `KafkaRecord.body` and `records_of`."""
+    return [record.body() for record in records_of(batch, count)]
+
+
+def records_of(batch: bytes | memoryview, count: int) -> list[KafkaRecord]:
+    """The records of a batch. If it cannot be read, `count` records without a value, which have a header that says
+    why."""
     try:
         records = decode_records(batch)
         if len(records) != count:
             raise ValueError(f"the batch has {len(records)} records, and counts as {count}")
     except ValueError as error:
-        return [{"key": None, "value": None, "properties": {"metatxn.unreadable": str(error)}} for _ in range(count)]
-    return [record.body() for record in records]
+        return [KafkaRecord(None, None, (("metatxn.unreadable", str(error).encode()),))] * count
+    return records
 
 
 def text_of(raw: bytes) -> str:

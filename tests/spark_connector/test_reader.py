@@ -140,6 +140,26 @@ def test_json_messages_are_rows_too(spark: SparkSession, url: str, client: metat
     assert rows[1]["__txn_id"] is None
 
 
+def test_150_messages_of_a_topic_without_a_schema(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    """In the columns of Kafka's source: bytes, which Spark parses, or texts."""
+    name = topic(segments=1)
+    with client.producer(name) as producer:
+        producer.send({"id": 1, "name": "ü"}, key="k", properties={"source": "web"})
+        producer.send(None, key="gone")
+    rows = read(spark, url, name)
+    columns = "key:string,value:binary,properties:map<string,string>,timestamp:timestamp"
+    assert rows.schema.simpleString() == f"struct<{columns}>"
+    value = F.from_json(F.col("value").cast("string"), "id long, name string")
+    parsed = rows.select("key", "properties", value.alias("v"))
+    assert parsed.where("v is not null").select("key", "properties.source", "v.*").collect() == [("k", "web", 1, "ü")]
+    texts = spark.read.format("metatxn").options(url=url, subscribe=name, includeMetadata="true")
+    found = texts.schema("value string, timestamp timestamp, __publish_ms long, __key string").load()
+    assert found.select("value", "__key").collect() == [('{"id":1,"name":"ü"}', "k"), (None, "gone")]
+    assert found.where("unix_millis(timestamp) != __publish_ms").count() == 0
+
+
 def test_a_pattern_and_an_empty_topic(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
 ) -> None:
@@ -195,12 +215,14 @@ def test_a_wrong_read_says_what_to_do(spark: SparkSession, url: str, options: di
 def test_topics_of_different_columns_are_not_one_dataframe(
     spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory
 ) -> None:
-    a, b, empty = topic("a"), topic("b"), topic("empty")
+    a, b, bare = topic("a"), topic("b"), topic("bare")
     write(client, a, [1])
     spark.range(1).write.format("metatxn").options(url=url, topic=b).mode("append").save()
     with pytest.raises(PySparkException, match=r"SCHEMA_MISMATCH: .* have different columns"):
         read(spark, url, f"{a},{b}")
+    with pytest.raises(PySparkException, match=r"SCHEMA_MISMATCH: .* have different columns"):
+        read(spark, url, f"{a},{bare}")
     with pytest.raises(PySparkException, match="has no schema yet"):
-        read(spark, url, empty)
+        spark.sql(f"CREATE TEMPORARY VIEW sink USING metatxn OPTIONS (url '{url}', topic '{bare}')")
     with pytest.raises(PySparkException, match="SCHEMA_MISMATCH: column id is read as string, the topic has int64"):
         spark.read.schema("id string").format("metatxn").options(url=url, subscribe=a).load().collect()

@@ -127,6 +127,59 @@ def test_an_entry_that_spark_cannot_hold_is_named(url: str, client: metatxn.Clie
     assert read(StructType([StructField("at", LongType())])) == [1_000, 2_000, 2_001, 3_000]
 
 
+def rows_of(url: str, name: str, schema: StructType | None = None, **options: str) -> list[dict[str, object]]:
+    given = read_options({"url": url, "subscribe": name, **options}, "batch")
+    reader = BatchReader(given, schema or dataframe_schema(given))
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def test_150_every_kind_of_message_has_its_bytes(url: str, client: metatxn.Client, topic: TopicFactory) -> None:
+    """JSON, bytes, what Kafka's clients see, and no table: the topic would have a schema."""
+    name, text = topic(segments=1), StructType([StructField("value", StringType()), StructField("key", StringType())])
+    sent: tuple[object, ...] = ({"a": [1, None]}, "text", 1.5, b"bytes", None)
+    with client.producer(name) as producer:
+        for value in sent:
+            producer.send(value, key="k")
+    values = [b'{"a":[1,null]}', b'"text"', b"1.5", b"bytes", None]
+    assert [row["value"] for row in rows_of(url, name)] == values
+    assert rows_of(url, name, text)[0] == {"value": '{"a":[1,null]}', "key": "k"}
+
+    client.create_topic(f"{name}-kafka", format="kafka")
+    client.publish(f"{name}-kafka", {"b": 1}, "k", {"p": "q"}, producer="p", sequence=0)
+    (row,) = rows_of(url, f"{name}-kafka", includeMetadata="true")
+    assert (row["value"], row["key"], row["__key"]) == (b'{"b":1}', "k", "k")
+    assert dict(row["properties"])["p"] == "q"  # type: ignore[call-overload]
+
+    with client.producer(name) as producer:
+        producer.send(b"\xff")
+    (segment,) = client.topic(name).segments
+    last = client.segment(segment.segment).last_position
+    with pytest.raises(
+        metatxn.SchemaMismatch, match=rf"at {last} of .*UTF8.* Read it as bytes: .schema\('value binary"
+    ):
+        rows_of(url, name, text)
+    with pytest.raises(metatxn.SchemaMismatch, match="column id is not in topic"):
+        rows_of(url, name, StructType([StructField("id", LongType())]))
+
+
+def test_150_a_topic_that_gets_a_schema_under_a_read_of_messages(
+    url: str, client: metatxn.Client, topic: TopicFactory
+) -> None:
+    """The read says so, and a new one has its columns."""
+    name = topic(segments=1)
+    client.publish(name, {"id": 1}, producer="p", sequence=0)
+    given = {"url": url, "subscribe": name, "startingOffsets": "earliest"}
+    reader = StreamReader(read_options(given, "streaming"), dataframe_schema(read_options(given, None)))
+    start = reader.initialOffset()
+    with client.transaction() as txn, client.table_writer(name, txn) as writer:
+        writer.write(pa.table({"id": [2]}))
+    (part,) = reader.partitions(start, next_batch(reader, start))
+    with pytest.raises(metatxn.SchemaMismatch, match=r"is a table: the topic has got a schema\. Start again"):
+        list(reader.read(part))
+    reader.stop()
+    assert [row["id"] for row in rows_of(url, name)] == [1, 2]
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_collation_is_refused_before_anything_begins(
     url: str, client: metatxn.Client, topic: TopicFactory, streams: bool
