@@ -4,6 +4,8 @@
 
 Each request is received into a buffer of its own, which its handler may keep and change. A connection that sends
 something malformed is closed, with one line in the log.
+
+A protocol whose answers need no order, or whose server speaks unasked, sends frames by itself.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ MAX_IN_PROGRESS = 16
 _SIZE_BYTES = 4
 
 Reply = Sequence[bytes | bytearray | memoryview]
-Handler = Callable[[memoryview], Awaitable[Reply | None]]
+Handler = Callable[[memoryview], Awaitable[Reply | None] | None]
 """Answers one request, whose bytes are its to keep: the parts of the answer without its size, or None for none. Raises
-`MalformedRequest`."""
+`MalformedRequest`. One that returns None at once takes care of its answers, by `FrameConnection.send`."""
+OnConnect = Callable[["FrameConnection"], Handler]
 
 
 class MalformedRequest(Exception):
@@ -36,7 +39,7 @@ class MalformedRequest(Exception):
 class FrameConnection(asyncio.BufferedProtocol):
     """One connection. Used only from the event loop of its process."""
 
-    def __init__(self, connect: Callable[[], Handler], connections: set[FrameConnection]) -> None:
+    def __init__(self, connect: OnConnect, connections: set[FrameConnection]) -> None:
         self._connect = connect
         self._connections = connections
         self._transport: asyncio.Transport | None = None
@@ -47,6 +50,8 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._writable.set()
         self._arrived = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when the connection is gone. May be set by `connect`."""
 
     # -- what asyncio calls ------------------------------------------------------------------------------------
 
@@ -57,7 +62,7 @@ class FrameConnection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._connections.add(self)
-        self._handle = self._connect()
+        self._handle = self._connect(self)
         self._writer = asyncio.create_task(self._write_answers(), name="answers of a connection")
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -75,7 +80,14 @@ class FrameConnection(asyncio.BufferedProtocol):
             self._into, self._filled = bytearray(size), 0
             return
         request, self._into, self._filled = memoryview(self._into), self._size, 0
-        answering = asyncio.ensure_future(self._handle(request))
+        try:
+            handled = self._handle(request)
+        except MalformedRequest as error:
+            self.close_malformed(str(error))
+            return
+        if handled is None:
+            return
+        answering = asyncio.ensure_future(handled)
         answering.add_done_callback(_looked_at)
         self._answering.append(answering)
         self._arrived.set()
@@ -98,6 +110,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         for task in self._answering:
             task.cancel()
         self._answering.clear()
+        self.on_lost()
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -114,6 +127,21 @@ class FrameConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def send(self, *frames: Reply) -> None:
+        """Send frames, whose sizes are put in front of them. What the peer does not take is kept in memory: see
+        `until_writable`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines([part for frame in frames for part in _sized(frame)])
+
+    async def until_writable(self) -> None:
+        """Until the peer has taken most of what was sent."""
+        await self._writable.wait()
+
+    def receive_more(self, wanted: bool) -> None:
+        """Whether more is received from the peer."""
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     async def _write_answers(self) -> None:
         assert self._transport is not None
@@ -135,10 +163,13 @@ class FrameConnection(asyncio.BufferedProtocol):
             await self._writable.wait()
             self._answering.popleft()
             if answer is not None:
-                size = sum(map(len, answer))
-                self._transport.writelines([size.to_bytes(_SIZE_BYTES), *answer])
+                self.send(answer)
             if len(self._answering) < MAX_IN_PROGRESS:
                 self._transport.resume_reading()
+
+
+def _sized(frame: Reply) -> Reply:
+    return [sum(map(len, frame)).to_bytes(_SIZE_BYTES), *frame]
 
 
 def _looked_at(answering: asyncio.Future[Reply | None]) -> None:
@@ -150,7 +181,7 @@ def _looked_at(answering: asyncio.Future[Reply | None]) -> None:
 class FrameServer:
     """Listens on one address. `connect` is called for each connection and returns its handler."""
 
-    def __init__(self, connect: Callable[[], Handler], host: str, port: int) -> None:
+    def __init__(self, connect: OnConnect, host: str, port: int) -> None:
         self._connect = connect
         self._host = host
         self._port = port

@@ -11,7 +11,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from coordinator.transactions import Transactions
@@ -29,8 +29,8 @@ from metatxn_gateways.kafka.partitions import Partitions
 from metatxn_gateways.kafka.produce import Produce, Turns
 from metatxn_gateways.kafka.producers import Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
-from metatxn_gateways.listener import FrameServer, Handler, MalformedRequest, Reply
-from participants.broker.broker import Broker
+from metatxn_gateways.listener import FrameConnection, FrameServer, MalformedRequest, Reply
+from metatxn_gateways.serving import ServingBroker
 
 DEFAULT_PORT = 9092
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
@@ -59,15 +59,6 @@ OFFERED: dict[int, range] = {
 """What ApiVersions tells, and nothing else is answered."""
 
 _Call = Callable[[CallRequest, CallResponse], Awaitable[Any]]
-
-
-class ServingBroker(Protocol):
-    """A broker's service, once it has started."""
-
-    broker: Broker | None
-
-    @property
-    def url(self) -> str: ...
 
 
 class KafkaListener:
@@ -144,7 +135,7 @@ class KafkaListener:
             await self._coordination.stop()
         await self._server.stop()
 
-    def _connect(self) -> Handler:
+    def _connect(self, _: FrameConnection | None = None) -> Callable[[memoryview], Awaitable[Reply | None]]:
         return partial(self._answer, turns=Turns())
 
     async def _answer(self, request: memoryview, *, turns: Turns) -> Reply | None:

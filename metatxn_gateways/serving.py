@@ -1,0 +1,16 @@
+"""What a listener needs of the process in which it runs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from participants.broker.broker import Broker
+
+
+class ServingBroker(Protocol):
+    """A broker's service, once it has started."""
+
+    broker: Broker | None
+
+    @property
+    def url(self) -> str: ...
