@@ -11,6 +11,7 @@ STAMP := $(VENV)/.ready
 CLASSES := build/spark-classes.jsa
 KAFKA := build/kafka/.ready
 SPARK_KAFKA := build/spark-kafka/.ready
+PULSAR := build/pulsar/.ready
 SPARK_WITH_KAFKA := 4.2.0
 STORE ?= sqlite
 MINUTES ?= 10
@@ -23,7 +24,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark spark-matrix simulate mutants dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -129,14 +130,25 @@ bench-peers-spark: setup $(KAFKA) $(SPARK_KAFKA)  ## The Spark connector beside 
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK_WITH_KAFKA) 'pyspark==$(SPARK_WITH_KAFKA)'
 	PYTHONPATH=$(abspath build/pyspark-$(SPARK_WITH_KAFKA)) $(BIN)/python -m benchmarks.peers.spark $(SMALL)
 
-# What Maven brings has to be what it was when the benchmark was written.
-build/%/.ready: benchmarks/peers/%.pom.xml benchmarks/peers/%.sha256
+pulsar-test: setup $(PULSAR)  ## Pulsar's own V5 client against a broker's listener (needs Maven and a Java compiler)
+	@command -v javac >/dev/null || { echo "missing: a Java compiler. On Debian: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
+	$(BIN)/python -m pytest tests/gateways/pulsar/with_java.py
+
+# What Maven brings has to be what it was when the benchmark, or the test, was written.
+define from_maven
 	scripts/install-debian-packages java etcd
 	@command -v mvn >/dev/null || { echo "missing: Maven. On Debian: apt-get install maven" >&2; exit 1; }
 	rm -rf $(@D)
 	mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(@D))
-	export LC_ALL=C; cd $(@D) && sha256sum *.jar | diff - $(abspath benchmarks/peers/$*.sha256)
+	export LC_ALL=C; cd $(@D) && sha256sum *.jar | diff - $(abspath $(word 2,$^))
 	touch $@
+endef
+
+build/%/.ready: benchmarks/peers/%.pom.xml benchmarks/peers/%.sha256
+	$(from_maven)
+
+$(PULSAR): tests/gateways/pulsar/pulsar.pom.xml tests/gateways/pulsar/pulsar.sha256
+	$(from_maven)
 
 spark-matrix: setup  ## Everything that can fail under a Spark job, on both stores (SPARK=4.0.1: with that version)
 	$(BIN)/python -m pip install --quiet --editable '.[matrix]'

@@ -58,7 +58,7 @@ from metatxn.wire.coordinator import (
 from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
 from metatxn.wire.models import BrokerInfo, ServiceStatus
-from metatxn.wire.names import namespace_name
+from metatxn.wire.names import TopicFormat, namespace_name
 from metatxn.wire.policies import PolicyInfo
 from metatxn.wire.schemas import SchemaCheck, SchemaInfo
 
@@ -264,11 +264,12 @@ class AsyncClient:
         segments: int = 1,
         schema: pa.Schema | TopicSchema | None = None,
         exist_ok: bool = False,
-        format: Literal["kafka"] | None = None,
+        format: TopicFormat | None = None,
     ) -> TopicInfo:
         """Create a topic. Raises `AlreadyExists`; with `exist_ok` an existing topic is returned as it is.
 
-        With the format `kafka` its segments are the partitions that Kafka's clients see.
+        With the format `kafka` its segments are the partitions that Kafka's clients see; with the format `pulsar`
+        Pulsar's clients may write to it.
         """
         columns = wire_schema(schema) if schema is not None else None
         body = {"name": name, "segments": segments, "schema": columns}

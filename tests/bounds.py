@@ -127,6 +127,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.wire.frames: MAX_PAYLOAD_BYTES",
         "metatxn.wire.record_batches: MAX_RECORDS_BYTES",
         "metatxn.producer: RECORD_BYTES",
+        "metatxn.wire.pulsar_entries: MAX_UNPACKED_BYTES",
         "participants.ledger.objects: _INDEX_HEAD_BYTES HEADER_BYTES",
         "participants.ledger.recovery: GROUP_BYTES REWRITE_BYTES _CHUNK_BYTES",
         "participants.ledger.seal_mark: _HEAD_BYTES",

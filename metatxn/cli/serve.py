@@ -84,6 +84,15 @@ KafkaPortOption = Annotated[
         "one. Needs metatxn[gateways].",
     ),
 ]
+PulsarPortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Also serve topics to Pulsar's V5 clients, on this port (6650 is usual); 0 takes a free one. They write "
+        "to topics with the format pulsar. Needs metatxn[gateways].",
+    ),
+]
 NoConsoleOption = Annotated[bool, typer.Option("--no-console", help="Serve no pages for people at /console.")]
 ReadOnlyConsoleOption = Annotated[
     bool, typer.Option("--read-only-console", help="The pages at /console show everything and change nothing.")
@@ -145,6 +154,7 @@ def dev(
     max_ledger_bytes: MaxLedgerOption = None,
     disk_watermark: WatermarkOption = None,
     kafka_port: KafkaPortOption = None,
+    pulsar_port: PulsarPortOption = None,
     no_console: NoConsoleOption = False,
     read_only_console: ReadOnlyConsoleOption = False,
     log_level: LogOption = "warning",
@@ -179,6 +189,7 @@ def dev(
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
         urls |= await kafka_started(stack, opened, broker, host, kafka_port, exposed)
+        urls |= await pulsar_started(stack, opened, broker, host, pulsar_port, exposed)
         urls["data"] = str(data_dir.resolve())
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
 
@@ -254,6 +265,7 @@ def broker(
     transaction_buffer: BufferOption = None,
     pending_ack_store: PendingAckOption = None,
     kafka_port: KafkaPortOption = None,
+    pulsar_port: PulsarPortOption = None,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
     output: OutputOption = None,
@@ -294,10 +306,10 @@ def broker(
             raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
         data = storage or str(data_dir and data_dir.resolve())
-        kafka = await kafka_started(stack, opened, service, host, kafka_port, exposed)
-        announce(
-            {"broker": service.url, **kafka, "data": data, "access": exposed.describe(host)}, output_of(context, output)
-        )
+        urls = {"broker": service.url}
+        urls |= await kafka_started(stack, opened, service, host, kafka_port, exposed)
+        urls |= await pulsar_started(stack, opened, service, host, pulsar_port, exposed)
+        announce(urls | {"data": data, "access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
 
     services.run_loop(services.until_stopped(run))
@@ -320,6 +332,25 @@ async def kafka_started(
         raise CliError(str(error)) from error
     await started(stack, listener, "Kafka listener", "--kafka-port", port)
     return {"kafka": listener.url}
+
+
+async def pulsar_started(
+    stack: AsyncExitStack,
+    store: services.Store,
+    broker: services.ServerProcess,
+    host: str,
+    port: int | None,
+    exposure: Any,
+) -> dict[str, str]:
+    """Where Pulsar's clients connect to this broker, if there is a port for them."""
+    if port is None:
+        return {}
+    try:
+        listener = made("pulsar", store, {}, service=broker, host=host, port=port, exposure=exposure)
+    except ValueError as error:
+        raise CliError(str(error)) from error
+    await started(stack, listener, "Pulsar listener", "--pulsar-port", port)
+    return {"pulsar": listener.url}
 
 
 def console_of(coordinator: services.ServerProcess) -> dict[str, str]:

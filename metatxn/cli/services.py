@@ -28,7 +28,7 @@ _CHECK_STORE = "Check that it exists and can be reached, or give another --store
 log = structlog.get_logger()
 
 
-EXTRAS = {"kafka": "gateways"}
+EXTRAS = {"kafka": "gateways", "pulsar": "gateways"}
 """The extras with what a component needs, other than `server`."""
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +33,7 @@ from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import TIME_HELP, time_of
 from metatxn.cli.txn import full_id, named_values
 from metatxn.wire.broker import SegmentDetail, TopicInfo
+from metatxn.wire.names import TopicFormat
 from metatxn.words import short_id, size_text
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ Details = Mapping[str, SegmentDetail | None]
 
 class FormatChoice(StrEnum):
     KAFKA = "kafka"
+    PULSAR = "pulsar"
 
 
 class IsolationChoice(StrEnum):
@@ -75,11 +77,14 @@ def create(
     ] = None,
     format: Annotated[
         FormatChoice | None,
-        typer.Option(help="kafka: each segment is a partition for Kafka's clients. It is never split or merged."),
+        typer.Option(
+            help="kafka: each segment is a partition for Kafka's clients. It is never split or merged. "
+            "pulsar: Pulsar's clients may write to it."
+        ),
     ] = None,
 ) -> None:
     """Create a topic."""
-    chosen: Literal["kafka"] | None = "kafka" if format is FormatChoice.KAFKA else None
+    chosen: TopicFormat | None = format.value if format is not None else None
     columns = parsed_columns("--schema", schema) if schema is not None else None
     with session.connect() as client:
         show_topic(session, client.create_topic(topic, segments, columns, format=chosen))

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.models import RequestBody, example
+from metatxn.wire.names import TopicFormat
 from metatxn.wire.text import encodable, no_control_characters
 
 FRAMES_MEDIA_TYPE = "application/vnd.metatxn.frames"
@@ -123,8 +124,11 @@ class CreateTopicRequest(RequestBody):
     segments: Annotated[int, Field(ge=1, le=MAX_SEGMENTS)] = 1
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
     format: Annotated[
-        Literal["kafka"] | None,
-        Field(description="`kafka`: the i-th segment is a partition of Kafka's, with an offset for each message."),
+        TopicFormat | None,
+        Field(
+            description="`kafka`: the i-th segment is a partition of Kafka's, with an offset for each message. "
+            "`pulsar`: Pulsar's clients may write to it."
+        ),
     ] = None
 
     @model_validator(mode="after")
@@ -153,7 +157,7 @@ class TopicInfo(BaseModel):
     topic_schema: Annotated[TopicSchema | None, Field(alias="schema")] = None
     schema_version: int | None = None
     segments: list[SegmentInfo]
-    format: Literal["kafka"] | None = None
+    format: TopicFormat | None = None
 
 
 class TopicPage(BaseModel):

@@ -8,6 +8,7 @@ from typing import Any
 
 from metatxn.wire.batches import MessageColumns, unpack_batch
 from metatxn.wire.frames import Frame, PayloadKind
+from metatxn.wire.pulsar_entries import pulsar_bodies
 from metatxn.wire.record_batches import bodies_of
 
 
@@ -19,6 +20,8 @@ def messages_of(frame: Frame) -> MessageColumns:
             return _columns(json.loads(bytes(frame.payload)))
         case PayloadKind.KAFKA:
             return _columns(bodies_of(frame.payload, frame.count))
+        case PayloadKind.PULSAR:
+            return _columns(pulsar_bodies(frame.payload, frame.count))
         case PayloadKind.BYTES:
             return MessageColumns([None], [bytes(frame.payload)], [None])
         case PayloadKind.ARROW:

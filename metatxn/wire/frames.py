@@ -9,7 +9,8 @@ little-endian, except the transaction id, whose 16 bytes are in the order of its
     ------------------------------------------------------------------------
          8     1  format version  1
          9     1  payload kind    0 opaque bytes, 1 Arrow IPC stream, 2 JSON list of messages,
-                                 3 record batch of Kafka's (magic 2), 4 record batch of messages (see `batches`)
+                                 3 record batch of Kafka's (magic 2), 4 record batch of messages (see `batches`),
+                                 5 entry of Pulsar's clients (see `pulsar_entries`)
         10     1  flags           1 txn id, 2 writer, 4 producer, 8 sequence; the other bits are zero
         11     4  count           messages (rows) in the payload
         15     8  publish time    milliseconds since the epoch
@@ -76,6 +77,7 @@ class PayloadKind(IntEnum):
     MESSAGES = 2
     KAFKA = 3
     BATCH = 4
+    PULSAR = 5
 
 
 class FrameError(ValueError):
@@ -256,7 +258,7 @@ def _decode_fields(view: memoryview, start: int, end: int) -> dict[str, Any]:
     version, kind, flags, count, publish_ms, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
     if version != FORMAT_VERSION:
         raise CorruptFrame(f"format version {version} is unknown")
-    if kind > PayloadKind.BATCH:
+    if kind > PayloadKind.PULSAR:
         raise CorruptFrame(f"payload kind {kind} is unknown")
     if flags & ~_ALL_FLAGS:
         raise CorruptFrame(f"flags {flags:#04x} are unknown")

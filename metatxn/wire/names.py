@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from metatxn.wire.position import Position
 
 DEFAULT_NAMESPACE = "public/default"
+TopicFormat = Literal["kafka", "pulsar"]
+"""Whose clients may write to a topic besides ours."""
 
 
 def topic_name(text: str) -> str:

@@ -1,4 +1,5 @@
-"""The content of an entry: bytes, an Arrow stream, a JSON list of messages, a batch of them, or a batch of Kafka's."""
+"""The content of an entry: bytes, an Arrow stream, a JSON list of messages, a batch of them, a batch of Kafka's, or an
+entry of Pulsar's."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from metatxn.wire import errors
-from metatxn.wire.batches import UNREADABLE, unpack_batch
+from metatxn.wire.batches import UNREADABLE
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
+from metatxn.wire.contents import messages_of
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, Frame, PayloadKind, RawFrame, encode_frame, peek
 from metatxn.wire.names import message_ids
 from metatxn.wire.record_batches import CONTENT_TYPE, JSON_TYPE, KafkaRecord, bodies_of
@@ -140,7 +142,7 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
             bodies = _rows(frame.payload, wanted)
         case PayloadKind.BYTES:
             bodies = [{"value_base64": base64.b64encode(frame.payload).decode()} for _ in wanted]
-        case PayloadKind.BATCH:
+        case PayloadKind.BATCH | PayloadKind.PULSAR:
             bodies = _batch_bodies(frame, wanted)
         case PayloadKind.KAFKA:
             records = bodies_of(frame.payload, frame.count)
@@ -153,7 +155,7 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
 
 def _batch_bodies(frame: Frame, indexes: Sequence[int]) -> list[dict[str, Any]]:
     """A value that was accepted unseen, and that JSON cannot express, is answered with its reason."""
-    keys, values, properties = unpack_batch(frame.payload, frame.count)
+    keys, values, properties = messages_of(frame)
     found = [values[index] for index in indexes]
     problems = _problems([value for value in found if not isinstance(value, bytes)])
     bodies = []
@@ -230,7 +232,7 @@ def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
                 before += len(bodies)
         case PayloadKind.ARROW:
             yield from _keyed_rows(frame.payload)
-        case PayloadKind.BATCH:
+        case PayloadKind.BATCH | PayloadKind.PULSAR:
             yield from _keyed_in_batch(frame)
         case PayloadKind.KAFKA:
             # A key that is not UTF-8 has no text of its own, so compaction leaves these entries alone.
@@ -240,7 +242,7 @@ def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
 
 
 def _keyed_in_batch(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
-    keys, values, _ = unpack_batch(frame.payload, frame.count)
+    keys, values, _ = messages_of(frame)
     for start in range(0, frame.count, PIECE_ITEMS):
         piece = zip(count(start), keys[start : start + PIECE_ITEMS], values[start : start + PIECE_ITEMS])
         yield [(index, key, value is None or value == b"") for index, key, value in piece if key is not None]

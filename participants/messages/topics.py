@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import pyarrow as pa
 
@@ -18,6 +17,7 @@ from metastore.txn.records.topics import SchemaHistory, TopicRecord
 from metastore.types import Record
 from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
+from metatxn.wire.names import TopicFormat
 from metatxn.wire.names import segment_id as new_segment_id
 from participants.messages import schemas
 
@@ -39,7 +39,7 @@ class Topics:
         schema: pa.Schema | None,
         storage: str,
         created_ms: int,
-        format: Literal["kafka"] | None = None,
+        format: TopicFormat | None = None,
     ) -> TopicRecord:
         """Create the topic and its segments in one apply. The segments belong to `storage` from the start. A topic that
         was deleted continues with its numbers of segments.

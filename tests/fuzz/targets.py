@@ -7,12 +7,14 @@ import json
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from crc32c import crc32c
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -34,8 +36,12 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
 from metatxn.wire.position import Position
+from metatxn.wire.pulsar_entries import decode_pulsar, pulsar_bodies
 from metatxn.wire.record_batches import HEADER as HEADER_OF_BATCH
 from metatxn.wire.record_batches import finished_batch
+from metatxn_gateways.listener import MalformedRequest
+from metatxn_gateways.pulsar.commands import TYPES, command, read_command
+from metatxn_gateways.pulsar.entries import ChecksumMismatch, metadata_of
 from participants.ledger import storage_id
 from participants.ledger.objects import HEADER_BYTES, ObjectHeader, ObjectIndex, ObjectKind
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
@@ -326,7 +332,38 @@ HTTP_ANSWERS = [
     b"HTTP/1.1 204 No Content\r\n\r\n",
 ]
 
+
+def check_entry(data: bytes) -> None:
+    """As it is, and behind a good head."""
+    for entry in (data, bytes(6) + len(data).to_bytes(4) + data, bytes(6) + METADATA + data):
+        with suppress(ValueError):
+            assert all(isinstance(each.body(), dict) for each in decode_pulsar(entry))
+        assert len(pulsar_bodies(entry, 3)) == 3
+
+
+def check_command(data: bytes) -> None:
+    for frame in (data, len(data).to_bytes(4) + data):
+        with suppress(MalformedRequest):
+            name, _, entry = read_command(memoryview(frame))
+            assert name in TYPES and len(entry) < len(frame)
+    with suppress(MalformedRequest, ChecksumMismatch):
+        assert metadata_of(memoryview(b"\x0e\x01" + crc32c(data).to_bytes(4) + data)).num_messages_in_batch > 0
+
+
+METADATA = bytes([0, 0, 0, 10, 0x0A, 0, 0x10, 0, 0x18, 0, 0x58, 3, 0x40, 0])
+"""Of a batch of three messages, that is not compressed."""
+IN_BATCH = bytes([0, 0, 0, 8, 0x12, 2, 0x6B, 0x6B, 0x18, 1, 0x48, 0]) + b"v"
+
 TARGETS: Mapping[str, Target] = {
+    "entries of Pulsar's clients": Target(check_entry, [bytes(6) + METADATA + IN_BATCH * 3, IN_BATCH * 3]),
+    "commands of Pulsar's clients": Target(
+        check_command,
+        [
+            command("producer", topic=SEGMENT, producer_id=1, request_id=2) + b"x",
+            command("send", producer_id=1, sequence_id=3),
+            METADATA,
+        ],
+    ),
     "answers over HTTP": Target(check_answer, HTTP_ANSWERS),
     "frames": Target(check_frame, good_frames()),
     "object headers": Target(check_object, [ObjectHeader(kind, bytes(16), 1, 1).encode() for kind in ObjectKind]),

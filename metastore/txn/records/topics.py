@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from metastore.txn.records.json_record import JsonRecord
 from metastore.txn.records.policies import PolicyRecord
-from metatxn.wire.names import SegmentParts, number_of_segment
+from metatxn.wire.names import SegmentParts, TopicFormat, number_of_segment
 
 
 class FormerSchema(JsonRecord):
@@ -40,7 +38,8 @@ class TopicRecord(JsonRecord):
 
     `schema_history` is absent as long as the schema has one version, or none.
 
-    With the format `kafka` its i-th segment is the partition i, and each entry is a record batch of Kafka's.
+    With the format `kafka` its i-th segment is the partition i, and each entry is a record batch of Kafka's. With the
+    format `pulsar` entries may be those of Pulsar's clients.
     """
 
     name: str
@@ -51,7 +50,7 @@ class TopicRecord(JsonRecord):
     policy: PolicyRecord | None = None
     deleted: bool | None = None
     first_segment: int | None = None
-    format: Literal["kafka"] | None = None
+    format: TopicFormat | None = None
     schema_history: SchemaHistory | None = None
 
     @property

@@ -1,0 +1,116 @@
+"""The layout of topics as Pulsar's clients watch it: a graph of segments, pushed whenever it changes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from metastore.api import MetadataStore
+from metastore.keys import unescape
+from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.topics import TopicRecord
+from metastore.types import Event
+from metastore.watches import Mirror
+from metatxn.wire.names import SegmentParts, topic_of_segment
+
+ACTIVE, SEALED = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentGraph:
+    """`epoch` grows with every change."""
+
+    topic: TopicRecord
+    epoch: int
+    segments: dict[str, SegmentRecord] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> object:
+        """What clients see of it, except for its age."""
+        return [(name, self.is_sealed(name)) for name in self.segments]
+
+    def is_sealed(self, segment_id: str) -> bool:
+        """The record of a parent may be seen later than those of its children."""
+        record = self.segments[segment_id]
+        return record.state != "active" or any(segment_id in each.parents for each in self.segments.values())
+
+    def described(self) -> dict[str, Any]:
+        """As the clients get it."""
+        return {
+            "epoch": self.epoch,
+            "segments": [self._described(name, record) for name, record in self.segments.items()],
+        }
+
+    def _described(self, segment_id: str, record: SegmentRecord) -> dict[str, Any]:
+        children = [name for name, each in self.segments.items() if segment_id in each.parents]
+        return {
+            "segment_id": SegmentParts.parse(segment_id).number,
+            "hash_start": record.range[0],
+            "hash_end": record.range[1],
+            "state": SEALED if self.is_sealed(segment_id) else ACTIVE,
+            "parent_ids": [SegmentParts.parse(each).number for each in record.parents if each in self.segments],
+            "child_ids": [SegmentParts.parse(each).number for each in children],
+            "created_at_epoch": 0,
+            "created_at_ms": self.topic.created_ms,
+        }
+
+
+class SegmentGraphs:
+    """Mirrors the records of all topics and segments, and tells who watches a topic of its changes. Used only from the
+    event loop of its process."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._topics = Mirror(store, paths.TOPICS, self._topic_changed)
+        self._segments = Mirror(store, paths.SEGMENTS, self._segment_changed)
+        self._watching: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Raises the store's errors."""
+        async with AsyncExitStack() as stack:
+            for mirror in (self._topics, self._segments):
+                await stack.enter_async_context(mirror.running())
+            yield
+
+    def watch(self, topic: str, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` whenever the layout may have changed, until what is returned is called."""
+        self._watching[topic].append(changed)
+
+        def leave() -> None:
+            watching = self._watching.get(topic, [])
+            if changed in watching:
+                watching.remove(changed)
+            if not watching:
+                self._watching.pop(topic, None)
+
+        return leave
+
+    def get(self, topic: str) -> SegmentGraph | None:
+        """The layout as it was last seen, or None if there is no such topic. A topic whose segments were not seen yet
+        is not known either."""
+        stored = self._topics.records.get(paths.topic(topic))
+        record = TopicRecord.decode(stored.value) if stored is not None else None
+        if stored is None or record is None or record.deleted:
+            return None
+        epoch, segments = stored.version, {}
+        for segment_id in record.segments:
+            found = self._segments.records.get(paths.segment(segment_id))
+            if found is None:
+                return None
+            epoch = max(epoch, found.version)
+            segments[segment_id] = SegmentRecord.decode(found.value)
+        return SegmentGraph(record, epoch, segments)
+
+    def _topic_changed(self, event: Event) -> None:
+        self._tell(unescape(event.key.removeprefix(paths.TOPICS)))
+
+    def _segment_changed(self, event: Event) -> None:
+        self._tell(topic_of_segment(unescape(event.key.removeprefix(paths.SEGMENTS))))
+
+    def _tell(self, topic: str) -> None:
+        for changed in list(self._watching.get(topic, ())):
+            changed()

@@ -1,0 +1,111 @@
+"""Where segments are served, and of which segments a topic consists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError
+from metatxn_gateways.pulsar.commands import command
+from metatxn_gateways.pulsar.names import own_topic, scalable_topic, segment_parts
+from metatxn_gateways.pulsar.session import PulsarSession
+
+CONNECT, FAILED = 1, 2
+MAX_WATCHES = 1_000
+"""The most topics that a connection watches."""
+
+
+class Lookups:
+    """Those of one connection."""
+
+    def __init__(self, session: PulsarSession) -> None:
+        self._session = session
+        self._watches: dict[int, _Watch] = {}
+
+    def lookup(self, request: Any) -> None:
+        self._session.answer(self._found(request), partial(_not_found, request))
+
+    async def _found(self, request: Any) -> bytes:
+        """Every broker answers for a topic, and the owner of a segment for that."""
+        context = self._session.context
+        if request.topic.startswith("segment://"):
+            parts = segment_parts(request.topic)
+            await context.broker.in_layout(parts.topic, lambda: context.broker.segment(request.topic))
+        else:
+            own_topic(request.topic)
+        return command(
+            "lookup_response",
+            request_id=request.request_id,
+            response=CONNECT,
+            broker_url=context.url(),
+            authoritative=True,
+        )
+
+    def partition_metadata(self, request: Any) -> None:
+        """Nothing has partitions here. Whether it exists is found out by whoever uses it."""
+        self._session.send(
+            command("partition_metadata_response", request_id=request.request_id, partitions=0, response=0)
+        )
+
+    # -- watching ----------------------------------------------------------------------------------------------
+
+    def watch(self, request: Any) -> None:
+        """Tell the layout of the topic now, and whenever it changes."""
+        try:
+            topic = own_topic(request.topic)
+            if request.session_id not in self._watches and len(self._watches) >= MAX_WATCHES:
+                raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection watches at most {MAX_WATCHES} topics")
+            self.unwatch(request)
+            watch = _Watch(self._session, request.session_id, topic)
+        except PulsarError as error:
+            self._session.send(_not_watched(request.session_id, error))
+        else:
+            self._watches[request.session_id] = watch
+
+    def unwatch(self, request: Any) -> None:
+        if (watch := self._watches.pop(request.session_id, None)) is not None:
+            watch.close()
+
+    def end(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+
+
+class _Watch:
+    """Raises `PulsarError` for a topic that does not exist."""
+
+    def __init__(self, session: PulsarSession, session_id: int, topic: str) -> None:
+        self._session = session
+        self._id = session_id
+        self._topic = topic
+        self._shown: object = None
+        self.close: Callable[[], None] = session.context.layouts.watch(topic, self._tell)
+        if session.context.layouts.get(topic) is None:
+            self.close()
+            message = f"topic {topic} does not exist. Create it first: metatxn topic create {topic} --format pulsar"
+            raise PulsarError(PulsarCode.TOPIC_NOT_FOUND, message)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Nothing is told of a topic that was deleted: whoever uses its segments is."""
+        layout = self._session.context.layouts.get(self._topic)
+        if layout is None or layout.shape == self._shown:
+            return
+        self._shown = layout.shape
+        self._session.send(
+            command(
+                "scalable_topic_update",
+                session_id=self._id,
+                layout=layout.described(),
+                resolved_topic_name=scalable_topic(self._topic),
+            )
+        )
+
+
+def _not_found(request: Any, code: PulsarCode, message: str) -> bytes:
+    return command("lookup_response", request_id=request.request_id, response=FAILED, error=int(code), message=message)
+
+
+def _not_watched(session_id: int, error: PulsarError) -> bytes:
+    return command("scalable_topic_update", session_id=session_id, error=int(error.code), message=str(error))

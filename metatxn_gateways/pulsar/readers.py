@@ -1,0 +1,105 @@
+"""Reading one segment without a subscription: what Pulsar calls a non-durable one. Checkpoint consumers read so.
+
+Committed entries are sent in their order, as many as the client has permitted: `FLOW` permits messages, and the last
+entry may exceed that. Nothing of it is remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from metatxn.wire import errors
+from metatxn.wire.frames import RawFrame
+from metatxn.wire.position import Position
+from metatxn_gateways.listener import FrameConnection, Reply
+from metatxn_gateways.pulsar.commands import command
+from metatxn_gateways.pulsar.entries import served
+from metatxn_gateways.pulsar.names import message_id
+from participants.messages.payloads import message_count
+from participants.segment.segment import Segment
+
+READ_BYTES = 1 << 20
+EARLIEST, LATEST = (1 << 64) - 1, (1 << 63) - 1
+"""The numbers of the ledgers in which a reader begins that wants to begin at an end of the segment."""
+
+
+class PulsarReader:
+    """`run` sends until the segment is lost, or the connection."""
+
+    def __init__(self, id: int, segment: Segment, start: Position, link: FrameConnection) -> None:
+        self.id = id
+        self._segment = segment
+        self._at = start
+        self._link = link
+        self._left: deque[RawFrame] = deque()
+        """What was read and not sent yet."""
+        self._permits = 0
+        self._permitted = asyncio.Event()
+        self._ended = False
+
+    def flow(self, permits: int) -> None:
+        self._permits += permits
+        if self._permits > 0:
+            self._permitted.set()
+
+    async def run(self) -> None:
+        """Raises STORE_UNAVAILABLE once the segment is not served here any more, and the store's errors."""
+        while True:
+            await self._permitted.wait()
+            await self._link.until_writable()
+            changed = self._segment.changed.next()
+            self._segment.assert_serving()
+            more = bool(self._left) or await self._read_on()
+            self._send()
+            if not more and not self._left:
+                self._tell_end()
+                await asyncio.shield(changed)
+
+    async def _read_on(self) -> bool:
+        """Returns whether there may be more to read."""
+        at = max(self._at, self._segment.ledgers.start)  # what was trimmed is passed over
+        try:
+            page = await self._segment.reader.read_committed(at, READ_BYTES)
+        except errors.PositionTrimmed:
+            return True
+        self._left.extend(page.frames)
+        self._at = page.next
+        return not page.end
+
+    def _send(self) -> None:
+        frames: list[Reply] = []
+        while self._left and self._permits > 0:
+            frame = self._left.popleft()
+            self._permits -= message_count(frame)
+            frames.append(message(self.id, self._segment.id, frame))
+            self._segment.traffic.went_out(message_count(frame), len(frame.data))
+        if self._permits <= 0:
+            self._permitted.clear()
+        if frames:
+            self._link.send(*frames)
+
+    def _tell_end(self) -> None:
+        if not self._ended and self._segment.ended_at(self._at):
+            self._ended = True
+            self._link.send([command("reached_end_of_topic", consumer_id=self.id)])
+
+
+def message(consumer_id: int, segment_id: str, frame: RawFrame, **more: Any) -> Reply:
+    """The frame that brings an entry to a consumer."""
+    head = command("message", consumer_id=consumer_id, message_id=message_id(frame.position), **more)
+    return [head, served(segment_id, frame)]
+
+
+def reader_start(segment: Segment, wanted: Any) -> Position:
+    """The position after which a reader reads that has asked for the id of a message: it wants those behind it.
+
+    Of a batch it may want the messages behind one of them: it then gets the whole batch, and passes over the others.
+    """
+    if wanted is None or wanted.ledger_id == LATEST:
+        return segment.buffer.max_read_position
+    if wanted.ledger_id == EARLIEST:
+        return segment.ledgers.start
+    at = Position(wanted.ledger_id, wanted.entry_id)
+    return min(at.before if wanted.batch_index >= 0 else at, segment.buffer.max_read_position)

@@ -1,0 +1,86 @@
+"""What a connection offers to those that answer its commands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from coordinator.transactions import Transactions
+from metatxn_gateways.listener import FrameConnection
+from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, explained, pulsar_code
+from metatxn_gateways.pulsar.commands import command
+from metatxn_gateways.pulsar.layouts import SegmentGraphs
+from participants.broker.broker import Broker
+
+log = structlog.get_logger()
+Refusal = Callable[[PulsarCode, str], bytes]
+"""The answer that tells why a request is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all connections of a listener have in common. `url` is where clients reach this broker."""
+
+    broker: Broker
+    transactions: Transactions
+    layouts: SegmentGraphs
+    url: Callable[[], str]
+
+
+class PulsarSession:
+    """Used only from the event loop of its process."""
+
+    def __init__(self, context: Context, link: FrameConnection) -> None:
+        self.context = context
+        self.link = link
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, answer: bytes) -> None:
+        self.link.send([answer])
+
+    def answer(
+        self,
+        answering: Coroutine[Any, Any, bytes],
+        refused: Refusal,
+        pulsar_code: Callable[[Exception], PulsarCode] = pulsar_code,
+    ) -> None:
+        """Send what this returns, or why it is refused."""
+
+        async def answered() -> None:
+            try:
+                found = await answering
+            except REFUSALS as error:
+                found = refused(pulsar_code(error), explained(error))
+            self.send(found)
+
+        self.spawn(answered())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do this as long as there is a connection. What nobody expects ends it."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """End the connection because of an error that nobody expects."""
+        log.error("unhandled error", peer=self.link.peer, exc_info=error)
+        self.link.abort()
+
+    def end(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def refused(request: Any, code: PulsarCode, message: str) -> bytes:
+    """The answer to most requests that are refused."""
+    return command("error", request_id=request.request_id, error=int(code), message=message)

@@ -1,0 +1,136 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
+import org.apache.pulsar.client.api.v5.Checkpoint;
+import org.apache.pulsar.client.api.v5.CheckpointConsumer;
+import org.apache.pulsar.client.api.v5.Message;
+import org.apache.pulsar.client.api.v5.MessageBuilder;
+import org.apache.pulsar.client.api.v5.Producer;
+import org.apache.pulsar.client.api.v5.ProducerBuilder;
+import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.Transaction;
+import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
+import org.apache.pulsar.client.api.v5.config.ChunkingPolicy;
+import org.apache.pulsar.client.api.v5.config.CompressionPolicy;
+import org.apache.pulsar.client.api.v5.config.CompressionType;
+import org.apache.pulsar.client.api.v5.config.TransactionPolicy;
+import org.apache.pulsar.client.api.v5.schema.Schema;
+
+/** Does with the V5 client what it is told: a line with a verb and its arguments, separated by tabs; one line back. */
+public class Driver {
+    private final PulsarClient client;
+    private final Map<String, Producer<String>> producers = new HashMap<>();
+    private final Map<String, CheckpointConsumer<String>> readers = new HashMap<>();
+    private final Map<String, Transaction> transactions = new HashMap<>();
+
+    Driver(PulsarClient client) {
+        this.client = client;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        TransactionPolicy policy = TransactionPolicy.builder().timeout(Duration.ofMinutes(1)).build();
+        try (PulsarClient client =
+                PulsarClient.builder().serviceUrl(arguments[0]).transactionPolicy(policy).build()) {
+            Driver driver = new Driver(client);
+            BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                String answer;
+                try {
+                    answer = driver.answer(line.split("\t"));
+                } catch (Exception error) {
+                    answer = "error " + error;
+                }
+                System.out.println("\t" + answer.replace('\n', ' '));
+            }
+        }
+    }
+
+    private String answer(String[] words) throws Exception {
+        switch (words[0]) {
+            case "producer":
+                producers.put(words[1], producer(words));
+                return "ok";
+            case "send":
+                return sent(words).send().toString();
+            case "send many":
+                return sendMany(words);
+            case "close producer":
+                producers.remove(words[1]).close();
+                return "ok";
+            case "last sequence":
+                return Long.toString(producers.get(words[1]).lastSequenceId());
+            case "begin":
+                transactions.put(words[1], client.newTransaction());
+                return "ok";
+            case "commit":
+                transactions.get(words[1]).commit();
+                return transactions.get(words[1]).state().toString();
+            case "abort":
+                transactions.get(words[1]).abort();
+                return transactions.get(words[1]).state().toString();
+            case "reader":
+                Checkpoint from = words[3].equals("earliest") ? Checkpoint.earliest() : Checkpoint.latest();
+                readers.put(words[1], reader(words[2], from));
+                return "ok";
+            case "reader from":
+                readers.put(words[1], reader(words[2], readers.get(words[3]).checkpoint()));
+                return "ok";
+            case "read":
+                return shown(readers.get(words[1]).receive(Duration.ofMillis(Long.parseLong(words[2]))));
+            default:
+                throw new IllegalArgumentException(Arrays.toString(words));
+        }
+    }
+
+    /** producer, name, topic, what else it is: name=…, lz4, batches, chunks. */
+    private Producer<String> producer(String[] words) throws Exception {
+        ProducerBuilder<String> builder = client.newProducer(Schema.string()).topic(words[2]);
+        for (String word : Arrays.asList(words).subList(3, words.length)) {
+            if (word.startsWith("name=")) {
+                builder.producerName(word.substring(5));
+            } else if (word.equals("batches")) {
+                builder.batchingPolicy(BatchingPolicy.builder().maxPublishDelay(Duration.ofMillis(20)).build());
+            } else if (word.equals("chunks")) {
+                builder.chunkingPolicy(ChunkingPolicy.builder().enabled(true).chunkSize(100).build());
+            } else {
+                builder.compressionPolicy(CompressionPolicy.of(CompressionType.valueOf(word)));
+            }
+        }
+        return builder.create();
+    }
+
+    /** send, producer, key, value, transaction. */
+    private MessageBuilder<String> sent(String[] words) {
+        MessageBuilder<String> message = producers.get(words[1]).newMessage().value(words[3]);
+        if (!words[2].isEmpty()) {
+            message.key(words[2]);
+        }
+        return words.length > 4 ? message.transaction(transactions.get(words[4])) : message;
+    }
+
+    /** send many, producer, how many, value, transaction: all at once, each with a key of its own. */
+    private String sendMany(String[] words) throws Exception {
+        Producer<String> producer = producers.get(words[1]);
+        for (int number = 0; number < Integer.parseInt(words[2]); number++) {
+            var message = producer.async().newMessage().key("key " + number).value(words[3] + " " + number);
+            if (words.length > 4) {
+                message.transaction(transactions.get(words[4]));
+            }
+            message.send();
+        }
+        producer.async().flush().get();
+        return "ok";
+    }
+
+    private CheckpointConsumer<String> reader(String topic, Checkpoint from) throws Exception {
+        return client.newCheckpointConsumer(Schema.string()).topic(topic).startPosition(from).create();
+    }
+
+    private static String shown(Message<String> message) {
+        return message == null ? "nothing" : message.key().orElse("") + "=" + message.value();
+    }
+}
