@@ -52,11 +52,13 @@ class Presence:
         process_id: str,
         chosen: int | None = None,
         serve_as: Callable[[int], None] = lambda coordinator_id: None,
+        listeners: Mapping[str, str] | None = None,
     ) -> None:
         assert chosen is None or 0 <= chosen < COORDINATORS, chosen
         self._store = store
         self._chosen = chosen
         self._serve_as = serve_as
+        self._listeners = dict(listeners or {})
         self._url = ""
         self._record: Ephemeral | None = None
         self.coordinator_id = chosen or 0
@@ -147,8 +149,10 @@ class Presence:
                 return
             await self._withdraw()
             self.coordinator_id = self._lowest_free(announced) if self._chosen is None else self._chosen
-            value = CoordinatorRecord(url=self._url, coordinator_id=self.coordinator_id).encode()
-            self._record = await self._store.ephemeral(self._own, value, TTL_MS)
+            record = CoordinatorRecord(
+                url=self._url, coordinator_id=self.coordinator_id, listeners=self._listeners or None
+            )
+            self._record = await self._store.ephemeral(self._own, record.encode(), TTL_MS)
             announced = await self._announced()
         raise StoreUnavailable("other coordinators have announced every coordinator id that this one has tried")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -39,6 +40,7 @@ from metatxn.service.process_metrics import LoopLag, add_process_metrics
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
+from metatxn.wire.listeners import Listeners
 
 DEFAULT_PORT = 8470
 STOP_GRACE_S = PATIENCE_MS / 1000 + 5
@@ -73,6 +75,7 @@ class CoordinatorService:
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
         advertise_url: str | None = None,
+        listeners: Mapping[str, str] | None = None,
         exposure: Exposure | None = None,
         timeout_sweep_interval_ms: int = DEFAULT_INTERVAL_MS,
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
@@ -95,7 +98,7 @@ class CoordinatorService:
         store.group_listeners.append(self.metrics.group_commit_size.observe)
         self.listings = Listings(store, clock, self.metrics)
         self.process_id = secrets.token_hex(8)
-        self.presence = Presence(store, self.process_id, coordinator_id, self.transactions.serve_as)
+        self.presence = Presence(store, self.process_id, coordinator_id, self.transactions.serve_as, listeners)
         self.guard = IncarnationGuard(store, clock, seen=lambda: self.presence.revision)
         self.metrics.show_resyncs(lambda: self.presence.resyncs)
         self.timeout_sweep = TimeoutSweep(
@@ -115,6 +118,7 @@ class CoordinatorService:
         self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self._console = ConsoleRoute(console) if console is not None else None
         self.app = self._create_app()
+        self.app.state.listeners = Listeners(advertise_url, listeners or {})
         lag = LoopLag(self.metrics.registry)
         tls = self._exposure.tls
         self._server = HttpServer(self.app, host, port, advertise_url, tls, grace_s=STOP_GRACE_S, lag=lag)

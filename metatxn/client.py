@@ -58,7 +58,7 @@ from metatxn.wire.coordinator import (
 from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
 from metatxn.wire.models import BrokerInfo, ServiceStatus
-from metatxn.wire.names import TopicFormat, namespace_name
+from metatxn.wire.names import LISTENER_NAME, TopicFormat, namespace_name
 from metatxn.wire.policies import PolicyInfo
 from metatxn.wire.schemas import SchemaCheck, SchemaInfo
 
@@ -72,14 +72,17 @@ def connect_async(
     request_timeout_s: float = 30,
     *,
     ca: str | None = None,
+    listener: str | None = None,
     transport: Transport | None = None,
     randomness: random.Random | None = None,
 ) -> AsyncClient:
     """A client of the cluster that the coordinator or broker at `url` belongs to. Nothing is sent yet.
 
     `token` is sent with every request. `ca` is a PEM file of authorities to trust in place of the usual ones; with an
-    `https://` URL nothing is ever sent without TLS. `request_timeout_s` is the time for a request with all of its
-    retries. For tests, `transport` replaces the network, and `randomness` is the source of names and jitter.
+    `https://` URL nothing is ever sent without TLS. `listener` is the name under which services announce the addresses
+    that this client can reach; without it, they tell by the address that the client uses. `request_timeout_s` is the
+    time for a request with all of its retries. For tests, `transport` replaces the network, and `randomness` is the
+    source of names and jitter.
     """
     if not url.startswith(("http://", "https://")):
         raise InvalidArgument(
@@ -93,7 +96,14 @@ def connect_async(
         raise InvalidArgument("token: contains other characters than visible ASCII", field="token")
     if request_timeout_s <= 0:
         raise InvalidArgument("request_timeout_s: must be above 0", field="request_timeout_s")
-    return AsyncClient(Connection(url, token, request_timeout_s, ca=ca, transport=transport, randomness=randomness))
+    if listener is not None and not re.fullmatch(LISTENER_NAME, listener):
+        raise InvalidArgument(
+            f"listener: {listener!r} is not the name of a listener",
+            action="Use one such as external.",
+            field="listener",
+        )
+    options: dict[str, Any] = {"ca": ca, "listener": listener, "transport": transport, "randomness": randomness}
+    return AsyncClient(Connection(url, token, request_timeout_s, **options))
 
 
 class AsyncClient:

@@ -67,6 +67,8 @@ class Directory:
         of a gateway, which no service lists."""
         self._urls = {"coordinator": self._shuffled(cluster.coordinators), "broker": self._shuffled(cluster.brokers)}
         others = {process.url.rstrip("/") for process in [*cluster.coordinators, *cluster.brokers]}
+        for url in others:
+            self._http.learned(url, asked)
         self._known = [asked, *sorted((others | {self.given_url}) - {asked})]
 
     def _shuffled(self, processes: Sequence[Process]) -> list[str]:

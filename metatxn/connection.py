@@ -50,12 +50,19 @@ class Connection:
         request_timeout_s: float,
         *,
         ca: str | None = None,
+        listener: str | None = None,
         transport: Transport | None = None,
         randomness: random.Random | None = None,
     ) -> None:
         self._randomness = randomness or random.SystemRandom()
         self.http = Http(
-            token, request_timeout_s, transport, self._randomness, ca=ca, only_tls=url.startswith("https://")
+            token,
+            request_timeout_s,
+            transport,
+            self._randomness,
+            ca=ca,
+            only_tls=url.startswith("https://"),
+            listener=listener,
         )
         self.directory = Directory(self.http, url.rstrip("/"), self._randomness)
         self.topics = LayoutCache(self.http, self.directory)

@@ -10,6 +10,10 @@ A failed attempt is one of three kinds, which alone decides whether there is ano
 When a request is given up, the error is `OutcomeUnknown` if one of the attempts may have had an effect, however
 definite the last one was, unless the last one settles the others as well (`Call.settled_by`).
 
+An address that a service has named, and that this client has never reached, is given up after `UNREACHED_S` seconds: it
+is most likely one that cannot be reached from here, and no retry changes that. One that was reached before may be that
+of a service that is being restarted.
+
 The number of requests in flight at the same time is limited; further ones wait in the order in which they came. This
 time does not count towards the timeout of a request, and a request that was never sent certainly had no effect. Time is
 the event loop's, and the network and the randomness are parameters, so that a simulation can replace them.
@@ -33,12 +37,14 @@ from metatxn.answers import QUESTION, error_of
 from metatxn.transport.api import Answer, BadUrl, Headers, NoAnswer, Request, Transport, Unsent
 from metatxn.transport.pool import HttpTransport
 from metatxn.wire.errors import InvalidArgument, MetatxnError, NotOwner, OutcomeUnknown, ServiceUnreachable
+from metatxn.wire.listeners import LISTENER_HEADER
 
 MAX_REDIRECTS = 5
 MAX_ON_THEIR_WAY = 100
 """The most requests in flight in each of the `QUEUES`."""
 QUEUES = ("calls", "long polls", "directory")
 CONNECT_TIMEOUT_S = 5.0
+UNREACHED_S = 2.5
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
@@ -106,6 +112,12 @@ def path_of(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
+def base_of(url: str) -> str:
+    """The service that a URL leads to."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def json_body(body: Mapping[str, Any]) -> bytes:
     """The body without the fields that are None: in every request, absent and null mean the same."""
     return json.dumps({name: value for name, value in body.items() if value is not None}).encode()
@@ -124,6 +136,8 @@ class _Attempts:
     """The error of the previous attempt."""
     elsewhere: bool = False
     """The next attempt goes to a service that has not been asked yet."""
+    unreached_since: float | None = None
+    """When an address was tried first that was never reached, if nothing else was wrong since."""
 
     @property
     def left_s(self) -> float:
@@ -131,8 +145,14 @@ class _Attempts:
 
     def failed(self, error: MetatxnError) -> None:
         self.last = error
+        if "named_by" not in error.members:
+            self.unreached_since = None
         if not error.definite:
             self.unanswered = self.unanswered or error
+
+    def is_hopeless(self, pause_s: float) -> bool:
+        """Whether the next attempt would begin too late to try an address again that was never reached."""
+        return self.unreached_since is not None and _now() + pause_s - self.unreached_since >= UNREACHED_S
 
     def outcome(self) -> MetatxnError:
         """What the caller is told after the last attempt."""
@@ -157,17 +177,28 @@ class Http:
         *,
         ca: str | None = None,
         only_tls: bool = False,
+        listener: str | None = None,
     ) -> None:
         """`ca` is a PEM file of authorities to trust in place of the usual ones. With `only_tls` nothing is sent to a
-        URL without TLS, even if a service redirects there."""
+        URL without TLS, even if a service redirects there. Services are asked for their addresses of `listener`."""
         assert request_timeout_s > 0
         self.timeout_s = request_timeout_s
         self._only_tls = only_tls
         self._randomness = randomness
         self._turns = {queue: asyncio.Semaphore(MAX_ON_THEIR_WAY) for queue in QUEUES}
         self._headers = Headers({"Authorization": f"Bearer {token}"} if token else {})
+        if listener is not None:
+            self._headers[LISTENER_HEADER] = listener
+        self._named_by: dict[str, str] = {}
+        """Addresses that were never reached, and the services that have named them."""
+        self._reached: set[str] = set()
         self._transport = transport or HttpTransport(_authorities(ca))
         self._closed = False
+
+    def learned(self, base: str, named_by: str) -> None:
+        """The service at `named_by` has named the address `base`."""
+        if base != named_by and base not in self._reached:
+            self._named_by[base] = named_by
 
     async def close(self) -> None:
         """Close. Requests in flight fail. Idempotent."""
@@ -191,7 +222,7 @@ class Http:
             if not patient or not _may_repeat(failure, call):
                 raise attempts.outcome()
             pause = self._pause(attempts, failure, number)
-            if pause >= attempts.left_s:
+            if pause >= attempts.left_s or attempts.is_hopeless(pause):
                 raise attempts.outcome()
             await asyncio.sleep(pause)
         raise AssertionError("counting does not end")
@@ -213,7 +244,8 @@ class Http:
             answer = await self._send(attempts, base, url)
             if answer.status != HTTPStatus.TEMPORARY_REDIRECT:
                 break
-            base, url = _redirect(answer, call)
+            named_by, (base, url) = base, _redirect(answer, call)
+            self.learned(base, named_by)
             redirected = True
         else:
             raise NotOwner(f"{call.path} was redirected {MAX_REDIRECTS} times, the last time to {base}")
@@ -245,20 +277,28 @@ class Http:
         headers = self._headers
         if call.content is not None:
             headers = Headers({**headers, "Content-Type": call.content_type})
-        connect_s = min(self.timeout_s / 4, CONNECT_TIMEOUT_S)
+        connect_s = min(self.timeout_s / 4, UNREACHED_S if base in self._named_by else CONNECT_TIMEOUT_S)
         answer_s = self._time_for_an_answer_s(attempts)
+        began = _now()
         try:
-            return await self._transport.send(
+            answer = await self._transport.send(
                 Request(call.method, url, headers, call.content, connect_s, answer_s, attempts.end)
             )
         except BadUrl as error:
             raise ServiceUnreachable(f"{base!r} is not a URL of a service: {error}", retriable=False) from error
         except Unsent as error:
             attempts.endpoint.failed(base)
-            raise _not_connected(error, base) from error
+            failure = _not_connected(error, base, self._named_by.get(base))
+            if "named_by" in failure.members:
+                attempts.unreached_since = began if attempts.unreached_since is None else attempts.unreached_since
+            raise failure from error
         except NoAnswer as error:
             attempts.endpoint.failed(base)
             raise _no_answer(error, base, call) from error
+        if base not in self._reached:
+            self._reached.add(base)
+            self._named_by.pop(base, None)
+        return answer
 
     def _time_for_an_answer_s(self, attempts: _Attempts) -> float:
         """A request that can be repeated is given up half-way, so that a process that hangs leaves time to ask another
@@ -300,12 +340,20 @@ def _may_repeat(error: BaseException, call: Call) -> bool:
     return call.idempotent and status != HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def _not_connected(error: Exception, base: str) -> MetatxnError:
+def _not_connected(error: Exception, base: str, named_by: str | None) -> MetatxnError:
     if (refused := _tls_failure(error)) is not None:
         return ServiceUnreachable(
             f"the certificate of {base} is not trusted: {refused}",
             action="Check the URL, and name the authority of the certificate: ca= in Python, --ca on the command line.",
             retriable=False,
+        )
+    if named_by is not None:
+        return ServiceUnreachable(
+            f"nothing answers at {base}, the address that {named_by} names: {_reason(error)}",
+            action="Start that service, or, if this is not its address from here, give it one: "
+            "--advertise-url URL for all, or --advertise-url NAME=URL for clients of a listener.",
+            address=base,
+            named_by=named_by,
         )
     return ServiceUnreachable(f"nothing answers at {base}: {_reason(error)}")
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
-from metatxn.http import Call, Http, path_of
+from metatxn.http import Call, Http, base_of, path_of
 from metatxn.wire.arrow_types import type_named
 from metatxn.wire.broker import SegmentInfo, TopicInfo, TopicSchema, hash_of_key
 from metatxn.wire.errors import NotFound, SchemaMismatch
@@ -90,11 +90,13 @@ class LayoutCache:
         return self._layouts.get(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> Layout:
-        info = parsed(TopicInfo, await self._http.request(self._brokers, Call("GET", path_of("topics", topic))))
+        answer = await self._http.request(self._brokers, Call("GET", path_of("topics", topic)))
+        info = parsed(TopicInfo, answer)
         layout = self._layouts[topic] = Layout(info)
         for segment in info.segments:
             if segment.owner:
                 self._owners[segment.segment] = segment.owner.rstrip("/")
+                self._http.learned(segment.owner.rstrip("/"), base_of(answer.url))
         return layout
 
     def forget(self, topic: str) -> None:

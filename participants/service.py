@@ -27,6 +27,7 @@ from metatxn.service.process_metrics import LoopLag, add_process_metrics
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
+from metatxn.wire.listeners import Listeners
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.broker.providers import Providers
@@ -69,6 +70,7 @@ class BrokerService:
         host: str = "127.0.0.1",
         port: int = 8471,
         advertise_url: str | None = None,
+        listeners: Mapping[str, str] | None = None,
         exposure: Exposure | None = None,
         reconcile_interval_ms: int = 5_000,
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
@@ -92,6 +94,8 @@ class BrokerService:
         SubscriptionMetrics(self.metrics.registry, lambda: self.broker)
         self.broker: Broker | None = None
         self.app = self._create_app()
+        self._listeners = dict(listeners or {})
+        self.app.state.listeners = Listeners(advertise_url, self._listeners)
         lag = LoopLag(self.metrics.registry)
         self._server = HttpServer(self.app, host, port, advertise_url, self._exposure.tls, lag=lag)
         self._storage: LedgerStorage | None = None
@@ -132,6 +136,7 @@ class BrokerService:
             disk_watermark=self._disk_watermark,
             peer_token=self._peer_token,
             providers=self._providers,
+            listeners=self._listeners,
         )
         self._route_to(self.broker, LayoutUpkeep(self.broker))
         await self._guard.start()

@@ -90,4 +90,5 @@ def _client(context: typer.Context) -> metatxn.Client:
         own = context.params.get(name) or given.get(name)
         return profile.get(name, own) if own in (None, DEFAULT_URL) else own
 
-    return metatxn.connect(setting("url") or DEFAULT_URL, setting("token"), WITHIN_S, ca=setting("ca"))
+    reached: dict[str, Any] = {"ca": setting("ca"), "listener": setting("listener")}
+    return metatxn.connect(setting("url") or DEFAULT_URL, setting("token"), WITHIN_S, **reached)

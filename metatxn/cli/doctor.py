@@ -136,6 +136,9 @@ def _readiness(service: SeenService) -> Iterator[Checked]:
         yield Checked("ready", service.about, "problem", f"{what}: {why}", "Wait a moment; then its log says why.")
     if not service.status.waiting_for:
         yield Checked("ready", service.about, "ok", f"for {duration(service.status.up_ms)} in service")
+    if service.status.draining:
+        action = f"When that is over: metatxn broker undrain {service.process.id}"
+        yield Checked("drain", service.about, "advice", "it is being drained and gets no new work", action)
     for what, why in service.status.warnings.items():
         yield Checked(what, service.about, "problem", why, "It still serves; act before it does not.")
     store = service.status.store

@@ -80,6 +80,13 @@ def shared_options(
         str | None,
         typer.Option(envvar="METATXN_CA", metavar="FILE", help="PEM file of the authorities to trust for https."),
     ] = None,
+    listener: Annotated[
+        str | None,
+        typer.Option(
+            envvar="METATXN_LISTENER",
+            help="The name of the addresses of services that can be reached from here. [default: that of --url]",
+        ),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")] = Output.TABLE,
     profile: Annotated[
         str | None, typer.Option(envvar="METATXN_PROFILE", help="The profile of the file of settings to use.")
@@ -108,7 +115,7 @@ def shared_options(
     if said not in [*Output]:
         raise CliError(f"{path}: output of profile {profile!r} is {said!r}. Use table or json.")
     token, ca = setting("token", token), setting("ca", ca)
-    context.obj = Shared(setting("url", url), token, ca, Output(said))
+    context.obj = Shared(setting("url", url), token, ca, Output(said), setting("listener", listener))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -25,6 +25,14 @@ CaOption = Annotated[
     str | None,
     typer.Option("--ca", metavar="FILE", help="PEM file of the authorities to trust for https. [env: METATXN_CA]"),
 ]
+ListenerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--listener",
+        help="The name of the addresses of services that can be reached from here. [env: METATXN_LISTENER] [default: "
+        "that of --url]",
+    ),
+]
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Print tables or JSON. [default: table]")]
 LimitOption = Annotated[int, typer.Option(min=1, help="Print at most this many.")]
 
@@ -39,6 +47,7 @@ class Shared:
     token: str | None = None
     ca: str | None = None
     output: Output = Output.TABLE
+    listener: str | None = None
 
 
 class CliError(Exception):
@@ -62,13 +71,14 @@ class ServiceOptions:
     url: UrlOption = None
     token: TokenOption = None
     ca: CaOption = None
+    listener: ListenerOption = None
     output: OutputOption = None
 
     def connect(self) -> metatxn.Client:
         """A client of a service that answers. A person does not want to wait for one that is not running."""
         given = shared(self.context)
         token, ca = self.token or given.token or None, self.authorities
-        client = metatxn.connect(self.url or given.url, token=token, ca=ca)
+        client = metatxn.connect(self.url or given.url, token=token, ca=ca, listener=self.listener or given.listener)
         try:
             client.cluster(patient=False)
         except metatxn.MetatxnError:

@@ -17,6 +17,7 @@ from metatxn.cli.exposure import ExposureOptions, takes_exposure
 from metatxn.cli.logs import AuditOption, LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line
+from metatxn.wire.listeners import Listeners
 
 COORDINATOR_PORT = 8470
 BROKER_PORT = 8471
@@ -98,8 +99,12 @@ ReadOnlyConsoleOption = Annotated[
     bool, typer.Option("--read-only-console", help="The pages at /console show everything and change nothing.")
 ]
 AdvertiseOption = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="The URL at which others reach this service. [default: http(s)://<host>:<port>]"),
+    list[str] | None,
+    typer.Option(
+        metavar="[LISTENER=]URL",
+        help="The URL at which other services reach this one, and with LISTENER=URL the one for clients elsewhere, "
+        "such as outside of a container network. May be repeated. [default: http(s)://<host>:<port>]",
+    ),
 ]
 PeerTokenOption = Annotated[
     str | None,
@@ -229,7 +234,7 @@ def coordinator(
     async def run(stack: AsyncExitStack) -> None:
         opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
-        where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url}
+        where: dict[str, Any] = {"host": host, "port": port, **advertised(advertise_url)}
         where["console"] = late_console(no_console, read_only_console)
         service = made("coordinator", opened, settings, **where, exposure=exposed)
         await started(stack, service, "coordinator", "--port", port)
@@ -293,7 +298,7 @@ def broker(
     async def run(stack: AsyncExitStack) -> services.BeforeStop:
         opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
-        where: dict[str, Any] = {"host": host, "port": port, "advertise_url": advertise_url, "peer_token": peer_token}
+        where: dict[str, Any] = {"host": host, "port": port, "peer_token": peer_token, **advertised(advertise_url)}
         where |= {"data_dir": data_dir, "storage": storage}
         settings = {
             "max_ledger_bytes": max_ledger_bytes,
@@ -366,6 +371,15 @@ def made(name: str, store: services.Store, settings: dict[str, int | None], **ar
     given = {option: value for option, value in settings.items() if value is not None and option in known}
     service: services.ServerProcess = factory(store, **arguments, **given)
     return service
+
+
+def advertised(given: list[str] | None) -> dict[str, Any]:
+    """The arguments of a service for its addresses. Raises `CliError`."""
+    try:
+        listeners = Listeners.parse(given or ())
+    except ValueError as error:
+        raise CliError(f"--advertise-url: {error}.") from error
+    return {"advertise_url": listeners.url, "listeners": listeners.named}
 
 
 def by_namespace(option: str, given: list[str] | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ from metatxn.cli.options import CliError
 from metatxn.cli.output import print_note
 
 SERVERS = ("dev", "coordinator", "broker")
-OF_A_PROFILE = ("url", "token", "ca", "output", "store")
+OF_A_PROFILE = ("url", "token", "ca", "listener", "output", "store")
 TAKE_A_STORE = (("doctor",), ("store", "dump"), ("store", "check"))
 """The commands whose `--store` a profile may give: those that only read it."""
 _OTHERS_MAY_READ = 0o077
@@ -90,7 +90,13 @@ def _of_server(context: typer.Context, path: Path, name: str, table: Mapping[str
     for setting in table:
         if setting not in known:
             raise CliError(f"{path}: {setting!r} in [{name}] is no option. See `metatxn {name} --help`.")
-    return {known[setting]: value for setting, value in table.items()}
+    lists = {each.name for each in parameters if each.multiple}
+    return {known[name]: _as_list(value) if known[name] in lists else value for name, value in table.items()}
+
+
+def _as_list(value: Any) -> Any:
+    """A single value of an option that may be repeated."""
+    return [value] if isinstance(value, str) else value
 
 
 def _listed(names: Any) -> str:

@@ -21,6 +21,7 @@ from metatxn.service.answers import problem_response
 from metatxn.service.audited import Audit
 from metatxn.service.exposure import Exposure
 from metatxn.service.gate import CALLER, Gate
+from metatxn.service.listeners import listener_of
 from metatxn.service.openapi import documented_app
 from metatxn.service.openapi import problems as problems
 from metatxn.service.request_metrics import RequestMetrics
@@ -28,6 +29,7 @@ from metatxn.service.security.principal import Principal
 from metatxn.service.shortcuts import Shortcuts
 from metatxn.wire import errors
 from metatxn.wire.errors import BY_CODE, ErrorCode
+from metatxn.wire.listeners import Listeners, address_for
 from metatxn.wire.problems import Problem, problem_of
 from metatxn.wire.text import no_control_characters
 
@@ -140,6 +142,7 @@ def create_app(
     """
     exposure = exposure or Exposure()
     app = documented_app(title, description, version, needs_token=exposure.authenticator is not None)
+    app.state.listeners = Listeners()
     app.add_middleware(Shortcuts, served=app)
     app.add_middleware(RawPath)
     requests = requests or RequestMetrics(CollectorRegistry())
@@ -159,7 +162,9 @@ def create_app(
         if isinstance(error, errors.NotOwner):
             query = request.scope["query_string"].decode("latin-1")
             path = request.scope["path"] + (f"?{query}" if query else "")
-            headers = {"Location": f"{error.owner_url}{path}"}
+            url = address_for(listener_of(request), error.owner_url, error.listeners)
+            error.members["owner_url"] = url
+            headers = {"Location": f"{url}{path}"}
         return problem_response(problem_of(error), headers)
 
     @app.exception_handler(MetastoreError)

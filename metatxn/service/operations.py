@@ -16,9 +16,11 @@ from metastore.errors import MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metatxn.service.http import Caller
+from metatxn.service.listeners import UsedListener
 from metatxn.service.openapi import problems
 from metatxn.wire.access import AccessInfo
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.listeners import address_for
 from metatxn.wire.models import BrokerProcess, Cluster, Health, Liveness, Process, ServiceStatus, StoreStatus
 
 READY_WITHIN_SECONDS = 5
@@ -97,11 +99,11 @@ def add_operations(
         )
 
     @app.get("/v1/cluster", tags=["operations"], responses=problems(ErrorCode.STORE_UNAVAILABLE))
-    async def cluster() -> Cluster:
+    async def cluster(listener: UsedListener) -> Cluster:
         """List every coordinator and broker, so that a client needs to know only one URL."""
         return Cluster(
-            coordinators=await _processes(store, paths.COORDINATORS, Process),
-            brokers=await _processes(store, paths.BROKERS, BrokerProcess),
+            coordinators=await _processes(store, paths.COORDINATORS, Process, listener),
+            brokers=await _processes(store, paths.BROKERS, BrokerProcess, listener),
             revision=await store.current_revision(),
         )
 
@@ -114,10 +116,13 @@ def add_operations(
 P = TypeVar("P", bound=Process)
 
 
-async def _processes(store: MetadataStore, prefix: str, kind: type[P]) -> list[P]:
-    """What each of them has announced, as far as it is shown."""
+async def _processes(store: MetadataStore, prefix: str, kind: type[P], listener: str | None) -> list[P]:
+    """What each of them has announced, as far as it is shown, with its address for clients of this listener."""
     found = await store.range(prefix, prefix_end(prefix))
-    return [
-        kind.model_validate({"id": unescape(record.key.removeprefix(prefix)), **json.loads(record.value)})
-        for record in found.records
-    ]
+    processes = []
+    for record in found.records:
+        announced: dict[str, Any] = json.loads(record.value)
+        url = address_for(listener, announced["url"], announced.get("listeners"))
+        about = announced | {"id": unescape(record.key.removeprefix(prefix)), "url": url}
+        processes.append(kind.model_validate(about))
+    return processes

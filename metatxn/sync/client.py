@@ -8,7 +8,7 @@ import random
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import overload
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -41,11 +41,13 @@ def connect(
     request_timeout_s: float = 30,
     *,
     ca: str | None = None,
+    listener: str | None = None,
     transport: Transport | None = None,
     randomness: random.Random | None = None,
 ) -> Client:
     """A blocking client; the parameters are those of `connect_async`."""
-    core = connect_async(url, token, request_timeout_s, ca=ca, transport=transport, randomness=randomness)
+    options: dict[str, Any] = {"ca": ca, "listener": listener, "transport": transport, "randomness": randomness}
+    core = connect_async(url, token, request_timeout_s, **options)
     return Client(core, Background(core.let_go))
 
 

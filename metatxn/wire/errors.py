@@ -29,6 +29,7 @@ its code of the public contract, a class gives the HTTP status and the defaults 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -255,9 +256,17 @@ class NotOwner(MetatxnError):
     action = "Follow Location to the owning broker."
     retriable = True
 
+    listeners: Mapping[str, str] | None = None
+    """Its other addresses, by the names of the listeners that clients use. Services only."""
+
     @property
     def owner_url(self) -> str:
         return str(self.members["owner_url"])
+
+    def reached_at(self, listeners: Mapping[str, str] | None) -> NotOwner:
+        """The same with these other addresses."""
+        self.listeners = listeners
+        return self
 
 
 class PayloadTooLarge(MetatxnError):

@@ -19,8 +19,11 @@ class RequestBody(BaseModel):
 
 
 class Process(BaseModel):
+    """A service as it has announced itself: its address for the listener that the client uses, and those of all."""
+
     id: str
     url: str
+    listeners: dict[str, str] = {}
 
 
 class BrokerProcess(Process):

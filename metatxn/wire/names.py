@@ -18,6 +18,10 @@ TopicFormat = Literal["kafka", "pulsar"]
 """Whose clients may write to a topic besides ours."""
 
 
+LISTENER_NAME = "[a-z][a-z0-9-]{0,63}"
+"""A regular expression."""
+
+
 def topic_name(text: str) -> str:
     """`tenant/namespace/topic`; a bare name means `public/default/<name>`. Raises `ValueError` for any other text."""
     parts = text.split("/")

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 
 from metatxn.service.audited import audited
 from metatxn.service.http import PathText, problems
+from metatxn.service.listeners import UsedListener
 from metatxn.wire.models import BrokerInfo
 from participants.api.rights import administering_cluster
 from participants.broker.broker import Broker
@@ -21,10 +22,10 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
         responses=problems(307, 404, 422, 503),
         dependencies=admin,
     )
-    async def get_broker(broker_id: PathText) -> BrokerInfo:
+    async def get_broker(broker_id: PathText, listener: UsedListener) -> BrokerInfo:
         """One broker, and how far its drain is."""
         await assert_asked(broker, broker_id)
-        return broker_info(broker)
+        return broker_info(broker, listener)
 
     @api.post(
         "/v1/brokers/{broker_id}/drain",
@@ -33,14 +34,14 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=admin,
     )
     @audited("broker.drain")
-    async def drain_broker(broker_id: PathText) -> BrokerInfo:
+    async def drain_broker(broker_id: PathText, listener: UsedListener) -> BrokerInfo:
         """Begin to drain a broker. Its segments go to the other brokers of its storage, a few at a time, while
         everything is served. With local files they stay, and new topics go to other brokers.
 
         The drain lasts until it is ended or, with an object store, until the process ends."""
         await assert_asked(broker, broker_id)
         await broker.announcement.drain()
-        return broker_info(broker)
+        return broker_info(broker, listener)
 
     @api.post(
         "/v1/brokers/{broker_id}/undrain",
@@ -49,8 +50,8 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=admin,
     )
     @audited("broker.undrain")
-    async def undrain_broker(broker_id: PathText) -> BrokerInfo:
+    async def undrain_broker(broker_id: PathText, listener: UsedListener) -> BrokerInfo:
         """End a drain: the broker gets its share of the segments again."""
         await assert_asked(broker, broker_id)
         await broker.announcement.undrain()
-        return broker_info(broker)
+        return broker_info(broker, listener)

@@ -10,8 +10,10 @@ from typing import Self
 from fastapi import APIRouter
 
 from metatxn.service.http import Caller, problems
+from metatxn.service.listeners import UsedListener
 from metatxn.wire import errors
 from metatxn.wire.broker import HorizonPlace, HorizonsAnswer, HorizonsRequest, Isolation, SegmentHorizon
+from metatxn.wire.listeners import address_for
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
@@ -45,7 +47,7 @@ class HorizonRequest:
 
 def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
     @api.post("/v1/horizons", tags=["segments"], responses=problems(422, 503))
-    async def look_at_horizons(request: HorizonsRequest, caller: Caller) -> HorizonsAnswer:
+    async def look_at_horizons(request: HorizonsRequest, caller: Caller, listener: UsedListener) -> HorizonsAnswer:
         """How far each of these segments can be read, from memory; with `max_messages`, from the headers of the
         entries."""
         for segment_id in request.segments:
@@ -53,7 +55,7 @@ def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
         wanted = {segment_id: HorizonRequest.parse(segment_id, place) for segment_id, place in request.segments.items()}
         deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
         while True:
-            answer, changes, news = await _look(broker, wanted, request.isolation)
+            answer, changes, news = await _look(broker, wanted, request.isolation, listener)
             left = deadline - asyncio.get_running_loop().time()
             if news or left <= 0:
                 return answer
@@ -61,7 +63,7 @@ def add_horizon_routes(api: APIRouter, broker: Broker) -> None:
 
 
 async def _look(
-    broker: Broker, wanted: dict[str, HorizonRequest], isolation: Isolation
+    broker: Broker, wanted: dict[str, HorizonRequest], isolation: Isolation, listener: str | None
 ) -> tuple[HorizonsAnswer, Sequence[asyncio.Future[None]], bool]:
     """The current answer, futures that complete when it may change, and whether it contains anything that the caller
     did not know."""
@@ -70,7 +72,7 @@ async def _look(
         try:
             segment = await broker.segment(segment_id)
         except errors.NotOwner as error:
-            answer.elsewhere[segment_id] = error.owner_url
+            answer.elsewhere[segment_id] = address_for(listener, error.owner_url, error.listeners)
             news = True
         except errors.NotFound:
             removed = await broker.removed(segment_id)

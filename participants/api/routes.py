@@ -18,6 +18,7 @@ from metatxn.service.audited import audited
 from metatxn.service.direct import DirectRoute
 from metatxn.service.gate import BODY
 from metatxn.service.http import Caller, PathText, problems
+from metatxn.service.listeners import UsedListener
 from metatxn.wire import errors, names
 from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import (
@@ -47,6 +48,7 @@ from metatxn.wire.broker import (
 )
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
+from metatxn.wire.listeners import address_for
 from metatxn.wire.names import ReadPlace, ReadTime, place_or_time, token_or_time, topic_name
 from metatxn.wire.position import Position
 from metatxn.wire.text import no_control_characters
@@ -127,7 +129,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
 def _topic_routes(api: APIRouter, broker: Broker) -> None:
     @api.post("/v1/topics", status_code=201, tags=["topics"], responses=problems(307, 409, 422, 503, 504))
     @audited("topic.create", body=("segments", "format"), topic="name")
-    async def create_topic(request: CreateTopicRequest, caller: Caller) -> TopicInfo:
+    async def create_topic(request: CreateTopicRequest, caller: Caller, listener: UsedListener) -> TopicInfo:
         """Create a topic of one or more hash-range segments, in the storage of this broker."""
         try:
             name = topic_name(request.name)
@@ -140,11 +142,14 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
             name, request.segments, schema, broker.storage.storage_id, broker.clock(), request.format
         )
         await broker.until_opened(topic.segments)
-        return await broker.topics.describe(topic)
+        return await broker.topics.describe(topic, listener)
 
     @api.get("/v1/topics", tags=["topics"], responses=problems(422, 503))
     async def list_topics(
-        caller: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
+        caller: Caller,
+        listener: UsedListener,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        page_token: PageTokenQuery = None,
     ) -> TopicPage:
         """List the topics on which the caller has a right, by name. A page may have fewer than `limit` items although
         there is a next page."""
@@ -153,7 +158,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         items = []
         for topic in seen:
             with suppress(errors.NotFound):  # it has been deleted meanwhile
-                items.append(await broker.topics.describe(topic))
+                items.append(await broker.topics.describe(topic, listener))
         return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
 
     @api.get(
@@ -162,9 +167,9 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         responses=problems(404, 422, 503),
         dependencies=[Depends(seeing_topic)],
     )
-    async def get_topic(topic: TopicPath) -> TopicInfo:
+    async def get_topic(topic: TopicPath, listener: UsedListener) -> TopicInfo:
         """Get a topic's schema and segments."""
-        return await broker.topics.describe((await broker.topics.get(topic)).topic)
+        return await broker.topics.describe((await broker.topics.get(topic)).topic, listener)
 
 
 def _segment_routes(api: APIRouter, broker: Broker) -> None:
@@ -183,10 +188,10 @@ def _look_route(api: APIRouter, broker: Broker) -> None:
         responses=problems(307, 404, 422, 503),
         dependencies=[on_segment("consume")],
     )
-    async def get_segment(segment: PathText) -> SegmentDetail:
+    async def get_segment(segment: PathText, listener: UsedListener) -> SegmentDetail:
         """Get the contents of a segment, how far it can be read, and which transactions hold readers back."""
         found = await broker.segment(segment)
-        return _detail(found, await found.reader.last_visible(), broker)
+        return _detail(found, await found.reader.last_visible(), address_for(listener, broker.url, broker.listeners))
 
 
 def _position_route(api: APIRouter, broker: Broker) -> None:
@@ -436,7 +441,7 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         )
 
 
-def _detail(segment: Segment, last_visible: Position | None, broker: Broker) -> SegmentDetail:
+def _detail(segment: Segment, last_visible: Position | None, owner: str) -> SegmentDetail:
     buffer = segment.buffer
     pinned_by = buffer.pinned_by
     waiting = [transaction for transaction in buffer.tracked() if not transaction.released]
@@ -444,7 +449,7 @@ def _detail(segment: Segment, last_visible: Position | None, broker: Broker) -> 
         segment=segment.id,
         topic=segment.record.topic,
         state=segment.record.state,
-        owner=broker.url,
+        owner=owner,
         generation=segment.ownership.generation,
         first_position=str(segment.ledgers.start.next),
         last_position=str(segment.ledgers.shown(buffer.last_durable)),

@@ -9,6 +9,7 @@ makes it last over a restart.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 
 from metastore.api import Ephemeral, MetadataStore
@@ -25,11 +26,20 @@ TTL_MS = 10_000
 class Announcement:
     """Use `start` and `stop`."""
 
-    def __init__(self, store: MetadataStore, broker: str, url: str, storage: LedgerStorage, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        broker: str,
+        url: str,
+        storage: LedgerStorage,
+        clock: Clock,
+        listeners: Mapping[str, str],
+    ) -> None:
         self._store = store
         self._broker = broker
         self._key = paths.broker_process(broker)
         self._url = url
+        self._listeners = dict(listeners)
         self._storage = storage
         self._clock = clock
         self._record: Ephemeral | None = None
@@ -88,7 +98,12 @@ class Announcement:
     async def _announce(self, draining: bool) -> None:
         """Put the announcement over the one before, so that there is one at every moment."""
         before, self._announced = self._record, None
-        value = BrokerRecord(url=self._url, storage=self._storage.storage_id, draining=draining or None).encode()
+        value = BrokerRecord(
+            url=self._url,
+            storage=self._storage.storage_id,
+            draining=draining or None,
+            listeners=self._listeners or None,
+        ).encode()
         self._record = await self._store.ephemeral(self._key, value, TTL_MS)
         self._announced = draining
         if before is not None:

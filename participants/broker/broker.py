@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Protocol, TypeVar
 
@@ -102,8 +102,11 @@ class Broker:
         disk_watermark: int = DEFAULT_PERCENT,
         peer_token: str | None = None,
         providers: Providers | None = None,
+        listeners: Mapping[str, str] | None = None,
     ) -> None:
         self.store = store
+        self.listeners = dict(listeners or {})
+        """Its addresses for clients elsewhere, by the names of the listeners that they use."""
         self.topics = Topics(store)
         self.policies = Policies(store, self.topics)
         self.schemas = SchemaVersions(store, self.topics, self.policies)
@@ -113,7 +116,7 @@ class Broker:
         self.clock = clock
         self._mirror = HeaderMirror(store)
         self._materializing = SharedMaterializing(store)
-        self.announcement = Announcement(store, self.id, url, storage, clock)
+        self.announcement = Announcement(store, self.id, url, storage, clock, self.listeners)
         self._placement: Placement | None = None
         if not storage.exclusive:
             self._placement = Placement(
@@ -143,6 +146,7 @@ class Broker:
             max_ledger_bytes,
             self._providers.transaction_buffer,
             watermark,
+            listeners=self.listeners,
         )
         self.metrics = self._metrics = metrics
         self._upkeep: Upkeep | None = None
@@ -327,7 +331,7 @@ class Broker:
     async def _not_here(self, segment_id: str) -> errors.MetatxnError:
         """The error for a segment that this broker does not keep."""
         if self._placement is not None and (known := self._placement.owner(segment_id)) and known.broker != self.id:
-            return _not_owner(segment_id, known.url)
+            return _not_owner(segment_id, known)
         owner_key, segment_key = paths.segment_owner(segment_id), paths.segment(segment_id)
         records = (await self.store.get_many([owner_key, segment_key])).records
         stored, owner = records[segment_key], records[owner_key]
@@ -345,7 +349,7 @@ class Broker:
             return _unavailable(segment_id, "it is being opened")
         elif owned_by is None or self._placement.may_take(owned_by):
             return _unavailable(segment_id, "no running broker owns it, and one is about to take it")
-        return _not_owner(segment_id, owned_by.url)
+        return _not_owner(segment_id, owned_by)
 
     async def open_all(self, segment_ids: Iterable[str] = ()) -> None:
         """Own these new segments. Returns once they and those that are being opened serve, or have failed once."""
@@ -610,8 +614,9 @@ def _tell_of(segment: Segment, seconds: float) -> None:
     tell(event, segment=segment.id, generation=generation, former=former, seconds=round(seconds, 3))
 
 
-def _not_owner(segment_id: str, url: str) -> errors.MetatxnError:
-    return errors.NotOwner(f"segment {segment_id} is owned by {url}", segment=segment_id, owner_url=url)
+def _not_owner(segment_id: str, owner: OwnerRecord) -> errors.MetatxnError:
+    refusal = errors.NotOwner(f"segment {segment_id} is owned by {owner.url}", segment=segment_id, owner_url=owner.url)
+    return refusal.reached_at(owner.listeners)
 
 
 def _unavailable(segment_id: str, reason: str) -> errors.MetatxnError:

@@ -6,16 +6,17 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from metatxn.wire import errors
+from metatxn.wire.listeners import address_for
 from metatxn.wire.models import BrokerInfo
 from participants.broker.broker import Broker
 from participants.broker.placement import wanted
 
 
-def broker_info(broker: Broker) -> BrokerInfo:
+def broker_info(broker: Broker, listener: str | None = None) -> BrokerInfo:
     draining, segments = broker.announcement.draining, len(broker.kept)
     return BrokerInfo(
         id=broker.id,
-        url=broker.url,
+        url=address_for(listener, broker.url, broker.listeners),
         storage=broker.storage.storage_id,
         shared=not broker.storage.exclusive,
         state="serving" if not draining else "draining" if segments else "drained",
@@ -44,8 +45,8 @@ async def assert_asked(broker: Broker, broker_id: str) -> None:
             action="See `metatxn broker list`.",
             broker=broker_id,
         )
-    url = known[broker_id].url
-    raise errors.NotOwner(f"broker {broker_id} is at {url}", broker=broker_id, owner_url=url)
+    url, listeners = known[broker_id].url, known[broker_id].listeners
+    raise errors.NotOwner(f"broker {broker_id} is at {url}", broker=broker_id, owner_url=url).reached_at(listeners)
 
 
 async def assert_takes_topics(broker: Broker, topic: str) -> None:
@@ -53,10 +54,11 @@ async def assert_takes_topics(broker: Broker, topic: str) -> None:
     another broker, or STORE_UNAVAILABLE if there is none."""
     if not (broker.announcement.draining and broker.storage.exclusive):
         return
-    others = {key: record.url for key, record in (await _announced(broker)).items() if not record.draining}
-    if other := wanted(topic, others):
-        url = others[other]
-        raise errors.NotOwner(f"this broker is being drained; {url} takes new topics", owner_url=url)
+    others = {key: record for key, record in (await _announced(broker)).items() if not record.draining}
+    if name := wanted(topic, others):
+        url, listeners = others[name].url, others[name].listeners
+        refusal = errors.NotOwner(f"this broker is being drained; {url} takes new topics", owner_url=url)
+        raise refusal.reached_at(listeners)
     raise errors.StoreUnavailable(
         "this broker is being drained and takes no new topics, and there is no other broker",
         action=f"Start another broker, or end the drain: metatxn broker undrain {broker.id}",

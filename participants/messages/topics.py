@@ -17,6 +17,7 @@ from metastore.txn.records.topics import SchemaHistory, TopicRecord
 from metastore.types import Record
 from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
+from metatxn.wire.listeners import address_for
 from metatxn.wire.names import TopicFormat
 from metatxn.wire.names import segment_id as new_segment_id
 from participants.messages import schemas
@@ -94,16 +95,16 @@ class Topics:
         found = await self._store.range(start, prefix_end(paths.TOPICS), limit=limit)
         return [TopicRecord.decode(record.value) for record in found.records], found.more
 
-    async def describe(self, topic: TopicRecord) -> TopicInfo:
-        """The topic in its REST form. Segments may have been removed since it was read; then it is read again. Raises
-        NOT_FOUND if it was deleted."""
-        while (found := await self._described(topic)) is None:
+    async def describe(self, topic: TopicRecord, listener: str | None = None) -> TopicInfo:
+        """The topic in its REST form, with owners as a client of this listener reaches them. Segments may have been
+        removed since it was read; then it is read again. Raises NOT_FOUND if it was deleted."""
+        while (found := await self._described(topic, listener)) is None:
             before, topic = topic, (await self.get(topic.name)).topic
             if topic.segments == before.segments:
                 raise not_found(topic.name)
         return found
 
-    async def _described(self, topic: TopicRecord) -> TopicInfo | None:
+    async def _described(self, topic: TopicRecord, listener: str | None) -> TopicInfo | None:
         """None if one of the segments does not exist any more."""
         segments = []
         keys = [key(segment) for segment in topic.segments for key in (paths.segment, paths.segment_owner)]
@@ -120,7 +121,7 @@ class Topics:
                     state=record.state,
                     parents=list(record.parents),
                     children=list(record.children),
-                    owner=OwnerRecord.decode(owner.value).url if owner else None,
+                    owner=_address(listener, OwnerRecord.decode(owner.value)) if owner else None,
                 )
             )
         schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
@@ -131,6 +132,10 @@ class Topics:
             segments=segments,
             format=topic.format,
         )
+
+
+def _address(listener: str | None, owner: OwnerRecord) -> str:
+    return address_for(listener, owner.url, owner.listeners)
 
 
 def segment_not_found(segment_id: str) -> errors.MetatxnError:

@@ -92,6 +92,7 @@ class SegmentContext:
     hidden: HiddenCache = field(default_factory=HiddenCache)
     indexing: asyncio.Semaphore = field(default_factory=indexing_limit)
     rewriting: RewritingLimit = field(default_factory=RewritingLimit)
+    listeners: dict[str, str] = field(default_factory=dict)
 
 
 async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
@@ -171,7 +172,9 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
     if owner is not None and await _is_another_that_lives(owner, context):
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
     generation = max(owner.generation if owner else 0, record.newest_ledger) + 1
-    value = OwnerRecord(broker=context.broker, url=context.url, generation=generation).encode()
+    value = OwnerRecord(
+        broker=context.broker, url=context.url, generation=generation, listeners=context.listeners or None
+    ).encode()
     # The planned ledger of an earlier opening must not be deleted if it was recorded after the record was read.
     batch = context.store.batch().check(AtVersion(segment_key, segment_record.version))
     if owner_record:

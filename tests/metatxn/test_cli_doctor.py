@@ -103,6 +103,12 @@ def test_addresses_that_cannot_be_reached() -> None:
     assert wrong(services, "http://127.0.0.1:8470") == []
 
 
+def test_a_broker_that_drains_is_named_as_advice() -> None:
+    checked = doctor.of_cluster(cast(metatxn.Client, Services(draining=True)), COORDINATOR.url)
+    (found,) = [each for each in checked if each.check == "drain"]
+    assert (found.about, found.verdict, found.action.split()[-1]) == ("broker b", "advice", "b")
+
+
 def test_segments_without_a_broker() -> None:
     services = Services()
     services.segment.owner = None

@@ -5,7 +5,11 @@ Method: faults in front of a fake cluster; the requests it saw and the entries i
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +30,7 @@ from tests.metatxn.fake_cluster import (
     silent,
 )
 from tests.over_httpx import OverHttpx
+from tests.simulation.loop import SimulationLoop
 
 
 @pytest.fixture
@@ -253,6 +258,95 @@ def test_broker_that_restarts_is_waited_for(cluster: FakeCluster) -> None:
     with cluster.client() as client:
         client.producer("t").send(1).result(60)
     assert cluster.visible() == [1]
+
+
+class Elsewhere(FakeCluster):
+    """A cluster whose broker announces an address that nothing answers at, `until` it is that time. `tried` are the
+    times at which it was."""
+
+    def __init__(self, until: float = float("inf")) -> None:
+        super().__init__()
+        self.until = until
+        self.tried: list[float] = []
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        if request.url.host == "inside":
+            self.tried.append(asyncio.get_running_loop().time())
+            if self.tried[-1] < self.until:
+                raise httpx.ConnectError("[Errno -2] Name or service not known", request=request)
+        if request.url.path == "/v1/cluster":
+            coordinators, brokers = [{"id": "c", "url": COORDINATOR}], [{"id": "b", "url": "http://inside:8471"}]
+            return httpx.Response(200, json={"coordinators": coordinators, "brokers": brokers, "revision": 1})
+        return await super()._handle(request)
+
+
+def in_virtual_time(work: Callable[[], Coroutine[Any, Any, None]]) -> float:
+    """How long it takes on a loop whose time jumps."""
+    loop = SimulationLoop(Random(0), 1, lambda: 0.0)
+    try:
+        loop.run_until_complete(work())
+        return loop.time()
+    finally:
+        loop.close()
+
+
+def test_an_address_that_cannot_be_reached_is_named_soon() -> None:
+    """With who has named it, and the option to correct it; and not after the 30 s that a request may take."""
+    cluster = Elsewhere()
+
+    async def ask() -> None:
+        async with metatxn.connect_async(COORDINATOR, transport=cluster.transport, randomness=Random(0)) as client:
+            with pytest.raises(metatxn.ServiceUnreachable) as raised:
+                await client.topic("t")
+        error = raised.value
+        assert error.retriable and error.definite
+        for words in ("http://inside:8471", COORDINATOR, "Name or service not known"):
+            assert words in error.detail, error.detail
+        assert "--advertise-url" in error.action
+        assert error.members == {"address": "http://inside:8471", "named_by": COORDINATOR}
+
+    assert in_virtual_time(ask) <= 3
+    assert len(cluster.tried) > 3, "a service that is just being started is tried again"
+
+
+def test_an_address_that_was_reached_before_is_waited_for() -> None:
+    """Its service is being restarted, which may take longer."""
+    cluster = Elsewhere(until=0)
+
+    async def ask() -> None:
+        async with metatxn.connect_async(COORDINATOR, transport=cluster.transport, randomness=Random(0)) as client:
+            await client.topic("t")
+            cluster.until = asyncio.get_running_loop().time() + 20
+            assert (await client.topic("t")).name == "t"
+
+    assert 20 < in_virtual_time(ask) < 30
+
+
+def test_an_address_that_cannot_be_reached_is_given_up_only_if_nothing_else_is_wrong() -> None:
+    """A service that answers 503 meanwhile may be one that is about to take over."""
+    cluster = Elsewhere(until=2)
+    cluster.before = [("GET /v1/topics/t", answering(ErrorCode.STORE_UNAVAILABLE, {"Retry-After": "4"}))]
+
+    async def ask() -> None:
+        async with metatxn.connect_async(COORDINATOR, transport=cluster.transport, randomness=Random(0)) as client:
+            assert (await client.topic("t")).name == "t"
+
+    assert in_virtual_time(ask) > 5
+
+
+def test_the_listener_is_named_to_every_service(cluster: FakeCluster) -> None:
+    seen: set[str | None] = set()
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        seen.add(request.headers.get("Metatxn-Listener"))
+        return await cluster._handle(request)
+
+    transport = OverHttpx(httpx.MockTransport(handle))
+    with metatxn.connect(COORDINATOR, listener="external", transport=transport) as client:
+        client.begin().commit()
+    assert seen == {"external"}
+    with pytest.raises(metatxn.InvalidArgument, match="listener"):
+        metatxn.connect(COORDINATOR, listener="no name\n")
 
 
 def test_cluster_without_broker_says_so() -> None:

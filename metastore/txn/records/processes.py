@@ -7,19 +7,21 @@ from metastore.txn.records.json_record import JsonRecord
 
 class CoordinatorRecord(JsonRecord):
     """`/cluster/coordinator/<id>`: an ephemeral record, for liveness only. Processes of versions without coordinator
-    ids have 0."""
+    ids have 0. `listeners` are its other addresses, by the names of the listeners that clients use."""
 
     url: str
     coordinator_id: int = 0
+    listeners: dict[str, str] | None = None
 
 
 class BrokerRecord(JsonRecord):
     """`/cluster/broker/<id>`: an ephemeral record, for liveness only. `storage` is the one that the broker has open.
-    `draining` tells that its segments are to go to other brokers."""
+    `draining` tells that its segments are to go to other brokers. `listeners` are as those of a coordinator."""
 
     url: str
     storage: str | None = None
     draining: bool | None = None
+    listeners: dict[str, str] | None = None
 
 
 class DrainRecord(JsonRecord):

@@ -140,12 +140,15 @@ class OwnerRecord(JsonRecord):
 
     Without a `broker` it has no owner: the last one gave it up. For the segment of a deleted topic a tombstone remains,
     at a generation that no broker has; for one that was removed from its topic, until nothing else is left of it.
+
+    `listeners` are the other addresses of the broker, by the names of the listeners that clients use.
     """
 
     broker: str
     url: str
     generation: int
     deleted: bool | None = None
+    listeners: dict[str, str] | None = None
 
 
 class DedupRow(JsonRecord):

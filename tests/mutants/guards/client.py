@@ -128,7 +128,7 @@ CLIENT = (
         "never-sent-is-unknown",
         "what was never sent has certainly done nothing",
         _HTTP,
-        "raise _not_connected(error, base) from error",
+        "raise failure from error",
         "raise _no_answer(error, base, call) from error",
         tests=("tests/metatxn/test_concurrency.py::test_only_what_was_sent_may_have_happened",),
     ),

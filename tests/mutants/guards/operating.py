@@ -10,6 +10,8 @@ _AUDITED = "metatxn/service/audited.py"
 _TEST_AUDIT = "tests/service/test_audit.py"
 
 _TEST_SLOW = "tests/service/test_slow_requests.py"
+_TEST_LISTENERS = "tests/service/test_listeners.py"
+_TEST_HTTP = "tests/metatxn/test_http.py"
 
 OPERATING = (
     Mutant(
@@ -148,5 +150,37 @@ OPERATING = (
         'segment.leave("it moves to another broker")',
         'segment.lose("it moves to another broker")',
         tests=("tests/participants/broker/test_lifecycle.py::test_a_planned_move_is_no_warning",),
+    ),
+    Mutant(
+        "other-address-for-owners",
+        "a client outside is sent to the address outside",
+        "metatxn/service/http.py",
+        "address_for(listener_of(request), error.owner_url, error.listeners)",
+        "address_for(None, error.owner_url, error.listeners)",
+        tests=(f"{_TEST_LISTENERS}::test_every_answer_that_names_a_service_names_the_one_outside",),
+    ),
+    Mutant(
+        "port-of-a-host-ignored",
+        "a request came in by a listener if name and port are those of its address",
+        "metatxn/wire/listeners.py",
+        "and (sent.port or usual) == (there.port or usual)",
+        "and usual > 0",
+        tests=(f"{_TEST_LISTENERS}::test_the_listener_of_a_request",),
+    ),
+    Mutant(
+        "restart-is-given-up",
+        "an address that was reached before is waited for",
+        "metatxn/http.py",
+        "            self._named_by.pop(base, None)\n",
+        "",
+        tests=(f"{_TEST_HTTP}::test_an_address_that_was_reached_before_is_waited_for",),
+    ),
+    Mutant(
+        "unreachable-is-waited-for",
+        "an address that was never reached is given up soon",
+        "metatxn/http.py",
+        "if pause >= attempts.left_s or attempts.is_hopeless(pause):",
+        "if pause >= attempts.left_s:",
+        tests=(f"{_TEST_HTTP}::test_an_address_that_cannot_be_reached_is_named_soon",),
     ),
 )
