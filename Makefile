@@ -24,7 +24,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants compose-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -154,6 +154,12 @@ spark-matrix: setup  ## Everything that can fail under a Spark job, on both stor
 	$(BIN)/python -m pip install --quiet --editable '.[matrix]'
 	$(if $(SPARK),$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK) 'pyspark==$(SPARK)')
 	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest $(addprefix tests/spark_connector/test_,failure_matrix.py connect.py shipping.py)
+
+compose-test: setup  ## The images and docker-compose.yml for real, by Podman: used from this machine, with two kills (root)
+	scripts/install-debian-packages java
+	PACKAGES=tests/compose/debian-packages.txt scripts/install-debian-packages
+	$(BIN)/python -m pip install --quiet --editable '.[compose]'
+	$(BIN)/python -m tests.compose
 
 dashboards: $(STAMP)  ## Write Grafana's dashboards to ops/grafana
 	$(BIN)/python scripts/dashboards.py

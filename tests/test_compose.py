@@ -11,6 +11,9 @@ from typing import Any
 
 import yaml
 
+from metatxn.service.server import GRACE_S
+from metatxn.wire.listeners import Listeners
+from participants.service import DRAIN_TIMEOUT_MS
 from tests.servers import ETCD_FLAGS
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +50,57 @@ def test_every_metatxn_command_parses() -> None:
             ours = [sys.executable, "-m", *command, "--help"]
             done = subprocess.run(ours, capture_output=True, text=True)
             assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+OURS = ("coordinator-1", "coordinator-2", "broker-1", "broker-2")
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def test_every_service_says_whether_it_is_healthy() -> None:
+    """`depends_on` and people wait for it. The Spark job ends by itself."""
+    checks = {name: service.get("healthcheck", {}).get("test") for name, service in services().items()}
+    assert [name for name, check in checks.items() if check is None] == ["spark-job"]
+    for name in OURS:
+        port = services()[name]["ports"][0].rpartition(":")[2]
+        assert f"http://127.0.0.1:{port}/readyz" in checks[name][-1]
+        compile(checks[name][-1], name, "exec")
+
+
+def test_our_services_can_do_no_more_than_they_need() -> None:
+    for name in (*OURS, "spark-job"):
+        service = services()[name]
+        assert service["read_only"] is True and service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        grace_ms = int(service["stop_grace_period"].removesuffix("s")) * 1000
+        assert grace_ms > DRAIN_TIMEOUT_MS + GRACE_S * 1000, "a stop must not be cut off"
+
+
+def test_clients_on_this_machine_are_sent_to_published_ports() -> None:
+    """Each service has an address for the containers and one for outside, and the latter leads to it."""
+    for name in OURS:
+        service = services()[name]
+        given = [each.removeprefix("--advertise-url=") for each in service["command"] if "--advertise" in each]
+        listeners = Listeners.parse(given)
+        address, _, port = service["ports"][0].rpartition(":")
+        assert listeners.url == f"http://{name}:{port}"
+        assert listeners.named == {"external": f"http://{address}"}
+
+
+def stages() -> dict[str, str]:
+    """The text of each stage of the Dockerfile, by its name."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[1::3], parts[2::3], strict=True))
+
+
+def test_the_image_of_the_services_is_slim_and_not_of_root() -> None:
+    """What is needed to build it stays behind, and so does Java."""
+    assert {service["build"]["target"] for name, service in services().items() if name in OURS} == {"services"}
+    assert services()["spark-job"]["build"]["target"] == "spark"
+    slim = stages()["services"]
+    assert "pip" not in slim and "apt-get" not in slim and "COPY . ." not in slim
+    assert "openjdk" in stages()["spark"]
+    for name in ("services", "spark"):
+        assert re.search(r"^USER [1-9][0-9]*$", stages()[name], re.MULTILINE), name
 
 
 def test_each_broker_keeps_its_ledgers_in_a_volume_of_its_own() -> None:
