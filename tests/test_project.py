@@ -34,6 +34,7 @@ NOT_IMPORTED = {
     "flask-cors": "the server of moto",
     "moto": "started as a program",
     "mypy": "started as a program",
+    "podman-compose": "started as a program",
     "pytest-asyncio": "a plugin of pytest",
     "pytest-timeout": "a plugin of pytest",
     "pytest-xdist": "a plugin of pytest",
